@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 import msgspec
@@ -107,6 +107,13 @@ async def serving(handler: Handler, port: int = 0) -> AsyncIterator[FakeServer]:
         tasks.start_soon(listener.serve, server._serve)
         yield server
         tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def serving_all(handlers: Iterable[Handler]) -> AsyncIterator[list[FakeServer]]:
+    """One FakeServer per handler."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(serving(handler)) for handler in handlers]
 
 
 def route_body(brokers: dict[str, dict[int, str]], queue_nums: int = 4, perm: int = 6) -> bytes:

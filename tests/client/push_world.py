@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import pytest
 
 from ha.client import ClientOptions, PushConsumer, PushOptions, ReceivedMessage, StartFrom
 from ha.protocol.codes import RequestCode
@@ -14,7 +14,6 @@ from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import name_server, route_body, serving
 from tests.client.group_broker import GroupBroker
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 PUSH = PushOptions(commit_interval_s=0.05, pull_pause_s=0.05, rebalance_interval_s=0.5, close_grace_s=1.0)
 
 
@@ -52,21 +51,19 @@ class World:
         self.routes["%RETRY%g"] = route_body({"a": addresses}, 1)
 
 
-def run_with(backend: str, body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World()
-        with anyio.fail_after(20):
-            async with (
-                serving(world.brokers[0].handle) as master,
-                serving(world.brokers[1].handle) as slave,
-                serving(name_server(world.routes)) as names,
-            ):
-                world.brokers[0].server, world.brokers[1].server = master, slave
-                world.names = names.address
-                world.route(0)
-                await body(world)
-
-    anyio.run(main, backend=backend)
+@asynccontextmanager
+async def open_world() -> AsyncIterator[World]:
+    """A master, a slave that the name server does not know yet, and the name server."""
+    world = World()
+    async with (
+        serving(world.brokers[0].handle) as master,
+        serving(world.brokers[1].handle) as slave,
+        serving(name_server(world.routes)) as names,
+    ):
+        world.brokers[0].server, world.brokers[1].server = master, slave
+        world.names = names.address
+        world.route(0)
+        yield world
 
 
 async def until(condition: Callable[[], object]) -> None:

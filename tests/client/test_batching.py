@@ -3,346 +3,183 @@ told."""
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.lowlevel
 import pytest
 from anyio.abc import SocketStream
 
-from ha.client import ClientOptions, Message, MessageQueue, Producer, SendResult, SendStatus, batching
+from ha.client import ClientOptions, Message, MessageQueue, SendResult, SendStatus, batching
 from ha.client.shared_requests import BATCH_BYTES_MAX, BATCH_COUNT_MAX
 from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut, RouteNotFound
 from ha.protocol.batch import decode_batch
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import ResponseCode
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand, encode_command
-from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving
-
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
-QUEUE = MessageQueue("T", "a", 1)
-SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
-
-
-def bodies(command: RemotingCommand) -> list[bytes]:
-    """Of the messages in a request."""
-    if command.code == SINGLE:
-        return [bytes(command.body)]
-    assert command.code == BATCH
-    return [body for _, body, _ in decode_batch(command.body)]
-
-
-async def settled() -> None:
-    """Until every task that can has gone on: as far as one gets that needs no answer."""
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
+from tests.client.backends import on_both_backends
+from tests.client.batching_world import (
+    BATCH,
+    QUEUE,
+    SINGLE,
+    Broker,
+    World,
+    bodies,
+    open_world,
+    open_world_of_one,
+    settled,
+)
 
 
-class Broker:
-    """Stores what it is sent: each queue counts its messages. Answers at once, or as long as it is `held` not at
-    all."""
-
-    def __init__(self, refuse: Callable[[RemotingCommand], int | None] = lambda command: None) -> None:
-        self.commands: list[RemotingCommand] = []
-        self.status = 0
-        self._refuse = refuse
-        self._ends: Counter[str] = Counter()
-        self._places = itertools.count(1)
-        self._released: anyio.Event | None = None
-
-    def hold(self) -> None:
-        self._released = anyio.Event()
-
-    def release(self) -> None:
-        assert self._released is not None
-        self._released.set()
-        self._released = None
-
-    def __call__(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
-        self.commands.append(command)
-        answer = self._answer(command)
-        return answer if self._released is None else self._later(answer, self._released)
-
-    @staticmethod
-    async def _later(answer: RemotingCommand, released: anyio.Event) -> RemotingCommand:
-        await released.wait()
-        return answer
-
-    def _answer(self, command: RemotingCommand) -> RemotingCommand:
-        code = self._refuse(command)
-        if code is not None:
-            return command.reply(code, "no")
-        queue_id, count = command.ext_fields["e"], len(bodies(command))
-        places = ",".join(f"place {next(self._places)}" for _ in range(count))
-        fields = {"msgId": places, "queueId": queue_id, "queueOffset": str(self._ends[queue_id])}
-        self._ends[queue_id] += count
-        return command.reply(self.status, None, fields)
-
-    @property
-    def sent(self) -> list[list[bytes]]:
-        """The bodies of each request."""
-        return [bodies(command) for command in self.commands]
+@on_both_backends(open_world_of_one)
+async def test_what_waits_while_a_request_is_in_flight_leaves_as_one(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first")
+    for number in range(10):
+        properties = {"own": "é"}
+        await world.send(Message("T", b"%d" % number, tags=f"t{number}", keys=f"k{number}", properties=properties))
+    await world.came(1)
+    assert broker.sent == [[b"first"]]
+    broker.release()
+    await world.until_all(11)
+    first, batch = broker.commands
+    assert (first.code, batch.code) == (SINGLE, BATCH)
+    assert batch.ext_fields["m"] == "true"
+    assert batch.ext_fields["i"] == ""
+    entries = decode_batch(batch.body)
+    assert [body for _, body, _ in entries] == [b"%d" % number for number in range(10)]
+    base = world.result(b"0").queue_offset
+    for number, (_, sent, raw) in enumerate(entries):
+        known = decode_properties(raw)
+        result = world.result(sent)
+        assert (known["TAGS"], known["KEYS"], known["own"]) == (f"t{number}", f"k{number}", "é")
+        assert result.message_id == known["UNIQ_KEY"]
+        assert result.offset_message_id == f"place {number + 2}"
+        assert result.queue == MessageQueue("T", "a", int(batch.ext_fields["e"]))
+        assert result.queue_offset == base + number
+        assert result.status is SendStatus.SEND_OK
+    assert len({result.message_id for result in world.outcomes.values() if isinstance(result, SendResult)}) == 11
 
 
-class World:
-    """A producer with brokers named a, b, …; `send` starts a send whose outcome lands in `outcomes` by its body."""
-
-    def __init__(self, producer: Producer, servers: list[FakeServer], tasks: anyio.abc.TaskGroup) -> None:
-        self.producer = producer
-        self.servers = servers
-        self.outcomes: dict[bytes, SendResult | HalogError] = {}
-        self._tasks = tasks
-        self._grown = anyio.Event()
-
-    async def send(
-        self,
-        message: Message | bytes,
-        queue: MessageQueue | None = None,
-        timeout_s: float | None = None,
-        scope: anyio.CancelScope | None = None,
-    ) -> None:
-        """Returns when the send waits for something (or has ended), so that the next one comes after it."""
-        known = message if isinstance(message, Message) else Message("T", message)
-
-        async def run() -> None:
-            with scope or anyio.CancelScope():
-                try:
-                    self.outcomes[bytes(known.body)] = await self.producer.send(known, queue=queue, timeout_s=timeout_s)
-                except HalogError as error:
-                    self.outcomes[known.body] = error
-                self._grown.set()
-
-        self._tasks.start_soon(run)
-        await settled()
-
-    async def came(self, count: int, server: int = 0) -> None:
-        await self.servers[server].received(count)
-
-    async def until_all(self, count: int) -> None:
-        while len(self.outcomes) < count:
-            self._grown = anyio.Event()
-            await self._grown.wait()
-
-    def result(self, body: bytes) -> SendResult:
-        outcome = self.outcomes[body]
-        assert isinstance(outcome, SendResult), outcome
-        return outcome
+@on_both_backends(open_world_of_one)
+async def test_a_lone_message_is_a_request_of_its_own_and_queues_take_turns(world: World, broker: Broker) -> None:
+    for number in range(8):
+        await world.producer.send(Message("T", b"%d" % number))
+    assert {command.code for command in broker.commands} == {SINGLE}
+    assert Counter(command.ext_fields["e"] for command in broker.commands) == {str(i): 2 for i in range(4)}
+    # Two at a time: one in flight, the other one waits, and is alone too.
+    broker.hold()
+    await world.send(b"x")
+    await world.send(b"y")
+    broker.release()
+    await world.until_all(2)
+    assert broker.sent[8:] == [[b"x"], [b"y"]]
+    assert broker.commands[-1].code == SINGLE
 
 
-def run_with(
-    backend: str,
-    brokers: list[Handler],
-    body: Callable[[World], Awaitable[None]],
-    options: ClientOptions | None = None,
-    patience_s: float = 60,
-    outcome_count: int = 0,
-) -> None:
-    """Runs `body`; the producer's patience is endless unless it is said. With the producer closed, waits until so many
-    sends have ended."""
+@on_both_backends(open_world_of_one)
+async def test_many_tasks_that_send_again_at_once(world: World, broker: Broker) -> None:
+    got: dict[str, tuple[bytes, MessageQueue, int]] = {}
 
-    async def main() -> None:
-        routes: dict[str, bytes] = {}
-        async with anyio.create_task_group() as tasks:
+    async def send(task: int) -> None:
+        for number in range(40):
+            sent = b"%d %d" % (task, number)
+            result = await world.producer.send(Message("T", sent))
+            got[result.message_id] = (sent, result.queue, result.queue_offset)
 
-            async def start(handler: Handler, *, task_status: anyio.abc.TaskStatus[FakeServer]) -> None:
-                async with serving(handler) as server:
-                    task_status.started(server)
-                    await anyio.sleep_forever()
-
-            servers = [await tasks.start(start, handler) for handler in brokers]
-            for topic in ("T", "Other"):
-                routes[topic] = route_body({chr(97 + i): {0: server.address} for i, server in enumerate(servers)})
-            names = await tasks.start(start, name_server(routes))
-            with anyio.fail_after(30):
-                known = options or ClientOptions(batching=True)
-                async with Producer(names.address, group="g", options=known) as producer:
-                    world = World(producer, servers, tasks)
-                    await body(world)
-                await world.until_all(outcome_count)
-            tasks.cancel_scope.cancel()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ha.client.batching._BATCH_DELAY_MAX_S", patience_s)
-        patch.setattr("ha.client.batching._TIMEOUT_MIN_S", 0.0)
-        anyio.run(main, backend=backend)
-
-
-@BACKENDS
-def test_what_waits_while_a_request_is_in_flight_leaves_as_one(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first")
-        for number in range(10):
-            properties = {"own": "é"}
-            await world.send(Message("T", b"%d" % number, tags=f"t{number}", keys=f"k{number}", properties=properties))
-        await world.came(1)
-        assert broker.sent == [[b"first"]]
-        broker.release()
-        await world.until_all(11)
-        first, batch = broker.commands
-        assert (first.code, batch.code) == (SINGLE, BATCH)
-        assert batch.ext_fields["m"] == "true"
-        assert batch.ext_fields["i"] == ""
-        entries = decode_batch(batch.body)
-        assert [body for _, body, _ in entries] == [b"%d" % number for number in range(10)]
-        base = world.result(b"0").queue_offset
-        for number, (_, sent, raw) in enumerate(entries):
-            known = decode_properties(raw)
-            result = world.result(sent)
-            assert (known["TAGS"], known["KEYS"], known["own"]) == (f"t{number}", f"k{number}", "é")
-            assert result.message_id == known["UNIQ_KEY"]
-            assert result.offset_message_id == f"place {number + 2}"
-            assert result.queue == MessageQueue("T", "a", int(batch.ext_fields["e"]))
-            assert result.queue_offset == base + number
-            assert result.status is SendStatus.SEND_OK
-        assert len({result.message_id for result in world.outcomes.values() if isinstance(result, SendResult)}) == 11
-
-    run_with(backend, [broker], body)
-
-
-@BACKENDS
-def test_a_lone_message_is_a_request_of_its_own_and_queues_take_turns(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        for number in range(8):
-            await world.producer.send(Message("T", b"%d" % number))
-        assert {command.code for command in broker.commands} == {SINGLE}
-        assert Counter(command.ext_fields["e"] for command in broker.commands) == {str(i): 2 for i in range(4)}
-        # Two at a time: one in flight, the other one waits, and is alone too.
-        broker.hold()
-        await world.send(b"x")
-        await world.send(b"y")
-        broker.release()
-        await world.until_all(2)
-        assert broker.sent[8:] == [[b"x"], [b"y"]]
-        assert broker.commands[-1].code == SINGLE
-
-    run_with(backend, [broker], body)
-
-
-@BACKENDS
-def test_many_tasks_that_send_again_at_once(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        got: dict[str, tuple[bytes, MessageQueue, int]] = {}
-
-        async def send(task: int) -> None:
-            for number in range(40):
-                sent = b"%d %d" % (task, number)
-                result = await world.producer.send(Message("T", sent))
-                got[result.message_id] = (sent, result.queue, result.queue_offset)
-
-        async with anyio.create_task_group() as tasks:
-            for task in range(50):
-                tasks.start_soon(send, task)
-        assert len(got) == 2000
-        ends: Counter[str] = Counter()
-        stored = {}
-        for command in broker.commands:
-            queue_id = command.ext_fields["e"]
-            for sent in bodies(command):
-                stored[sent] = (MessageQueue("T", "a", int(queue_id)), ends[queue_id])
-                ends[queue_id] += 1
-        assert {sent: (queue, queue_offset) for sent, queue, queue_offset in got.values()} == stored
+    async with anyio.create_task_group() as tasks:
         for task in range(50):
-            mine = [sent for request in broker.sent for sent in request if sent.startswith(b"%d " % task)]
-            assert mine == [b"%d %d" % (task, number) for number in range(40)]
-        assert len(broker.commands) < 200
-        assert len(ends) == 4
-
-    run_with(backend, [broker], body)
-
-
-@BACKENDS
-def test_a_chosen_queue_keeps_the_order_of_its_sends_whatever_they_are(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        long = b"long " * 2_000
-        broker.hold()
-        await world.send(b"first", QUEUE)
-        await world.send(b"a", QUEUE)
-        await world.send(b"b", QUEUE)
-        await world.send(Message("T", b"not waited for 1", wait_stored=False), QUEUE)
-        await world.send(Message("T", b"not waited for 2", wait_stored=False), QUEUE)
-        await world.send(long + b"1", QUEUE)
-        await world.send(long + b"2", QUEUE)
-        await world.send(b"c", QUEUE)
-        broker.release()
-        await world.until_all(8)
-        assert [len(request) for request in broker.sent] == [1, 2, 2, 2, 1]
-        sent = [bytes(each) for request in broker.sent for each in request]
-        inflated = [*sent[:5], zlib.decompress(sent[5]), zlib.decompress(sent[6]), sent[7]]
-        assert inflated[:5] == [b"first", b"a", b"b", b"not waited for 1", b"not waited for 2"]
-        assert inflated[5:] == [long + b"1", long + b"2", b"c"]
-        assert [world.result(each).queue_offset for each in inflated] == list(range(8))
-        assert {command.ext_fields["e"] for command in broker.commands} == {"1"}
-        assert [decode_properties(c.ext_fields["i"].encode()).get("WAIT") for c in broker.commands[1:4]] == [
-            None,
-            "false",
-            None,
-        ]
-        assert [int(command.ext_fields["f"]) & 1 for command in broker.commands] == [0, 0, 0, 1, 0]
-
-    run_with(backend, [broker], body)
+            tasks.start_soon(send, task)
+    assert len(got) == 2000
+    ends: Counter[str] = Counter()
+    stored = {}
+    for command in broker.commands:
+        queue_id = command.ext_fields["e"]
+        for sent in bodies(command):
+            stored[sent] = (MessageQueue("T", "a", int(queue_id)), ends[queue_id])
+            ends[queue_id] += 1
+    assert {sent: (queue, queue_offset) for sent, queue, queue_offset in got.values()} == stored
+    for task in range(50):
+        mine = [sent for request in broker.sent for sent in request if sent.startswith(b"%d " % task)]
+        assert mine == [b"%d %d" % (task, number) for number in range(40)]
+    assert len(broker.commands) < 200
+    assert len(ends) == 4
 
 
-@BACKENDS
-def test_what_may_not_travel_together(backend: str) -> None:
+@on_both_backends(open_world_of_one)
+async def test_a_chosen_queue_keeps_the_order_of_its_sends_whatever_they_are(world: World, broker: Broker) -> None:
+    long = b"long " * 2_000
+    broker.hold()
+    await world.send(b"first", QUEUE)
+    await world.send(b"a", QUEUE)
+    await world.send(b"b", QUEUE)
+    await world.send(Message("T", b"not waited for 1", wait_stored=False), QUEUE)
+    await world.send(Message("T", b"not waited for 2", wait_stored=False), QUEUE)
+    await world.send(long + b"1", QUEUE)
+    await world.send(long + b"2", QUEUE)
+    await world.send(b"c", QUEUE)
+    broker.release()
+    await world.until_all(8)
+    assert [len(request) for request in broker.sent] == [1, 2, 2, 2, 1]
+    sent = [bytes(each) for request in broker.sent for each in request]
+    inflated = [*sent[:5], zlib.decompress(sent[5]), zlib.decompress(sent[6]), sent[7]]
+    assert inflated[:5] == [b"first", b"a", b"b", b"not waited for 1", b"not waited for 2"]
+    assert inflated[5:] == [long + b"1", long + b"2", b"c"]
+    assert [world.result(each).queue_offset for each in inflated] == list(range(8))
+    assert {command.ext_fields["e"] for command in broker.commands} == {"1"}
+    assert [decode_properties(c.ext_fields["i"].encode()).get("WAIT") for c in broker.commands[1:4]] == [
+        None,
+        "false",
+        None,
+    ]
+    assert [int(command.ext_fields["f"]) & 1 for command in broker.commands] == [0, 0, 0, 1, 0]
+
+
+@on_both_backends(open_world_of_one)
+async def test_what_may_not_travel_together(world: World, broker: Broker) -> None:
     """Neither two topics, nor two queues, nor with and without waiting. What a broker puts aside waits for nobody."""
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        for topic, queue in (("T", None), ("Other", None), ("T", QUEUE), ("T", MessageQueue("T", "a", 2))):
-            await world.send(Message(topic, f"first of {topic} {queue}".encode()), queue)
-        await world.send(Message("T", b"first unwaited", wait_stored=False))
-        await world.came(5)
-        for number in range(2):
-            await world.send(Message("T", b"T %d" % number))
-            await world.send(Message("Other", b"Other %d" % number))
-            await world.send(Message("T", b"queue 1 %d" % number), QUEUE)
-            await world.send(Message("T", b"queue 2 %d" % number), MessageQueue("T", "a", 2))
-            await world.send(Message("T", b"unwaited %d" % number, wait_stored=False))
-        await world.send(Message("Other", b"of another topic"), QUEUE)
-        alone = [
-            Message("T", b"delayed", delay_level=3),
-            Message("T", b"a second later", delay_s=1.0),
-            Message("T", b"at a time", deliver_at_ms=1),
-            Message("T", b"delayed by hand", properties={"DELAY": "3"}),
-            Message("T", b"half", properties={"TRAN_MSG": "true"}),
-            Message("T", b"inner", properties={"INNER_NUM": "2"}),
-            Message("T", b"strange wish", properties={"WAIT": "no"}),
-            Message("T", b"far too many properties", properties={"long": "x" * 40_000}),
-            Message("T", b"a flag too large", flag=1 << 31),
-            Message("T", bytearray(b"bytes of another kind")),  # type: ignore[arg-type]
-        ]
-        for message in alone:
-            await world.send(message)
-        await world.came(15)
-        assert broker.sent[5:] == [[message.body] for message in alone]
-        broker.release()
-        await world.until_all(26)
-        assert sorted(broker.sent[15:]) == [
-            [b"Other 0", b"Other 1"],
-            [b"T 0", b"T 1"],
-            [b"of another topic"],
-            [b"queue 1 0", b"queue 1 1"],
-            [b"queue 2 0", b"queue 2 1"],
-            [b"unwaited 0", b"unwaited 1"],
-        ]
-
-    run_with(backend, [broker], body)
+    broker.hold()
+    for topic, queue in (("T", None), ("Other", None), ("T", QUEUE), ("T", MessageQueue("T", "a", 2))):
+        await world.send(Message(topic, f"first of {topic} {queue}".encode()), queue)
+    await world.send(Message("T", b"first unwaited", wait_stored=False))
+    await world.came(5)
+    for number in range(2):
+        await world.send(Message("T", b"T %d" % number))
+        await world.send(Message("Other", b"Other %d" % number))
+        await world.send(Message("T", b"queue 1 %d" % number), QUEUE)
+        await world.send(Message("T", b"queue 2 %d" % number), MessageQueue("T", "a", 2))
+        await world.send(Message("T", b"unwaited %d" % number, wait_stored=False))
+    await world.send(Message("Other", b"of another topic"), QUEUE)
+    alone = [
+        Message("T", b"delayed", delay_level=3),
+        Message("T", b"a second later", delay_s=1.0),
+        Message("T", b"at a time", deliver_at_ms=1),
+        Message("T", b"delayed by hand", properties={"DELAY": "3"}),
+        Message("T", b"half", properties={"TRAN_MSG": "true"}),
+        Message("T", b"inner", properties={"INNER_NUM": "2"}),
+        Message("T", b"strange wish", properties={"WAIT": "no"}),
+        Message("T", b"far too many properties", properties={"long": "x" * 40_000}),
+        Message("T", b"a flag too large", flag=1 << 31),
+        Message("T", bytearray(b"bytes of another kind")),  # type: ignore[arg-type]
+    ]
+    for message in alone:
+        await world.send(message)
+    await world.came(15)
+    assert broker.sent[5:] == [[message.body] for message in alone]
+    broker.release()
+    await world.until_all(26)
+    assert sorted(broker.sent[15:]) == [
+        [b"Other 0", b"Other 1"],
+        [b"T 0", b"T 1"],
+        [b"of another topic"],
+        [b"queue 1 0", b"queue 1 1"],
+        [b"queue 2 0", b"queue 2 1"],
+        [b"unwaited 0", b"unwaited 1"],
+    ]
 
 
-@BACKENDS
+@on_both_backends(open_world_of_one)
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -351,28 +188,22 @@ def test_what_may_not_travel_together(backend: str) -> None:
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-def test_each_is_told_how_safe_it_is(backend: str, code: int, status: SendStatus) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first")
-        for number in range(3):
-            await world.send(b"%d" % number)
-        broker.status = code
-        broker.release()
-        await world.until_all(4)
-        assert world.result(b"first").status is SendStatus.SEND_OK
-        assert [world.result(b"%d" % number).status for number in range(3)] == [status] * 3
-
-    run_with(backend, [broker], body)
+async def test_each_is_told_how_safe_it_is(world: World, broker: Broker, *, code: int, status: SendStatus) -> None:
+    broker.hold()
+    await world.send(b"first")
+    for number in range(3):
+        await world.send(b"%d" % number)
+    broker.status = code
+    broker.release()
+    await world.until_all(4)
+    assert world.result(b"first").status is SendStatus.SEND_OK
+    assert [world.result(b"%d" % number).status for number in range(3)] == [status] * 3
 
 
-@BACKENDS
-def test_a_failed_batch_fails_each_of_its_messages(backend: str) -> None:
+@on_both_backends()
+async def test_a_failed_batch_fails_each_of_its_messages() -> None:
     broker = Broker(lambda command: ResponseCode.SYSTEM_BUSY if command.code == BATCH else None)
-
-    async def body(world: World) -> None:
+    async with open_world([broker]) as world:
         broker.hold()
         await world.send(b"first")
         for number in range(3):
@@ -391,71 +222,55 @@ def test_a_failed_batch_fails_each_of_its_messages(backend: str) -> None:
         await world.until_all(5)
         assert world.result(b"next").status is SendStatus.SEND_OK
 
-    run_with(backend, [broker], body)
+
+@on_both_backends(open_world_of_one)
+async def test_a_lost_connection_repeats_the_batch_elsewhere(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first", QUEUE)
+    await world.send(b"a", QUEUE)
+    await world.send(b"b", QUEUE)
+    await world.send(b"c")
+    await world.send(b"d")
+    await world.came(2)
+    await world.servers[0].disconnect()
+    broker.release()
+    await world.until_all(5)
+    # To a chosen queue nothing is repeated; the request that was in flight is lost, those that waited go on.
+    assert isinstance(world.outcomes[b"first"], ConnectionFailed)
+    assert world.result(b"a").queue_offset + 1 == world.result(b"b").queue_offset
+    assert world.result(b"c").status is SendStatus.SEND_OK
+    assert world.result(b"d").status is SendStatus.SEND_OK
 
 
-@BACKENDS
-def test_a_lost_connection_repeats_the_batch_elsewhere(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first", QUEUE)
-        await world.send(b"a", QUEUE)
-        await world.send(b"b", QUEUE)
-        await world.send(b"c")
-        await world.send(b"d")
-        await world.came(2)
-        await world.servers[0].disconnect()
-        broker.release()
-        await world.until_all(5)
-        # To a chosen queue nothing is repeated; the request that was in flight is lost, those that waited go on.
-        assert isinstance(world.outcomes[b"first"], ConnectionFailed)
-        assert world.result(b"a").queue_offset + 1 == world.result(b"b").queue_offset
-        assert world.result(b"c").status is SendStatus.SEND_OK
-        assert world.result(b"d").status is SendStatus.SEND_OK
-
-    run_with(backend, [broker], body)
+@on_both_backends(open_world_of_one)
+async def test_no_answer_is_a_timeout_for_each_and_not_repeated(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first", timeout_s=0.5)
+    await world.send(b"a", timeout_s=1.0)
+    await world.send(b"b", timeout_s=1.0)
+    await world.send(b"with more time", timeout_s=1.5)
+    await world.until_all(4)
+    assert {type(outcome) for outcome in world.outcomes.values()} == {RequestTimedOut}
+    assert broker.sent == [[b"first"], [b"a", b"b"], [b"with more time"]]
 
 
-@BACKENDS
-def test_no_answer_is_a_timeout_for_each_and_not_repeated(backend: str) -> None:
-    broker = Broker()
+@on_both_backends(open_world, [Broker()])
+async def test_a_topic_that_nobody_knows_fails_each(world: World) -> None:
+    async def send() -> None:
+        with pytest.raises(RouteNotFound) as caught:
+            await world.producer.send(Message("Nowhere", b"x"))
+        assert caught.value.topic == "Nowhere"
 
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first", timeout_s=0.5)
-        await world.send(b"a", timeout_s=1.0)
-        await world.send(b"b", timeout_s=1.0)
-        await world.send(b"with more time", timeout_s=1.5)
-        await world.until_all(4)
-        assert {type(outcome) for outcome in world.outcomes.values()} == {RequestTimedOut}
-        assert broker.sent == [[b"first"], [b"a", b"b"], [b"with more time"]]
-
-    run_with(backend, [broker], body)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(send)
 
 
-@BACKENDS
-def test_a_topic_that_nobody_knows_fails_each(backend: str) -> None:
-    async def body(world: World) -> None:
-        async def send() -> None:
-            with pytest.raises(RouteNotFound) as caught:
-                await world.producer.send(Message("Nowhere", b"x"))
-            assert caught.value.topic == "Nowhere"
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(send)
-
-    run_with(backend, [Broker()], body)
-
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize("queue", [None, QUEUE])
-def test_where_batches_are_refused_messages_go_alone(backend: str, queue: MessageQueue | None) -> None:
+async def test_where_batches_are_refused_messages_go_alone(queue: MessageQueue | None) -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if command.code == BATCH else None)
-
-    async def body(world: World) -> None:
+    async with open_world([broker]) as world:
         broker.hold()
         await world.send(b"first", queue)
         for number in range(3):
@@ -475,14 +290,11 @@ def test_where_batches_are_refused_messages_go_alone(backend: str, queue: Messag
         broker.release()
         await world.until_all(7)
 
-    run_with(backend, [broker], body)
 
-
-@BACKENDS
-def test_a_message_that_is_refused_takes_no_other_with_it(backend: str) -> None:
+@on_both_backends()
+async def test_a_message_that_is_refused_takes_no_other_with_it() -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if b"bad" in bodies(command) else None)
-
-    async def body(world: World) -> None:
+    async with open_world([broker]) as world:
         broker.hold()
         await world.send(b"first")
         for sent in (b"0", b"bad", b"1"):
@@ -501,135 +313,115 @@ def test_a_message_that_is_refused_takes_no_other_with_it(backend: str) -> None:
         await world.until_all(7)
         assert broker.sent[-1] == [b"3", b"4"]
 
-    run_with(backend, [broker], body)
+
+@on_both_backends(open_world_of_one)
+async def test_a_send_that_is_cancelled_while_it_waits_is_withdrawn(world: World, broker: Broker) -> None:
+    broker.hold()
+    scopes = [anyio.CancelScope() for _ in range(5)]
+    await world.send(b"first")
+    for number, scope in enumerate(scopes):
+        await world.send(b"%d" % number, scope=scope)
+    for number in (0, 3):
+        scopes[number].cancel()
+    await settled()
+    broker.release()
+    await world.until_all(4)
+    assert broker.sent == [[b"first"], [b"1", b"2", b"4"]]
+    assert [world.result(each).offset_message_id for each in (b"1", b"2", b"4")] == [
+        "place 2",
+        "place 3",
+        "place 4",
+    ]
+    base = world.result(b"1").queue_offset
+    assert [world.result(each).queue_offset - base for each in (b"1", b"2", b"4")] == [0, 1, 2]
+
+    # One is left of two, or none: it is no batch then, or nothing at all.
+    broker.hold()
+    await world.send(b"second")
+    scopes = [anyio.CancelScope(), anyio.CancelScope()]
+    await world.send(b"withdrawn", scope=scopes[0])
+    await world.send(b"left", scope=scopes[1])
+    scopes[0].cancel()
+    broker.release()
+    await world.until_all(6)
+    assert (broker.sent[-1], broker.commands[-1].code) == ([b"left"], SINGLE)
+    broker.hold()
+    await world.send(b"third")
+    scope = anyio.CancelScope()
+    await world.send(b"withdrawn", scope=scope)
+    scope.cancel()
+    broker.release()
+    await world.until_all(7)
+    await world.send(b"fourth")
+    assert broker.sent[-2:] == [[b"third"], [b"fourth"]]
 
 
-@BACKENDS
-def test_a_send_that_is_cancelled_while_it_waits_is_withdrawn(backend: str) -> None:
-    broker = Broker()
+@on_both_backends(open_world_of_one)
+async def test_a_send_that_is_cancelled_in_flight_may_be_stored_and_the_others_are_told(
+    world: World, broker: Broker
+) -> None:
+    scopes = [anyio.CancelScope() for _ in range(4)]
+    broker.hold()
+    await world.send(b"first", scope=scopes[3])
+    for number in range(3):
+        await world.send(b"%d" % number, scope=scopes[number])
+    await world.came(1)
+    # The one in flight alone: the others go on without its answer.
+    scopes[3].cancel()
+    await world.came(2)
+    assert broker.sent == [[b"first"], [b"0", b"1", b"2"]]
+    scopes[0].cancel()
+    await settled()
+    broker.release()
+    await world.until_all(2)
+    assert world.result(b"1").offset_message_id == "place 3"
+    assert world.result(b"2").offset_message_id == "place 4"
+    assert set(world.outcomes) == {b"1", b"2"}
 
-    async def body(world: World) -> None:
-        broker.hold()
-        scopes = [anyio.CancelScope() for _ in range(5)]
-        await world.send(b"first")
-        for number, scope in enumerate(scopes):
-            await world.send(b"%d" % number, scope=scope)
-        for number in (0, 3):
-            scopes[number].cancel()
+
+@on_both_backends(open_world_of_one, ClientOptions(batching=True, compress_from_bytes=10_000_000))
+async def test_batches_have_bounds(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first")
+    async with anyio.create_task_group() as tasks:
+        for number in range(2 * BATCH_COUNT_MAX + 10):
+            tasks.start_soon(world.send, b"%d" % number)
+    broker.release()
+    await world.until_all(2 * BATCH_COUNT_MAX + 11)
+    assert [len(request) for request in broker.sent[1:]] == [BATCH_COUNT_MAX, BATCH_COUNT_MAX, 10]
+
+    part = BATCH_BYTES_MAX // 3
+    broker.hold()
+    await world.send(b"second")
+    for number in range(4):
+        await world.send(b"%d" % number + b"-" * part)
+    await world.send(b"!" * (2 * BATCH_BYTES_MAX))
+    broker.release()
+    await world.until_all(2 * BATCH_COUNT_MAX + 17)
+    # Two of a third and their properties leave no room for the third third.
+    assert [len(request) for request in broker.sent[-4:]] == [1, 2, 2, 1]
+
+
+@on_both_backends(open_world_of_one, delay_max_s=0.05)
+async def test_nobody_waits_long_for_an_answer_that_does_not_come(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first", QUEUE)
+    await world.came(1)
+    await world.send(b"a", QUEUE)
+    await world.send(b"b", QUEUE)
+    await world.came(2)
+    await world.send(b"c", QUEUE)
+    while len(sent := [each for request in broker.sent for each in request]) < 4:
         await settled()
-        broker.release()
-        await world.until_all(4)
-        assert broker.sent == [[b"first"], [b"1", b"2", b"4"]]
-        assert [world.result(each).offset_message_id for each in (b"1", b"2", b"4")] == [
-            "place 2",
-            "place 3",
-            "place 4",
-        ]
-        base = world.result(b"1").queue_offset
-        assert [world.result(each).queue_offset - base for each in (b"1", b"2", b"4")] == [0, 1, 2]
-
-        # One is left of two, or none: it is no batch then, or nothing at all.
-        broker.hold()
-        await world.send(b"second")
-        scopes = [anyio.CancelScope(), anyio.CancelScope()]
-        await world.send(b"withdrawn", scope=scopes[0])
-        await world.send(b"left", scope=scopes[1])
-        scopes[0].cancel()
-        broker.release()
-        await world.until_all(6)
-        assert (broker.sent[-1], broker.commands[-1].code) == ([b"left"], SINGLE)
-        broker.hold()
-        await world.send(b"third")
-        scope = anyio.CancelScope()
-        await world.send(b"withdrawn", scope=scope)
-        scope.cancel()
-        broker.release()
-        await world.until_all(7)
-        await world.send(b"fourth")
-        assert broker.sent[-2:] == [[b"third"], [b"fourth"]]
-
-    run_with(backend, [broker], body)
+    assert sent == [b"first", b"a", b"b", b"c"]
+    assert not world.outcomes
+    broker.release()
+    await world.until_all(4)
+    assert [world.result(each).queue_offset for each in (b"first", b"a", b"b", b"c")] == [0, 1, 2, 3]
 
 
-@BACKENDS
-def test_a_send_that_is_cancelled_in_flight_may_be_stored_and_the_others_are_told(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        scopes = [anyio.CancelScope() for _ in range(4)]
-        broker.hold()
-        await world.send(b"first", scope=scopes[3])
-        for number in range(3):
-            await world.send(b"%d" % number, scope=scopes[number])
-        await world.came(1)
-        # The one in flight alone: the others go on without its answer.
-        scopes[3].cancel()
-        await world.came(2)
-        assert broker.sent == [[b"first"], [b"0", b"1", b"2"]]
-        scopes[0].cancel()
-        await settled()
-        broker.release()
-        await world.until_all(2)
-        assert world.result(b"1").offset_message_id == "place 3"
-        assert world.result(b"2").offset_message_id == "place 4"
-        assert set(world.outcomes) == {b"1", b"2"}
-
-    run_with(backend, [broker], body)
-
-
-@BACKENDS
-def test_batches_have_bounds(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first")
-        async with anyio.create_task_group() as tasks:
-            for number in range(2 * BATCH_COUNT_MAX + 10):
-                tasks.start_soon(world.send, b"%d" % number)
-        broker.release()
-        await world.until_all(2 * BATCH_COUNT_MAX + 11)
-        assert [len(request) for request in broker.sent[1:]] == [BATCH_COUNT_MAX, BATCH_COUNT_MAX, 10]
-
-        part = BATCH_BYTES_MAX // 3
-        broker.hold()
-        await world.send(b"second")
-        for number in range(4):
-            await world.send(b"%d" % number + b"-" * part)
-        await world.send(b"!" * (2 * BATCH_BYTES_MAX))
-        broker.release()
-        await world.until_all(2 * BATCH_COUNT_MAX + 17)
-        # Two of a third and their properties leave no room for the third third.
-        assert [len(request) for request in broker.sent[-4:]] == [1, 2, 2, 1]
-
-    run_with(backend, [broker], body, ClientOptions(batching=True, compress_from_bytes=10_000_000))
-
-
-@BACKENDS
-def test_nobody_waits_long_for_an_answer_that_does_not_come(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first", QUEUE)
-        await world.came(1)
-        await world.send(b"a", QUEUE)
-        await world.send(b"b", QUEUE)
-        await world.came(2)
-        await world.send(b"c", QUEUE)
-        while len(sent := [each for request in broker.sent for each in request]) < 4:
-            await settled()
-        assert sent == [b"first", b"a", b"b", b"c"]
-        assert not world.outcomes
-        broker.release()
-        await world.until_all(4)
-        assert [world.result(each).queue_offset for each in (b"first", b"a", b"b", b"c")] == [0, 1, 2, 3]
-
-    run_with(backend, [broker], body, patience_s=0.05)
-
-
-@BACKENDS
-def test_one_request_is_in_flight_again_once_the_broker_is_quick(backend: str) -> None:
+@on_both_backends()
+async def test_one_request_is_in_flight_again_once_the_broker_is_quick() -> None:
     in_flight: list[int] = []
     current = 0
     broker = Broker()
@@ -644,7 +436,8 @@ def test_one_request_is_in_flight_again_once_the_broker_is_quick(backend: str) -
         current -= 1
         return found
 
-    async def body(world: World) -> None:
+    async with open_world([answer], delay_max_s=0.05) as world:
+
         async def send(task: int) -> None:
             for number in range(30):
                 await world.producer.send(Message("T", b"%d %d" % (task, number)), queue=QUEUE)
@@ -660,14 +453,11 @@ def test_one_request_is_in_flight_again_once_the_broker_is_quick(backend: str) -
         assert in_flight[-1] == 1
         assert in_flight[20:] == [1] * len(in_flight[20:])
 
-    run_with(backend, [answer], body, patience_s=0.05)
 
-
-@BACKENDS
-def test_each_broker_has_a_request_in_flight(backend: str) -> None:
+@on_both_backends()
+async def test_each_broker_has_a_request_in_flight() -> None:
     brokers = [Broker(), Broker()]
-
-    async def body(world: World) -> None:
+    async with open_world(list(brokers)) as world:
         for broker in brokers:
             broker.hold()
         await world.producer.queues("T")
@@ -683,16 +473,12 @@ def test_each_broker_has_a_request_in_flight(backend: str) -> None:
         sent = [request for broker in brokers for request in broker.sent]
         assert sorted(sent) == [[b"0"], [b"1"], [b"2", b"3", b"4", b"5"]]
 
-    run_with(backend, list(brokers), body)
 
-
-@BACKENDS
-def test_a_producer_that_ends_fails_what_waits(backend: str) -> None:
+@on_both_backends()
+async def test_a_producer_that_ends_fails_what_waits() -> None:
     broker = Broker()
     outcomes: dict[bytes, SendResult | HalogError] = {}
-
-    async def body(world: World) -> None:
-        nonlocal outcomes
+    async with open_world([broker], outcome_count=5) as world:
         outcomes = world.outcomes
         broker.hold()
         await world.send(b"first")
@@ -701,18 +487,14 @@ def test_a_producer_that_ends_fails_what_waits(backend: str) -> None:
         await world.send(b"first of queue 1", QUEUE)
         broker.hold()
         await world.send(b"waits for queue 1", QUEUE)
-
-    run_with(backend, [broker], body, outcome_count=5)
     assert [outcome for outcome in outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
 
 
-@BACKENDS
-def test_a_producer_that_ends_fails_what_is_in_flight(backend: str) -> None:
+@on_both_backends()
+async def test_a_producer_that_ends_fails_what_is_in_flight() -> None:
     broker = Broker()
     outcomes: dict[bytes, SendResult | HalogError] = {}
-
-    async def body(world: World) -> None:
-        nonlocal outcomes
+    async with open_world([broker], outcome_count=3) as world:
         outcomes = world.outcomes
         broker.hold()
         await world.send(b"first")
@@ -722,37 +504,30 @@ def test_a_producer_that_ends_fails_what_is_in_flight(backend: str) -> None:
         broker.release()
         broker.hold()
         await world.came(2)
-
-    run_with(backend, [broker], body, outcome_count=3)
     assert isinstance(outcomes.pop(b"first"), SendResult)
     assert [outcome for outcome in outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
 
 
-@BACKENDS
-def test_without_batching_each_is_a_request_of_its_own(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        for number in range(5):
-            await world.send(b"%d" % number)
-        await world.came(5)
-        broker.release()
-        await world.until_all(5)
-        assert broker.sent == [[b"%d" % number] for number in range(5)]
-
-    run_with(backend, [broker], body, ClientOptions())
+@on_both_backends(open_world_of_one, ClientOptions())
+async def test_without_batching_each_is_a_request_of_its_own(world: World, broker: Broker) -> None:
+    broker.hold()
+    for number in range(5):
+        await world.send(b"%d" % number)
+    await world.came(5)
+    broker.release()
+    await world.until_all(5)
+    assert broker.sent == [[b"%d" % number] for number in range(5)]
 
 
-@BACKENDS
-def test_a_broker_that_keeps_a_batch_as_one_record(backend: str) -> None:
+@on_both_backends()
+async def test_a_broker_that_keeps_a_batch_as_one_record() -> None:
     """RocketMQ 5's queues of type BatchCQ: one place, consecutive offsets."""
 
     def answer(command: RemotingCommand) -> RemotingCommand:
         fields = {"msgId": "place", "queueId": command.ext_fields["e"], "queueOffset": "7"}
         return command.reply(0, None, fields)
 
-    async def body(world: World) -> None:
+    async with open_world([answer]) as world:
         async with anyio.create_task_group() as tasks:
             for number in range(4):
                 tasks.start_soon(world.send, b"%d" % number)
@@ -761,15 +536,12 @@ def test_a_broker_that_keeps_a_batch_as_one_record(backend: str) -> None:
         assert {result.offset_message_id for result in results} == {"place"}
         assert sorted(result.queue_offset for result in results) == [7, 7, 8, 9]
 
-    run_with(backend, [answer], body)
 
-
-@BACKENDS
-def test_full_batches_wait_for_no_answer_but_for_each_other(backend: str) -> None:
+@on_both_backends()
+async def test_full_batches_wait_for_no_answer_but_for_each_other() -> None:
     broker = Broker()
     count = 6 * BATCH_COUNT_MAX + 5
-
-    async def body(world: World) -> None:
+    async with open_world([broker]) as world:
         broker.hold()
         await world.send(b"first")
         async with anyio.create_task_group() as tasks:
@@ -783,30 +555,23 @@ def test_full_batches_wait_for_no_answer_but_for_each_other(backend: str) -> Non
         sent = [each for request in broker.sent for each in request]
         assert sorted(sent) == sorted({b"first", *(b"%d" % number for number in range(count))})
 
-    run_with(backend, [broker], body)
+
+@on_both_backends(open_world_of_one)
+async def test_to_a_chosen_queue_full_batches_wait_too(world: World, broker: Broker) -> None:
+    broker.hold()
+    await world.send(b"first", QUEUE)
+    async with anyio.create_task_group() as tasks:
+        for number in range(2 * BATCH_COUNT_MAX):
+            tasks.start_soon(world.send, b"%d" % number, QUEUE)
+    await settled()
+    assert broker.sent == [[b"first"]]
+    broker.release()
+    await world.until_all(2 * BATCH_COUNT_MAX + 1)
+    assert [len(request) for request in broker.sent] == [1, BATCH_COUNT_MAX, BATCH_COUNT_MAX]
 
 
-@BACKENDS
-def test_to_a_chosen_queue_full_batches_wait_too(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        await world.send(b"first", QUEUE)
-        async with anyio.create_task_group() as tasks:
-            for number in range(2 * BATCH_COUNT_MAX):
-                tasks.start_soon(world.send, b"%d" % number, QUEUE)
-        await settled()
-        assert broker.sent == [[b"first"]]
-        broker.release()
-        await world.until_all(2 * BATCH_COUNT_MAX + 1)
-        assert [len(request) for request in broker.sent] == [1, BATCH_COUNT_MAX, BATCH_COUNT_MAX]
-
-    run_with(backend, [broker], body)
-
-
-@BACKENDS
-def test_batches_whose_answers_come_at_once_do_not_leave_at_once_again(backend: str) -> None:
+@on_both_backends()
+async def test_batches_whose_answers_come_at_once_do_not_leave_at_once_again() -> None:
     broker = Broker()
     held: list[RemotingCommand] = []
     events: list[str] = []
@@ -829,7 +594,8 @@ def test_batches_whose_answers_come_at_once_do_not_leave_at_once_again(backend: 
         stream.send = watched  # type: ignore[method-assign]
         return stream
 
-    async def body(world: World) -> None:
+    async with open_world([answer], ClientOptions(batching=True, connect=connect)) as world:
+
         async def send_twice(number: int) -> None:
             await world.producer.send(Message("T", b"%d" % number))
             events.append("told")
@@ -842,5 +608,3 @@ def test_batches_whose_answers_come_at_once_do_not_leave_at_once_again(backend: 
         told = [place for place, event in enumerate(events) if event == "told"]
         assert len(told) == 1 + 3 * BATCH_COUNT_MAX
         assert "left" in events[told[0] : told[-1]]
-
-    run_with(backend, [answer], body, ClientOptions(batching=True, connect=connect))

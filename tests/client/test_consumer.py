@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -17,9 +19,9 @@ from ha.protocol.record import Message as StoredMessage
 from ha.protocol.record import encode_host
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
-from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving
+from tests.client.backends import on_both_backends
+from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, serving_all
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 QUEUE = MessageQueue("T", "a", 1)
 
 
@@ -50,39 +52,31 @@ def pulled(
     return command.reply(code, "REMARK", {key: str(value) for key, value in fields.items()}, body)
 
 
-def run_with(
-    backend: str,
-    handlers: dict[int, Handler],
-    body: Callable[[str, dict[int, FakeServer]], Awaitable[None]],
-) -> None:
-    """Runs `body` with a name server's address and the servers of broker set "a" by broker id."""
-
-    async def main() -> None:
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-
-                async def start(handler: Handler, *, task_status: anyio.abc.TaskStatus[FakeServer]) -> None:
-                    async with serving(handler) as server:
-                        task_status.started(server)
-                        await anyio.sleep_forever()
-
-                servers = {broker_id: await tasks.start(start, handler) for broker_id, handler in handlers.items()}
-                addresses = {broker_id: server.address for broker_id, server in servers.items()}
-                names = await tasks.start(start, name_server({"T": route_body({"a": addresses})}))
-                await body(names.address, servers)
-                tasks.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
+@asynccontextmanager
+async def open_brokers(handlers: dict[int, Handler]) -> AsyncIterator[tuple[str, dict[int, FakeServer]]]:
+    """The address of a name server, and the servers of broker set "a" by broker id."""
+    async with serving_all(handlers.values()) as started:
+        servers = dict(zip(handlers, started, strict=True))
+        body = route_body({"a": {broker_id: server.address for broker_id, server in servers.items()}})
+        async with serving(name_server({"T": body})) as names:
+            yield names.address, servers
 
 
-@BACKENDS
-def test_what_a_pull_carries_and_returns(backend: str) -> None:
+@asynccontextmanager
+async def open_consumer(
+    handlers: dict[int, Handler], **arguments: Any
+) -> AsyncIterator[tuple[PullConsumer, dict[int, FakeServer]]]:
+    """A consumer of the brokers of set "a", and their servers by broker id."""
+    async with open_brokers(handlers) as (names, servers), PullConsumer(names, **arguments) as consumer:
+        yield consumer, servers
+
+
+@on_both_backends()
+async def test_what_a_pull_carries_and_returns() -> None:
     body_found = record(7, UNIQ_KEY="ABC", TAGS="TagA", KEYS="k0 k1", own="x") + record(8, b"yo")
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names, group="g") as consumer:
-            assert await consumer.queues("T") == [MessageQueue("T", "a", i) for i in range(4)]
-            result = await consumer.pull(QUEUE, 7, max_messages=5)
+    async with open_consumer({0: lambda c: pulled(c, 0, body_found, 9)}, group="g") as (consumer, servers):
+        assert await consumer.queues("T") == [MessageQueue("T", "a", i) for i in range(4)]
+        result = await consumer.pull(QUEUE, 7, max_messages=5)
         (command,) = servers[0].commands
         assert command.code == RequestCode.PULL_MESSAGE
         assert command.ext_fields == {
@@ -109,127 +103,100 @@ def test_what_a_pull_carries_and_returns(backend: str) -> None:
         assert (first.born_host, first.store_host) == (("10.0.0.9", 4321), ("10.0.0.1", 10911))
         assert (second.message_id, second.tags, second.keys) == (second.offset_message_id, None, ())
 
-    run_with(backend, {0: lambda c: pulled(c, 0, body_found, 9)}, body)
 
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize(
     ("code", "status"),
     [(19, PullStatus.NO_NEW_MSG), (20, PullStatus.NO_MATCHED_MSG), (21, PullStatus.OFFSET_ILLEGAL)],
 )
-def test_nothing_found_is_a_status_with_where_to_go_on(backend: str, code: int, status: PullStatus) -> None:
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            result = await consumer.pull(QUEUE, 2)
+async def test_nothing_found_is_a_status_with_where_to_go_on(code: int, status: PullStatus) -> None:
+    async with open_consumer({0: lambda c: pulled(c, code, next_offset=6)}) as (consumer, _):
+        result = await consumer.pull(QUEUE, 2)
         assert (result.status, result.messages, result.next_offset) == (status, [], 6)
 
-    run_with(backend, {0: lambda c: pulled(c, code, next_offset=6)}, body)
 
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize(
     ("code", "status"), [(0, PullStatus.FOUND), (19, PullStatus.NO_NEW_MSG), (21, PullStatus.OFFSET_ILLEGAL)]
 )
-def test_a_raw_pull_hands_over_the_bytes_as_they_came(backend: str, code: int, status: PullStatus) -> None:
+async def test_a_raw_pull_hands_over_the_bytes_as_they_came(code: int, status: PullStatus) -> None:
     bytes_sent = b"" if code else record(7, TAGS="Aa") + record(8, TAGS="BB")
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            raw = await consumer.pull_raw(QUEUE, 7, tags="Aa", max_messages=9)
+    async with open_consumer({0: lambda c: pulled(c, code, bytes_sent, 9)}) as (consumer, servers):
+        raw = await consumer.pull_raw(QUEUE, 7, tags="Aa", max_messages=9)
         assert raw == RawPull(status, bytes_sent, 9, 0, 9, 0)
         fields = servers[0].commands[0].ext_fields
         assert (fields["subscription"], fields["maxMsgNums"], fields["sysFlag"]) == ("Aa", "9", "4")
 
-    run_with(backend, {0: lambda c: pulled(c, code, bytes_sent, 9)}, body)
+
+@on_both_backends(open_brokers, {0: lambda c: c.reply(26, "no such group")})
+async def test_a_refused_pull_is_an_error_with_its_code(names: str, servers: dict[int, FakeServer]) -> None:
+    async with PullConsumer(names) as consumer:
+        with pytest.raises(BrokerError) as caught:
+            await consumer.pull(QUEUE, 2)
+        assert (caught.value.code, caught.value.remark) == (26, "no such group")
+        with pytest.raises(RouteNotFound):
+            await consumer.queues("Other")
 
 
-@BACKENDS
-def test_a_refused_pull_is_an_error_with_its_code(backend: str) -> None:
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            with pytest.raises(BrokerError) as caught:
+@on_both_backends()
+async def test_a_topic_that_its_broker_denies_is_looked_up_anew() -> None:
+    routes: dict[str, bytes] = {}
+    async with serving(lambda c: c.reply(17, "no topic")) as broker, serving(name_server(routes)) as names:
+        routes["T"] = route_body({"a": {0: broker.address}})
+        async with PullConsumer(names.address) as consumer:
+            assert QUEUE in await consumer.queues("T")
+            routes.clear()
+            with pytest.raises(BrokerError, match="17"):
                 await consumer.pull(QUEUE, 2)
-            assert (caught.value.code, caught.value.remark) == (26, "no such group")
             with pytest.raises(RouteNotFound):
-                await consumer.queues("Other")
-
-    run_with(backend, {0: lambda c: c.reply(26, "no such group")}, body)
+                await consumer.queues("T")
 
 
-@BACKENDS
-def test_a_topic_that_its_broker_denies_is_looked_up_anew(backend: str) -> None:
-    async def main() -> None:
-        routes: dict[str, bytes] = {}
-        async with serving(lambda c: c.reply(17, "no topic")) as broker, serving(name_server(routes)) as names:
-            routes["T"] = route_body({"a": {0: broker.address}})
-            async with PullConsumer(names.address) as consumer:
-                assert QUEUE in await consumer.queues("T")
-                routes.clear()
-                with pytest.raises(BrokerError, match="17"):
-                    await consumer.pull(QUEUE, 2)
-                with pytest.raises(RouteNotFound):
-                    await consumer.queues("T")
-
-    anyio.run(main, backend=backend)
-
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize("code", [2, 14])
-def test_a_broker_that_refuses_to_serve_makes_the_next_pull_ask_for_the_route(backend: str, code: int) -> None:
+async def test_a_broker_that_refuses_to_serve_makes_the_next_pull_ask_for_the_route(code: int) -> None:
     """It may be the master no longer: of the new one name servers know."""
-
-    async def main() -> None:
-        routes: dict[str, bytes] = {}
-        async with (
-            serving(lambda c: c.reply(code, "this is a SLAVE")) as old,
-            serving(lambda c: pulled(c, 19)) as new,
-            serving(name_server(routes)) as names,
-        ):
-            routes["T"] = route_body({"a": {0: old.address}})
-            async with PullConsumer(names.address) as consumer:
-                with pytest.raises(BrokerError):
-                    await consumer.pull(QUEUE, 2)
-                routes["T"] = route_body({"a": {0: new.address, 1: old.address}})
-                assert (await consumer.pull(QUEUE, 2)).status is PullStatus.NO_NEW_MSG
-
-    anyio.run(main, backend=backend)
+    routes: dict[str, bytes] = {}
+    async with (
+        serving(lambda c: c.reply(code, "this is a SLAVE")) as old,
+        serving(lambda c: pulled(c, 19)) as new,
+        serving(name_server(routes)) as names,
+    ):
+        routes["T"] = route_body({"a": {0: old.address}})
+        async with PullConsumer(names.address) as consumer:
+            with pytest.raises(BrokerError):
+                await consumer.pull(QUEUE, 2)
+            routes["T"] = route_body({"a": {0: new.address, 1: old.address}})
+            assert (await consumer.pull(QUEUE, 2)).status is PullStatus.NO_NEW_MSG
 
 
-@BACKENDS
-def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(backend: str) -> None:
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            await consumer.pull(QUEUE, 2, wait_s=1.5)
-        (command,) = servers[0].commands
-        assert (command.ext_fields["sysFlag"], command.ext_fields["suspendTimeoutMillis"]) == ("6", "1500")
-
-    run_with(backend, {0: lambda c: pulled(c, 19)}, body)
+@on_both_backends(open_brokers, {0: lambda c: pulled(c, 19)})
+async def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(names: str, servers: dict[int, FakeServer]) -> None:
+    async with PullConsumer(names) as consumer:
+        await consumer.pull(QUEUE, 2, wait_s=1.5)
+    (command,) = servers[0].commands
+    assert (command.ext_fields["sysFlag"], command.ext_fields["suspendTimeoutMillis"]) == ("6", "1500")
 
 
-@BACKENDS
-def test_tags_with_equal_hashes_are_told_apart_here(backend: str) -> None:
+@on_both_backends()
+async def test_tags_with_equal_hashes_are_told_apart_here() -> None:
     assert (31 * ord("A") + ord("a")) == (31 * ord("B") + ord("B"))  # "Aa" and "BB", Java's classic pair
     found = record(0, TAGS="Aa") + record(1, TAGS="BB") + record(2, TAGS="Cc")
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            result = await consumer.pull(QUEUE, 0, tags=" Aa || Cc ")
-            assert [message.tags for message in result.messages] == ["Aa", "Cc"]
-            result = await consumer.pull(QUEUE, 0, tags="Zz")
-            assert (result.status, result.messages, result.next_offset) == (PullStatus.NO_MATCHED_MSG, [], 3)
-
-    run_with(backend, {0: lambda c: pulled(c, 0, found, 3)}, body)
+    async with open_consumer({0: lambda c: pulled(c, 0, found, 3)}) as (consumer, _):
+        result = await consumer.pull(QUEUE, 0, tags=" Aa || Cc ")
+        assert [message.tags for message in result.messages] == ["Aa", "Cc"]
+        result = await consumer.pull(QUEUE, 0, tags="Zz")
+        assert (result.status, result.messages, result.next_offset) == (PullStatus.NO_MATCHED_MSG, [], 3)
 
 
-@BACKENDS
-def test_who_is_asked(backend: str) -> None:
+@on_both_backends()
+async def test_who_is_asked() -> None:
     suggest = 0
 
     def answer(command: RemotingCommand) -> RemotingCommand:
         return pulled(command, 19, suggest=suggest)
 
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        nonlocal suggest
+    async with open_brokers(dict.fromkeys((0, 1, 2), answer)) as (names, _):
         for read_from, broker_id in ((ReadFrom.MASTER, 0), (ReadFrom.SLAVE, 1), (2, 2), (ReadFrom.SUGGESTED, 0)):
             async with PullConsumer(names, read_from=read_from) as consumer:
                 assert (await consumer.pull(QUEUE, 0)).broker_id == broker_id
@@ -244,41 +211,31 @@ def test_who_is_asked(backend: str) -> None:
             with pytest.raises(ConnectionFailed, match="id 5"):
                 await consumer.pull(QUEUE, 0)
 
-    run_with(backend, dict.fromkeys((0, 1, 2), answer), body)
 
+@on_both_backends()
+async def test_a_suggested_slave_that_is_gone_is_forgotten() -> None:
 
-@BACKENDS
-def test_a_suggested_slave_that_is_gone_is_forgotten(backend: str) -> None:
     def breaking(command: RemotingCommand) -> bytes:
         return b"\xff" * 8
 
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            assert (await consumer.pull(QUEUE, 0)).broker_id == 0
-            with pytest.raises(ConnectionFailed):
-                await consumer.pull(QUEUE, 0)
-            assert (await consumer.pull(QUEUE, 0)).broker_id == 0
-
-    run_with(backend, {0: lambda c: pulled(c, 19, suggest=1), 1: breaking}, body)
+    async with open_consumer({0: lambda c: pulled(c, 19, suggest=1), 1: breaking}) as (consumer, _):
+        assert (await consumer.pull(QUEUE, 0)).broker_id == 0
+        with pytest.raises(ConnectionFailed):
+            await consumer.pull(QUEUE, 0)
+        assert (await consumer.pull(QUEUE, 0)).broker_id == 0
 
 
-@BACKENDS
-def test_without_a_slave_or_a_master(backend: str) -> None:
-    async def no_slave(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names, read_from=ReadFrom.SLAVE) as consumer:
-            with pytest.raises(ConnectionFailed, match="no slave"):
-                await consumer.pull(QUEUE, 0)
-
-    async def no_master(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            assert (await consumer.pull(QUEUE, 0)).broker_id == 3
-
-    run_with(backend, {0: lambda c: pulled(c, 19)}, no_slave)
-    run_with(backend, {3: lambda c: pulled(c, 19)}, no_master)
+@on_both_backends()
+async def test_reading_needs_a_slave_only_if_one_was_chosen() -> None:
+    async with open_consumer({0: lambda c: pulled(c, 19)}, read_from=ReadFrom.SLAVE) as (consumer, _):
+        with pytest.raises(ConnectionFailed, match="no slave"):
+            await consumer.pull(QUEUE, 0)
+    async with open_consumer({3: lambda c: pulled(c, 19)}) as (consumer, _):
+        assert (await consumer.pull(QUEUE, 0)).broker_id == 3
 
 
-@BACKENDS
-def test_offsets_are_asked_and_committed(backend: str) -> None:
+@on_both_backends()
+async def test_offsets_are_asked_and_committed() -> None:
     answers: dict[int, Callable[[RemotingCommand], RemotingCommand]] = {
         RequestCode.GET_MAX_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "9"}),
         RequestCode.GET_MIN_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "2"}),
@@ -286,27 +243,23 @@ def test_offsets_are_asked_and_committed(backend: str) -> None:
         RequestCode.QUERY_CONSUMER_OFFSET: lambda c: c.reply(22, "Not found"),
         RequestCode.UPDATE_CONSUMER_OFFSET: lambda c: c.reply(0),
     }
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names, group="g") as consumer:
-            assert (await consumer.max_offset(QUEUE), await consumer.min_offset(QUEUE)) == (9, 2)
-            assert await consumer.offset_for_time(QUEUE, 1_700_000_000_000) == 4
-            search = servers[0].commands[-1].ext_fields
-            assert search == {"topic": "T", "queueId": "1", "timestamp": "1700000000000", "boundaryType": "lower"}
-            assert await consumer.committed_offset(QUEUE) is None
-            answers[RequestCode.QUERY_CONSUMER_OFFSET] = lambda c: c.reply(0, ext_fields={"offset": "5"})
-            assert await consumer.committed_offset(QUEUE) == 5
+    async with open_consumer({0: lambda c: answers[c.code](c)}, group="g") as (consumer, servers):
+        assert (await consumer.max_offset(QUEUE), await consumer.min_offset(QUEUE)) == (9, 2)
+        assert await consumer.offset_for_time(QUEUE, 1_700_000_000_000) == 4
+        search = servers[0].commands[-1].ext_fields
+        assert search == {"topic": "T", "queueId": "1", "timestamp": "1700000000000", "boundaryType": "lower"}
+        assert await consumer.committed_offset(QUEUE) is None
+        answers[RequestCode.QUERY_CONSUMER_OFFSET] = lambda c: c.reply(0, ext_fields={"offset": "5"})
+        assert await consumer.committed_offset(QUEUE) == 5
+        await consumer.commit(QUEUE, 6)
+        answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda c: c.reply(26, "no group")
+        with pytest.raises(BrokerError, match="no group"):
             await consumer.commit(QUEUE, 6)
-            answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda c: c.reply(26, "no group")
-            with pytest.raises(BrokerError, match="no group"):
-                await consumer.commit(QUEUE, 6)
         commits = [c for c in servers[0].commands if c.code == RequestCode.UPDATE_CONSUMER_OFFSET]
         assert commits[0].ext_fields == {"consumerGroup": "g", "topic": "T", "queueId": "1", "commitOffset": "6"}
 
-    run_with(backend, {0: lambda c: answers[c.code](c)}, body)
 
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize(
     ("stored", "reason"),
     [
@@ -316,12 +269,13 @@ def test_offsets_are_asked_and_committed(backend: str) -> None:
     ],
     ids=["a bomb", "cut", "no zlib"],
 )
-def test_one_body_that_does_not_inflate_takes_no_other_message_along(backend: str, stored: bytes, reason: str) -> None:
+async def test_one_body_that_does_not_inflate_takes_no_other_message_along(stored: bytes, reason: str) -> None:
     found = record(0, b"good") + record(1, stored, SysFlag.COMPRESSED) + record(2, b"good")
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names, options=ClientOptions(message_size_max=100)) as consumer:
-            result = await consumer.pull(QUEUE, 0)
+    async with open_consumer({0: lambda c: pulled(c, 0, found)}, options=ClientOptions(message_size_max=100)) as (
+        consumer,
+        _,
+    ):
+        result = await consumer.pull(QUEUE, 0)
         first, second, third = result.messages
         assert (first.body, third.body) == (b"good", b"good")
         assert second.body_error is not None
@@ -329,25 +283,22 @@ def test_one_body_that_does_not_inflate_takes_no_other_message_along(backend: st
         with pytest.raises(BodyUnreadable, match=reason):
             _ = second.body
 
-    run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)
 
-
-@BACKENDS
-def test_an_answer_inflates_to_no_more_than_one_could_hold(backend: str) -> None:
+@on_both_backends()
+async def test_an_answer_inflates_to_no_more_than_one_could_hold() -> None:
     packed = zlib.compress(bytes(1000))
     found = b"".join(record(number, packed, SysFlag.COMPRESSED) for number in range(10))
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names, options=ClientOptions(frame_size_max=4000)) as consumer:
-            result = await consumer.pull(QUEUE, 0)
+    async with open_consumer({0: lambda c: pulled(c, 0, found)}, options=ClientOptions(frame_size_max=4000)) as (
+        consumer,
+        _,
+    ):
+        result = await consumer.pull(QUEUE, 0)
         assert [message.queue_offset for message in result.messages] == [0, 1, 2, 3]
         assert result.next_offset == 4
 
-    run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)
 
-
-@BACKENDS
-def test_bodies_deflated_by_java_producers_are_inflated(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_both_backends()
+async def test_bodies_deflated_by_java_producers_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as where it is not installed
     text = b"flight " * 1000
     zlib_flag = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
@@ -356,16 +307,12 @@ def test_bodies_deflated_by_java_producers_are_inflated(backend: str, monkeypatc
         + record(1, zlib.compress(text), zlib_flag)
         + record(2, b"lz4 bytes", SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4)
     )
-
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            messages = (await consumer.pull(QUEUE, 0)).messages
+    async with open_consumer({0: lambda c: pulled(c, 0, found)}) as (consumer, _):
+        messages = (await consumer.pull(QUEUE, 0)).messages
         assert [(m.body, m.compression) for m in messages] == [(text, None), (text, None), (b"lz4 bytes", "lz4")]
 
-    run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)
 
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize(
     "found",
     [
@@ -374,17 +321,14 @@ def test_bodies_deflated_by_java_producers_are_inflated(backend: str, monkeypatc
     ],
     ids=["garbage", "cut"],
 )
-def test_bytes_that_are_no_records_are_the_brokers_fault(backend: str, found: bytes) -> None:
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        async with PullConsumer(names) as consumer:
-            with pytest.raises(RemoteProtocolError):
-                await consumer.pull(QUEUE, 0)
-
-    run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)
+async def test_bytes_that_are_no_records_are_the_brokers_fault(found: bytes) -> None:
+    async with open_consumer({0: lambda c: pulled(c, 0, found)}) as (consumer, _):
+        with pytest.raises(RemoteProtocolError):
+            await consumer.pull(QUEUE, 0)
 
 
-@BACKENDS
-def test_a_route_asked_for_while_it_is_asked_for_already(backend: str) -> None:
+@on_both_backends()
+async def test_a_route_asked_for_while_it_is_asked_for_already() -> None:
     """Somebody finds a route wrong and asks, and the periodic refresh comes in between: one question, no trouble."""
     asked = 0
 
@@ -395,13 +339,10 @@ def test_a_route_asked_for_while_it_is_asked_for_already(backend: str) -> None:
             await anyio.sleep(0.2)
         return command.reply(0, body=route_body({"a": {0: "127.0.0.1:1"}}))
 
-    async def main() -> None:
-        options = ClientOptions(route_refresh_interval_s=0.05)
-        with anyio.fail_after(20):
-            async with serving(answer_late) as names, PullConsumer(names.address, options=options) as consumer:
-                before = await consumer.queues("T")
-                consumer._routes.mark_stale("T")
-                assert await consumer.queues("T") == before
-                await anyio.sleep(0.1)
-
-    anyio.run(main, backend=backend)
+    options = ClientOptions(route_refresh_interval_s=0.05)
+    with anyio.fail_after(20):
+        async with serving(answer_late) as names, PullConsumer(names.address, options=options) as consumer:
+            before = await consumer.queues("T")
+            consumer._routes.mark_stale("T")
+            assert await consumer.queues("T") == before
+            await anyio.sleep(0.1)

@@ -5,54 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-import pytest
 from anyio.lowlevel import checkpoint
 
 from ha.client.parking import parking_here
+from tests.client.backends import on_both_backends
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
-
-@BACKENDS
-def test_each_is_given_the_value_of_its_place_and_who_was_cancelled_none(backend: str) -> None:
+@on_both_backends()
+async def test_each_is_given_the_value_of_its_place_and_who_was_cancelled_none() -> None:
     got: dict[int, Any] = {}
+    parking = parking_here()()
+    scopes: list[anyio.CancelScope] = []
 
-    async def main() -> None:
-        parking = parking_here()()
-        scopes: list[anyio.CancelScope] = []
-
-        async def wait() -> None:
-            with anyio.CancelScope() as scope:
-                place = len(scopes)
-                scopes.append(scope)
-                got[place] = await parking.wait()
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(4):
-                tasks.start_soon(wait)
-            while len(scopes) < 4:
-                await checkpoint()
-            scopes[1].cancel()
-            scopes[3].cancel()
-            for _ in range(5):
-                await checkpoint()
-            assert not got
-            parking.give(["a", "b", "c", "d"])
-            assert not got  # they run in their turn, not in this one
-        assert [scope.cancelled_caught for scope in scopes] == [False, True, False, True]
-        assert got == {0: "a", 2: "c"}
-
-    anyio.run(main, backend=backend)
-
-
-@BACKENDS
-def test_who_is_cancelled_already_does_not_wait(backend: str) -> None:
-    async def main() -> None:
-        parking = parking_here()()
+    async def wait() -> None:
         with anyio.CancelScope() as scope:
-            scope.cancel()
-            await parking.wait()
-        assert scope.cancelled_caught
-        parking.give([1])
+            place = len(scopes)
+            scopes.append(scope)
+            got[place] = await parking.wait()
 
-    anyio.run(main, backend=backend)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(wait)
+        while len(scopes) < 4:
+            await checkpoint()
+        scopes[1].cancel()
+        scopes[3].cancel()
+        for _ in range(5):
+            await checkpoint()
+        assert not got
+        parking.give(["a", "b", "c", "d"])
+        assert not got  # they run in their turn, not in this one
+    assert [scope.cancelled_caught for scope in scopes] == [False, True, False, True]
+    assert got == {0: "a", 2: "c"}
+
+
+@on_both_backends()
+async def test_who_is_cancelled_already_does_not_wait() -> None:
+    parking = parking_here()()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await parking.wait()
+    assert scope.cancelled_caught
+    parking.give([1])

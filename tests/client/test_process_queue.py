@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ha.client.messages import MessageQueue, ReceivedMessage
 from ha.client.process_queue import Budget, ProcessQueue
+from tests.client.backends import on_both_backends
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 QUEUE = MessageQueue("T", "a", 0)
 
 
@@ -109,41 +109,35 @@ def test_a_dropped_queue_gives_back_what_it_held_and_forgets_the_rest() -> None:
     assert budget.statistics().message_count == 0
 
 
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize("bound", ["count", "bytes", "span", "total"])
-def test_each_bound_stops_fetching_until_there_is_room(backend: str, bound: str) -> None:
-    async def main() -> None:
-        queue, _ = {
-            "count": make(count_max=3),
-            "bytes": make(bytes_max=3 * 1024),
-            "span": make(span_max=2),
-            "total": make(total=3),
-        }[bound]
-        queue.put([message(offset) for offset in range(3)], 3)
-        taken = [each for each in (queue.take() for _ in range(3)) if each is not None]
-        random.Random(1).shuffle(taken)
-        with anyio.move_on_after(0.05) as scope:
-            await queue.wait_room()
-        assert scope.cancelled_caught
-        with anyio.fail_after(5):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(queue.wait_room)
-                await anyio.lowlevel.checkpoint()
-                for each in taken:
-                    queue.finish(each)
-
-    anyio.run(main, backend=backend)
+async def test_each_bound_stops_fetching_until_there_is_room(bound: str) -> None:
+    queue, _ = {
+        "count": make(count_max=3),
+        "bytes": make(bytes_max=3 * 1024),
+        "span": make(span_max=2),
+        "total": make(total=3),
+    }[bound]
+    queue.put([message(offset) for offset in range(3)], 3)
+    taken = [each for each in (queue.take() for _ in range(3)) if each is not None]
+    random.Random(1).shuffle(taken)
+    with anyio.move_on_after(0.05) as scope:
+        await queue.wait_room()
+    assert scope.cancelled_caught
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(queue.wait_room)
+            await anyio.lowlevel.checkpoint()
+            for each in taken:
+                queue.finish(each)
 
 
-@BACKENDS
-def test_waiting_for_room_ends_with_the_queue(backend: str) -> None:
-    async def main() -> None:
-        queue, _ = make(count_max=1)
-        queue.put([message(0)], 1)
-        with anyio.fail_after(5):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(queue.wait_room)
-                await anyio.lowlevel.checkpoint()
-                queue.drop()
-
-    anyio.run(main, backend=backend)
+@on_both_backends()
+async def test_waiting_for_room_ends_with_the_queue() -> None:
+    queue, _ = make(count_max=1)
+    queue.put([message(0)], 1)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(queue.wait_room)
+            await anyio.lowlevel.checkpoint()
+            queue.drop()

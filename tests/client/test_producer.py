@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -14,9 +15,8 @@ from ha.protocol.batch import decode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand
-from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, stored
-
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+from tests.client.backends import on_both_backends
+from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, serving_all, stored
 
 
 class Cluster:
@@ -31,72 +31,52 @@ class Cluster:
         return [command for broker in self.brokers for command in broker.commands]
 
 
-def run_with(
-    backend: str,
-    handlers: list[Handler],
-    body: Callable[[Producer, Cluster], Awaitable[None]],
-    options: ClientOptions | None = None,
-    topic: str = "T",
-) -> None:
-    """Runs `body` with a producer whose name server routes `topic` to one broker per handler."""
-
-    async def main() -> None:
-        routes: dict[str, bytes] = {}
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
-                brokers: list[FakeServer] = []
-
-                async def start(handler: Handler, *, task_status: anyio.abc.TaskStatus[FakeServer]) -> None:
-                    async with serving(handler) as server:
-                        task_status.started(server)
-                        await anyio.sleep_forever()
-
-                for handler in handlers:
-                    brokers.append(await tasks.start(start, handler))
-                routes[topic] = route_body({chr(97 + i): {0: b.address} for i, b in enumerate(brokers)})
-                names = await tasks.start(start, name_server(routes))
-                async with Producer(names.address, group="g", options=options) as producer:
-                    await body(producer, Cluster(names, brokers, routes))
-                tasks.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
+@asynccontextmanager
+async def open_producer(
+    handlers: list[Handler], options: ClientOptions | None = None, topic: str = "T"
+) -> AsyncIterator[tuple[Producer, Cluster]]:
+    """A producer whose name server routes `topic` to one broker per handler."""
+    async with serving_all(handlers) as brokers:
+        routes = {topic: route_body({chr(97 + i): {0: broker.address} for i, broker in enumerate(brokers)})}
+        async with (
+            serving(name_server(routes)) as names,
+            Producer(names.address, group="g", options=options) as producer,
+        ):
+            yield producer, Cluster(names, brokers, routes)
 
 
-@BACKENDS
-def test_what_a_send_carries_and_returns(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        message = Message("T", b"hello", tags="TagA", keys=("k0", "k1"), properties={"own": "é"}, flag=3)
-        queue = MessageQueue("T", "a", 2)
-        result = await producer.send(message, queue=queue)
-        (command,) = cluster.sends()
-        assert command.code == RequestCode.SEND_MESSAGE_V2
-        assert command.body == b"hello"
-        fields = command.ext_fields
-        assert {key: fields[key] for key in "abcdefhjkmn"} == {
-            "a": "g",
-            "b": "T",
-            "c": "TBW102",
-            "d": "4",
-            "e": "2",
-            "f": "0",
-            "h": "3",
-            "j": "0",
-            "k": "false",
-            "m": "false",
-            "n": "a",
-        }
-        assert int(fields["g"]) > 1_700_000_000_000
-        properties = decode_properties(fields["i"].encode())
-        assert properties.pop("UNIQ_KEY") == result.message_id
-        assert properties == {"TAGS": "TagA", "KEYS": "k0 k1", "own": "é"}
-        assert (result.status, result.queue, result.queue_offset) == (SendStatus.SEND_OK, queue, 41)
-        assert result.offset_message_id == "7F00000100002A9F0000000000000000"
-        assert result.remark == ""
-
-    run_with(backend, [lambda c: stored(c, queue_offset=41)], body)
+@on_both_backends(open_producer, [lambda c: stored(c, queue_offset=41)])
+async def test_what_a_send_carries_and_returns(producer: Producer, cluster: Cluster) -> None:
+    message = Message("T", b"hello", tags="TagA", keys=("k0", "k1"), properties={"own": "é"}, flag=3)
+    queue = MessageQueue("T", "a", 2)
+    result = await producer.send(message, queue=queue)
+    (command,) = cluster.sends()
+    assert command.code == RequestCode.SEND_MESSAGE_V2
+    assert command.body == b"hello"
+    fields = command.ext_fields
+    assert {key: fields[key] for key in "abcdefhjkmn"} == {
+        "a": "g",
+        "b": "T",
+        "c": "TBW102",
+        "d": "4",
+        "e": "2",
+        "f": "0",
+        "h": "3",
+        "j": "0",
+        "k": "false",
+        "m": "false",
+        "n": "a",
+    }
+    assert int(fields["g"]) > 1_700_000_000_000
+    properties = decode_properties(fields["i"].encode())
+    assert properties.pop("UNIQ_KEY") == result.message_id
+    assert properties == {"TAGS": "TagA", "KEYS": "k0 k1", "own": "é"}
+    assert (result.status, result.queue, result.queue_offset) == (SendStatus.SEND_OK, queue, 41)
+    assert result.offset_message_id == "7F00000100002A9F0000000000000000"
+    assert result.remark == ""
 
 
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -106,224 +86,179 @@ def test_what_a_send_carries_and_returns(backend: str) -> None:
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-def test_stored_answers_are_results_and_never_repeated(backend: str, code: int, status: SendStatus) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
+async def test_stored_answers_are_results_and_never_repeated(code: int, status: SendStatus) -> None:
+    async with open_producer([lambda c: stored(c, code=code, remark="because")]) as (producer, cluster):
         result = await producer.send(Message("T", b"x"))
         assert (result.status, result.remark) == (status, "because")
         assert len(cluster.sends()) == 1
 
-    run_with(backend, [lambda c: stored(c, code=code, remark="because")], body)
+
+@on_both_backends(open_producer, [stored, stored])
+async def test_queues_take_turns(producer: Producer, cluster: Cluster) -> None:
+    assert len(await producer.queues("T")) == 8
+    results = [await producer.send(Message("T", b"x")) for _ in range(16)]
+    assert set(Counter(result.queue for result in results).values()) == {2}
 
 
-@BACKENDS
-def test_queues_take_turns(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        assert len(await producer.queues("T")) == 8
-        results = [await producer.send(Message("T", b"x")) for _ in range(16)]
-        assert set(Counter(result.queue for result in results).values()) == {2}
-
-    run_with(backend, [stored, stored], body)
-
-
-@BACKENDS
-def test_concurrent_first_sends_ask_for_the_route_once(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(100):
-                tasks.start_soon(producer.send, Message("T", b"x"))
-        assert len(cluster.sends()) == 100
-        assert len(cluster.name_server.commands) == 1
-        assert cluster.brokers[0].connection_count == 1
-
-    run_with(backend, [stored], body)
+@on_both_backends(open_producer, [stored])
+async def test_concurrent_first_sends_ask_for_the_route_once(producer: Producer, cluster: Cluster) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(100):
+            tasks.start_soon(producer.send, Message("T", b"x"))
+    assert len(cluster.sends()) == 100
+    assert len(cluster.name_server.commands) == 1
+    assert cluster.brokers[0].connection_count == 1
 
 
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
-def test_a_refusal_that_may_be_local_is_tried_on_another_broker(backend: str, code: int) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
+async def test_a_refusal_that_may_be_local_is_tried_on_another_broker(code: int) -> None:
+    async with open_producer([lambda c: c.reply(code, "no"), stored]) as (producer, cluster):
         results = [await producer.send(Message("T", b"x")) for _ in range(8)]
         assert {result.queue.broker_name for result in results} == {"b"}
         assert len(cluster.brokers[0].commands) >= 1
         assert len(cluster.brokers[1].commands) == 8
 
-    run_with(backend, [lambda c: c.reply(code, "no"), stored], body)
 
-
-@BACKENDS
-def test_a_refusal_of_the_message_itself_is_final(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        with pytest.raises(BrokerError) as caught:
-            await producer.send(Message("T", b"x"))
-        assert (caught.value.code, caught.value.remark) == (13, "too long")
-        assert caught.value.address == cluster.brokers[0].address
-        assert len(cluster.sends()) == 1
-
-    run_with(backend, [lambda c: c.reply(ResponseCode.MESSAGE_ILLEGAL, "too long")], body)
-
-
-@BACKENDS
-def test_retries_end(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        with pytest.raises(BrokerError, match="busy"):
-            await producer.send(Message("T", b"x"))
-        assert len(cluster.sends()) == 3
-
-    run_with(backend, [lambda c: c.reply(2, "busy")], body)
-
-
-@BACKENDS
-def test_a_send_outlasts_a_change_of_masters(backend: str) -> None:
-    """14: nothing is stored, and it is not known yet who will be the master."""
-
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        old, new = cluster.brokers
-        cluster.routes["T"] = route_body({"a": {0: old.address}})
-
-        def deposed(command: RemotingCommand) -> RemotingCommand:
-            if len(old.commands) == 4:
-                cluster.routes["T"] = route_body({"a": {0: new.address, 1: old.address}})
-            return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "this is a SLAVE")
-
-        old.handler = deposed
-        result = await producer.send(Message("T", b"x"))
-        assert (result.status, result.queue.broker_name) == (SendStatus.SEND_OK, "a")
-        assert (len(old.commands), len(new.commands)) == (4, 1)
-
-    run_with(backend, [stored, stored], body)
-
-
-@BACKENDS
-def test_a_send_outlasts_the_time_without_a_master(backend: str) -> None:
-    """The name servers have noticed that it is gone, and there are slaves."""
-
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        new = cluster.brokers[0]
-        cluster.routes["T"] = route_body({"a": {1: new.address}})
-        async with anyio.create_task_group() as tasks:
-            results = []
-
-            async def send() -> None:
-                results.append(await producer.send(Message("T", b"x")))
-
-            tasks.start_soon(send)
-            await cluster.name_server.received(4)
-            assert results == []
-            cluster.routes["T"] = route_body({"a": {0: new.address}})
-        assert [result.status for result in results] == [SendStatus.SEND_OK]
-
-    run_with(backend, [stored], body)
-
-
-@BACKENDS
-def test_nobody_waits_for_a_master_for_ever(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ha.client.sender._FAILOVER_S", 0.5)
-
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        with pytest.raises(BrokerError, match="14"):
-            await producer.send(Message("T", b"x"))
-        assert len(cluster.sends()) >= 3
-        queue = MessageQueue("T", "a", 2)
-        before = len(cluster.sends())
-        with pytest.raises(BrokerError, match="14"):  # what was sent after it might overtake it
-            await producer.send(Message("T", b"x"), queue=queue)
-        assert len(cluster.sends()) == before + 1
-
-    run_with(backend, [lambda c: c.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "no master")], body)
-
-
-@BACKENDS
-def test_a_lost_connection_is_made_anew_within_the_same_send(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        (broker,) = cluster.brokers
+@on_both_backends(open_producer, [lambda c: c.reply(ResponseCode.MESSAGE_ILLEGAL, "too long")])
+async def test_a_refusal_of_the_message_itself_is_final(producer: Producer, cluster: Cluster) -> None:
+    with pytest.raises(BrokerError) as caught:
         await producer.send(Message("T", b"x"))
-        broken = False
-
-        def breaking_once(command: RemotingCommand) -> RemotingCommand | bytes:
-            nonlocal broken
-            if not broken:
-                broken = True
-                return b"\xff" * 8
-            return stored(command)
-
-        broker.handler = breaking_once
-        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
-        assert broker.connection_count == 2
-
-    run_with(backend, [stored], body)
+    assert (caught.value.code, caught.value.remark) == (13, "too long")
+    assert caught.value.address == cluster.brokers[0].address
+    assert len(cluster.sends()) == 1
 
 
-@BACKENDS
-def test_no_answer_is_a_timeout_and_not_repeated(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        with pytest.raises(RequestTimedOut):
-            await producer.send(Message("T", b"x"), timeout_s=0.2)
-        assert len(cluster.sends()) == 1
-
-    run_with(backend, [lambda c: None], body)
+@on_both_backends(open_producer, [lambda c: c.reply(2, "busy")])
+async def test_retries_end(producer: Producer, cluster: Cluster) -> None:
+    with pytest.raises(BrokerError, match="busy"):
+        await producer.send(Message("T", b"x"))
+    assert len(cluster.sends()) == 3
 
 
-@BACKENDS
-def test_a_new_topic_goes_to_the_brokers_that_create_topics(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(20):
-                tasks.start_soon(producer.send, Message("Fresh", b"x"))
-        assert Counter(command.ext_fields["e"] for command in cluster.sends()) == {str(i): 5 for i in range(4)}
-        assert {command.ext_fields["b"] for command in cluster.sends()} == {"Fresh"}
-        assert Counter(c.ext_fields["topic"] for c in cluster.name_server.commands) == {"Fresh": 1, "TBW102": 1}
+@on_both_backends(open_producer, [stored, stored])
+async def test_a_send_outlasts_a_change_of_masters(producer: Producer, cluster: Cluster) -> None:
+    """14: nothing is stored, and it is not known yet who will be the master."""
+    old, new = cluster.brokers
+    cluster.routes["T"] = route_body({"a": {0: old.address}})
 
-    async def with_eight(producer: Producer, cluster: Cluster) -> None:
-        cluster.routes["TBW102"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=8, perm=7)
-        await body(producer, cluster)
+    def deposed(command: RemotingCommand) -> RemotingCommand:
+        if len(old.commands) == 4:
+            cluster.routes["T"] = route_body({"a": {0: new.address, 1: old.address}})
+        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "this is a SLAVE")
 
-    run_with(backend, [stored], with_eight, topic="TBW102")
-
-
-@BACKENDS
-def test_a_new_topic_is_sent_to_as_soon_as_a_broker_that_creates_it_may_be_written_to(backend: str) -> None:
-    """A slave that registers before its master makes the topic of new ones one that can only be read."""
-
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        brokers = {"a": {0: cluster.brokers[0].address}}
-        cluster.routes["TBW102"] = route_body(brokers, perm=5)
-        with pytest.raises(ConnectionFailed, match="no master that may be written to"):
-            await producer.send(Message("Fresh", b"x"))
-        cluster.routes["TBW102"] = route_body(brokers, perm=7)
-        assert (await producer.send(Message("Fresh", b"x"))).status is SendStatus.SEND_OK
-
-    run_with(backend, [stored], body, topic="TBW102")
+    old.handler = deposed
+    result = await producer.send(Message("T", b"x"))
+    assert (result.status, result.queue.broker_name) == (SendStatus.SEND_OK, "a")
+    assert (len(old.commands), len(new.commands)) == (4, 1)
 
 
-@BACKENDS
-def test_a_topic_that_nobody_knows_or_creates(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        with pytest.raises(RouteNotFound) as caught:
-            await producer.send(Message("Other", b"x"))
-        assert (caught.value.topic, caught.value.code) == ("Other", 17)
+@on_both_backends(open_producer, [stored])
+async def test_a_send_outlasts_the_time_without_a_master(producer: Producer, cluster: Cluster) -> None:
+    """The name servers have noticed that it is gone, and there are slaves."""
+    new = cluster.brokers[0]
+    cluster.routes["T"] = route_body({"a": {1: new.address}})
+    async with anyio.create_task_group() as tasks:
+        results = []
 
-    run_with(backend, [stored], body)
+        async def send() -> None:
+            results.append(await producer.send(Message("T", b"x")))
 
-
-@BACKENDS
-def test_routes_are_refreshed_and_survive_the_name_server(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        assert len(await producer.queues("T")) == 4
-        cluster.routes["T"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=6)
-        await cluster.name_server.received(len(cluster.name_server.commands) + 2)
-        assert len(await producer.queues("T")) == 6
-        cluster.name_server.handler = lambda command: b"\xff" * 8
-        await cluster.name_server.received(len(cluster.name_server.commands) + 2)
-        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
-        assert len(await producer.queues("T")) == 6
-
-    run_with(backend, [stored], body, ClientOptions(route_refresh_interval_s=0.05))
+        tasks.start_soon(send)
+        await cluster.name_server.received(4)
+        assert results == []
+        cluster.routes["T"] = route_body({"a": {0: new.address}})
+    assert [result.status for result in results] == [SendStatus.SEND_OK]
 
 
-@BACKENDS
-def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_deleted_topic(
-    backend: str, monkeypatch: pytest.MonkeyPatch
+@on_both_backends(open_producer, [lambda c: c.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "no master")])
+async def test_nobody_waits_for_a_master_for_ever(
+    producer: Producer, cluster: Cluster, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ha.client.sender._FAILOVER_S", 0.5)
+    with pytest.raises(BrokerError, match="14"):
+        await producer.send(Message("T", b"x"))
+    assert len(cluster.sends()) >= 3
+    queue = MessageQueue("T", "a", 2)
+    before = len(cluster.sends())
+    with pytest.raises(BrokerError, match="14"):  # what was sent after it might overtake it
+        await producer.send(Message("T", b"x"), queue=queue)
+    assert len(cluster.sends()) == before + 1
+
+
+@on_both_backends(open_producer, [stored])
+async def test_a_lost_connection_is_made_anew_within_the_same_send(producer: Producer, cluster: Cluster) -> None:
+    (broker,) = cluster.brokers
+    await producer.send(Message("T", b"x"))
+    broken = False
+
+    def breaking_once(command: RemotingCommand) -> RemotingCommand | bytes:
+        nonlocal broken
+        if not broken:
+            broken = True
+            return b"\xff" * 8
+        return stored(command)
+
+    broker.handler = breaking_once
+    assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+    assert broker.connection_count == 2
+
+
+@on_both_backends(open_producer, [lambda c: None])
+async def test_no_answer_is_a_timeout_and_not_repeated(producer: Producer, cluster: Cluster) -> None:
+    with pytest.raises(RequestTimedOut):
+        await producer.send(Message("T", b"x"), timeout_s=0.2)
+    assert len(cluster.sends()) == 1
+
+
+@on_both_backends(open_producer, [stored], topic="TBW102")
+async def test_new_topic_is_sent_to_brokers_that_create_topics(producer: Producer, cluster: Cluster) -> None:
+    cluster.routes["TBW102"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=8, perm=7)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(producer.send, Message("Fresh", b"x"))
+    assert Counter(command.ext_fields["e"] for command in cluster.sends()) == {str(i): 5 for i in range(4)}
+    assert {command.ext_fields["b"] for command in cluster.sends()} == {"Fresh"}
+    assert Counter(c.ext_fields["topic"] for c in cluster.name_server.commands) == {"Fresh": 1, "TBW102": 1}
+
+
+@on_both_backends(open_producer, [stored], topic="TBW102")
+async def test_a_new_topic_is_sent_to_as_soon_as_a_broker_that_creates_it_may_be_written_to(
+    producer: Producer, cluster: Cluster
+) -> None:
+    """A slave that registers before its master makes the topic of new ones one that can only be read."""
+    brokers = {"a": {0: cluster.brokers[0].address}}
+    cluster.routes["TBW102"] = route_body(brokers, perm=5)
+    with pytest.raises(ConnectionFailed, match="no master that may be written to"):
+        await producer.send(Message("Fresh", b"x"))
+    cluster.routes["TBW102"] = route_body(brokers, perm=7)
+    assert (await producer.send(Message("Fresh", b"x"))).status is SendStatus.SEND_OK
+
+
+@on_both_backends(open_producer, [stored])
+async def test_a_topic_that_nobody_knows_or_creates(producer: Producer, cluster: Cluster) -> None:
+    with pytest.raises(RouteNotFound) as caught:
+        await producer.send(Message("Other", b"x"))
+    assert (caught.value.topic, caught.value.code) == ("Other", 17)
+
+
+@on_both_backends(open_producer, [stored], ClientOptions(route_refresh_interval_s=0.05))
+async def test_routes_are_refreshed_and_survive_the_name_server(producer: Producer, cluster: Cluster) -> None:
+    assert len(await producer.queues("T")) == 4
+    cluster.routes["T"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=6)
+    await cluster.name_server.received(len(cluster.name_server.commands) + 2)
+    assert len(await producer.queues("T")) == 6
+    cluster.name_server.handler = lambda command: b"\xff" * 8
+    await cluster.name_server.received(len(cluster.name_server.commands) + 2)
+    assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+    assert len(await producer.queues("T")) == 6
+
+
+@on_both_backends(open_producer, [stored], ClientOptions(route_refresh_interval_s=0.05))
+async def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_deleted_topic(
+    producer: Producer, cluster: Cluster, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
     async def refreshed(cluster: Cluster) -> None:
         await cluster.name_server.received(len(cluster.name_server.commands) + 3)
 
@@ -332,131 +267,107 @@ def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_deleted_to
             await producer.queues("T")
             await anyio.sleep(0.01)
 
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        cluster.routes["Deleted"] = cluster.routes["T"]
-        for topic in ("T", "Deleted"):
-            await producer.send(Message(topic, b"x"))
-        cluster.routes.clear()
-        await refreshed(cluster)
-        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
-        await cluster.brokers[0].disconnect()
-        await refreshed(cluster)
-        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
-        cluster.brokers[0].handler = lambda command: command.reply(ResponseCode.TOPIC_NOT_EXIST, "no topic")
-        with pytest.raises(RouteNotFound):
-            await producer.send(Message("Deleted", b"x"))
-        cluster.brokers[0].handler = stored
-        monkeypatch.setattr("ha.client.routes._UNKNOWN_ROUTE_KEPT_S", 0.1)
-        with pytest.raises(RouteNotFound):
-            await forgotten(producer)
-
-    run_with(backend, [stored], body, ClientOptions(route_refresh_interval_s=0.05))
+    cluster.routes["Deleted"] = cluster.routes["T"]
+    for topic in ("T", "Deleted"):
+        await producer.send(Message(topic, b"x"))
+    cluster.routes.clear()
+    await refreshed(cluster)
+    assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+    await cluster.brokers[0].disconnect()
+    await refreshed(cluster)
+    assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+    cluster.brokers[0].handler = lambda command: command.reply(ResponseCode.TOPIC_NOT_EXIST, "no topic")
+    with pytest.raises(RouteNotFound):
+        await producer.send(Message("Deleted", b"x"))
+    cluster.brokers[0].handler = stored
+    monkeypatch.setattr("ha.client.routes._UNKNOWN_ROUTE_KEPT_S", 0.1)
+    with pytest.raises(RouteNotFound):
+        await forgotten(producer)
 
 
-@BACKENDS
-def test_a_set_without_a_master_and_a_topic_that_is_read_only(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        address = cluster.brokers[0].address
-        for route in (route_body({"a": {1: address}}), route_body({"a": {0: address}}, perm=4)):
-            cluster.routes["U"] = route
-            with pytest.raises(ConnectionFailed, match="no master"):
-                await producer.send(Message("U", b"x"))
-        cluster.routes["U"] = route_body({"a": {0: address}})
-        assert (await producer.send(Message("U", b"x"))).status is SendStatus.SEND_OK
-
-    run_with(backend, [stored], body)
+@on_both_backends(open_producer, [stored])
+async def test_a_set_without_a_master_and_a_topic_that_is_read_only(producer: Producer, cluster: Cluster) -> None:
+    address = cluster.brokers[0].address
+    for route in (route_body({"a": {1: address}}), route_body({"a": {0: address}}, perm=4)):
+        cluster.routes["U"] = route
+        with pytest.raises(ConnectionFailed, match="no master"):
+            await producer.send(Message("U", b"x"))
+    cluster.routes["U"] = route_body({"a": {0: address}})
+    assert (await producer.send(Message("U", b"x"))).status is SendStatus.SEND_OK
 
 
-@BACKENDS
-def test_the_second_name_server_answers_when_the_first_is_gone(backend: str) -> None:
-    async def main() -> None:
-        routes: dict[str, bytes] = {}
-        async with serving(stored) as broker, serving(name_server(routes)) as names:
-            routes["T"] = route_body({"a": {0: broker.address}})
-            async with serving(stored) as gone:
-                pass
-            async with Producer([gone.address, names.address]) as producer:
-                assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
-            async with Producer(f"{gone.address};{gone.address}") as producer:
-                with pytest.raises(NameServersUnreachable, match="refused"):
-                    await producer.send(Message("T", b"x"))
-
-    anyio.run(main, backend=backend)
+@on_both_backends()
+async def test_the_second_name_server_answers_when_the_first_is_gone() -> None:
+    routes: dict[str, bytes] = {}
+    async with serving(stored) as broker, serving(name_server(routes)) as names:
+        routes["T"] = route_body({"a": {0: broker.address}})
+        async with serving(stored) as gone:
+            pass
+        async with Producer([gone.address, names.address]) as producer:
+            assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        async with Producer(f"{gone.address};{gone.address}") as producer:
+            with pytest.raises(NameServersUnreachable, match="refused"):
+                await producer.send(Message("T", b"x"))
 
 
-@BACKENDS
-def test_a_batch_is_one_request(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        result = await producer.send_batch(
-            [Message("T", b"hi", tags="TagA", flag=1), Message("T", b"yo", flag=2)], queue=MessageQueue("T", "a", 1)
-        )
-        (command,) = cluster.sends()
-        assert command.code == RequestCode.SEND_BATCH_MESSAGE
-        assert command.ext_fields["m"] == "true"
-        parts = [(flag, bytes(body), decode_properties(raw)) for flag, body, raw in decode_batch(command.body)]
-        ids = [properties.pop("UNIQ_KEY") for _, _, properties in parts]
-        assert parts == [(1, b"hi", {"TAGS": "TagA"}), (2, b"yo", {})]
-        assert result.message_id == ",".join(ids)
-        assert len(set(ids)) == 2
-
-    run_with(backend, [stored], body)
+@on_both_backends(open_producer, [stored])
+async def test_a_batch_is_one_request(producer: Producer, cluster: Cluster) -> None:
+    result = await producer.send_batch(
+        [Message("T", b"hi", tags="TagA", flag=1), Message("T", b"yo", flag=2)], queue=MessageQueue("T", "a", 1)
+    )
+    (command,) = cluster.sends()
+    assert command.code == RequestCode.SEND_BATCH_MESSAGE
+    assert command.ext_fields["m"] == "true"
+    parts = [(flag, bytes(body), decode_properties(raw)) for flag, body, raw in decode_batch(command.body)]
+    ids = [properties.pop("UNIQ_KEY") for _, _, properties in parts]
+    assert parts == [(1, b"hi", {"TAGS": "TagA"}), (2, b"yo", {})]
+    assert result.message_id == ",".join(ids)
+    assert len(set(ids)) == 2
 
 
-@BACKENDS
-def test_messages_that_no_broker_would_take_are_refused_here(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        for bad in (b"", b"x" * (4 * 1024 * 1024 + 1)):
-            with pytest.raises(ValueError, match="bytes"):
-                await producer.send(Message("T", bad))
-        for batch in (
-            [],
-            [Message("T", b"x"), Message("U", b"x")],
-            [Message("T", b"x", delay_level=1)],
-            [Message("T", b"x"), Message("T", b"x", wait_stored=False)],
-        ):
-            with pytest.raises(ValueError, match="batch"):
-                await producer.send_batch(batch)
-        assert cluster.sends() == []
-
-    run_with(backend, [stored], body)
+@on_both_backends(open_producer, [stored])
+async def test_messages_that_no_broker_would_take_are_refused_here(producer: Producer, cluster: Cluster) -> None:
+    for bad in (b"", b"x" * (4 * 1024 * 1024 + 1)):
+        with pytest.raises(ValueError, match="bytes"):
+            await producer.send(Message("T", bad))
+    for batch in (
+        [],
+        [Message("T", b"x"), Message("U", b"x")],
+        [Message("T", b"x", delay_level=1)],
+        [Message("T", b"x"), Message("T", b"x", wait_stored=False)],
+    ):
+        with pytest.raises(ValueError, match="batch"):
+            await producer.send_batch(batch)
+    assert cluster.sends() == []
 
 
-@BACKENDS
-def test_oneway_sends_carry_the_flag_and_wait_for_nothing(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        await producer.send_oneway(Message("T", b"first", wait_stored=False))
-        await producer.send(Message("T", b"second"))
-        first, second = cluster.sends()
-        assert (first.is_oneway, first.body) == (True, b"first")
-        assert decode_properties(first.ext_fields["i"].encode())["WAIT"] == "false"
-        assert second.is_oneway is False
-
-    run_with(backend, [lambda c: None if c.is_oneway else stored(c)], body)
+@on_both_backends(open_producer, [lambda c: None if c.is_oneway else stored(c)])
+async def test_oneway_sends_carry_the_flag_and_wait_for_nothing(producer: Producer, cluster: Cluster) -> None:
+    await producer.send_oneway(Message("T", b"first", wait_stored=False))
+    await producer.send(Message("T", b"second"))
+    first, second = cluster.sends()
+    assert (first.is_oneway, first.body) == (True, b"first")
+    assert decode_properties(first.ext_fields["i"].encode())["WAIT"] == "false"
+    assert second.is_oneway is False
 
 
-@BACKENDS
-def test_the_blocks_own_error_comes_out_as_it_is(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        async def failing() -> None:
-            async with Producer(cluster.name_server.address) as inner:
-                await inner.send(Message("T", b"x"))
-                raise LookupError
+@on_both_backends(open_producer, [stored])
+async def test_the_blocks_own_error_comes_out_as_it_is(producer: Producer, cluster: Cluster) -> None:
+    async def failing() -> None:
+        async with Producer(cluster.name_server.address) as inner:
+            await inner.send(Message("T", b"x"))
+            raise LookupError
 
-        with pytest.raises(LookupError):
-            await failing()
-
-    run_with(backend, [stored], body)
+    with pytest.raises(LookupError):
+        await failing()
 
 
-@BACKENDS
-def test_an_outer_deadline_ends_a_send_and_the_producer(backend: str) -> None:
-    async def body(producer: Producer, cluster: Cluster) -> None:
-        with anyio.move_on_after(0.2) as scope:
-            async with Producer(cluster.name_server.address) as inner:
-                await inner.send(Message("T", b"x"))
-        assert scope.cancelled_caught
-
-    run_with(backend, [lambda c: None], body)
+@on_both_backends(open_producer, [lambda c: None])
+async def test_an_outer_deadline_ends_a_send_and_the_producer(producer: Producer, cluster: Cluster) -> None:
+    with anyio.move_on_after(0.2) as scope:
+        async with Producer(cluster.name_server.address) as inner:
+            await inner.send(Message("T", b"x"))
+    assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize("servers", ["", "nowhere", "host:", ":9876", "host:0", "host:70000", []])

@@ -23,277 +23,241 @@ from ha.protocol.group_requests import decode_queue_offsets, decode_running_info
 from ha.protocol.java_json import loads
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand
+from tests.client.backends import on_both_backends
 from tests.client.fake_broker import name_server, serving
 from tests.client.group_broker import Answer
-from tests.client.push_world import BACKENDS, PUSH, World, run_with, tell, until
+from tests.client.push_world import PUSH, World, open_world, tell, until
 
 
-@BACKENDS
-def test_what_a_pull_and_a_heartbeat_carry(backend: str) -> None:
-    async def body(world: World) -> None:
-        world.master.put(0, b"x", TAGS="a")
-        async with world.consumer(subscriptions={"T": "a || b"}):
-            await until(lambda: world.bodies == [b"x"])
-        server = world.master.server
-        assert server is not None
-        pull = next(c for c in server.commands if c.code == RequestCode.PULL_MESSAGE and c.ext_fields["topic"] == "T")
-        assert {name: pull.ext_fields[name] for name in ("sysFlag", "subscription", "expressionType")} == {
-            "sysFlag": "6",
-            "subscription": "a || b",
-            "expressionType": "TAG",
-        }
-        heartbeat = loads(server.memberships[0].body)
-        (data,) = heartbeat["consumerDataSet"]
-        subscriptions = {each["topic"]: each for each in data["subscriptionDataSet"]}
-        assert subscriptions["T"]["tagsSet"] == ["a", "b"]
-        assert subscriptions["T"]["codeSet"] == [97, 98]
-        assert subscriptions["%RETRY%g"]["subString"] == "*"
-        assert data["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET"
-        assert server.memberships[-1].ext_fields["consumerGroup"] == "g"
-
-    run_with(backend, body)
+@on_both_backends(open_world)
+async def test_what_a_pull_and_a_heartbeat_carry(world: World) -> None:
+    world.master.put(0, b"x", TAGS="a")
+    async with world.consumer(subscriptions={"T": "a || b"}):
+        await until(lambda: world.bodies == [b"x"])
+    server = world.master.server
+    assert server is not None
+    pull = next(c for c in server.commands if c.code == RequestCode.PULL_MESSAGE and c.ext_fields["topic"] == "T")
+    assert {name: pull.ext_fields[name] for name in ("sysFlag", "subscription", "expressionType")} == {
+        "sysFlag": "6",
+        "subscription": "a || b",
+        "expressionType": "TAG",
+    }
+    heartbeat = loads(server.memberships[0].body)
+    (data,) = heartbeat["consumerDataSet"]
+    subscriptions = {each["topic"]: each for each in data["subscriptionDataSet"]}
+    assert subscriptions["T"]["tagsSet"] == ["a", "b"]
+    assert subscriptions["T"]["codeSet"] == [97, 98]
+    assert subscriptions["%RETRY%g"]["subString"] == "*"
+    assert data["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET"
+    assert server.memberships[-1].ext_fields["consumerGroup"] == "g"
 
 
-@BACKENDS
-def test_reading_goes_on_at_a_slave_when_the_master_is_gone(backend: str) -> None:
-    async def main() -> None:
-        world = World()
-        for broker in world.brokers.values():
-            broker.put(0, b"first")
-        with anyio.fail_after(20):
-            async with (
-                serving(world.brokers[1].handle) as slave,
-                serving(name_server(world.routes)) as names,
-                anyio.create_task_group() as tasks,
-            ):
-                world.names, world.brokers[1].server = names.address, slave
-                started, gone = anyio.Event(), anyio.Event()
+@on_both_backends()
+async def test_reading_goes_on_at_a_slave_when_the_master_is_gone() -> None:
+    world = World()
+    for broker in world.brokers.values():
+        broker.put(0, b"first")
+    with anyio.fail_after(20):
+        async with (
+            serving(world.brokers[1].handle) as slave,
+            serving(name_server(world.routes)) as names,
+            anyio.create_task_group() as tasks,
+        ):
+            world.names, world.brokers[1].server = names.address, slave
+            started, gone = anyio.Event(), anyio.Event()
 
-                async def serve_master() -> None:
-                    async with serving(world.master.handle) as server:
-                        world.master.server = server
-                        started.set()
-                        await gone.wait()
+            async def serve_master() -> None:
+                async with serving(world.master.handle) as server:
+                    world.master.server = server
+                    started.set()
+                    await gone.wait()
 
-                tasks.start_soon(serve_master)
-                await started.wait()
-                world.route(0, 1)
-                async with world.consumer() as push:
-                    await until(lambda: world.bodies == [b"first"])
-                    await until(lambda: world.master.committed.get(0) == 1)
-                    world.route(1)
-                    gone.set()
-                    world.brokers[1].put(0, b"second")
-                    await until(lambda: world.bodies == [b"first", b"second"])
-                    assert len(push.assigned) == 3
-                assert world.brokers[1].committed[0] == 2
-
-    anyio.run(main, backend=backend)
+            tasks.start_soon(serve_master)
+            await started.wait()
+            world.route(0, 1)
+            async with world.consumer() as push:
+                await until(lambda: world.bodies == [b"first"])
+                await until(lambda: world.master.committed.get(0) == 1)
+                world.route(1)
+                gone.set()
+                world.brokers[1].put(0, b"second")
+                await until(lambda: world.bodies == [b"first", b"second"])
+                assert len(push.assigned) == 3
+            assert world.brokers[1].committed[0] == 2
 
 
-@BACKENDS
-def test_a_broker_may_suggest_another_one(backend: str) -> None:
-    async def body(world: World) -> None:
-        world.route(0, 1)
-        world.master.suggest = world.brokers[1].suggest = 1
-        for broker in world.brokers.values():
-            for number in range(12):
-                broker.put(0, b"%d" % number)
-        async with world.consumer():
-            await until(lambda: len(world.inbox) == 12)
-        assert world.master.pulls.count((0, 0)) == 1
-        assert (0, 4) not in world.master.pulls
-        assert (0, 4) in world.brokers[1].pulls
-        assert sorted(world.bodies) == sorted(b"%d" % number for number in range(12))
-        assert world.brokers[1].committed == {}
-
-    run_with(backend, body)
+@on_both_backends(open_world)
+async def test_a_broker_may_suggest_another_one(world: World) -> None:
+    world.route(0, 1)
+    world.master.suggest = world.brokers[1].suggest = 1
+    for broker in world.brokers.values():
+        for number in range(12):
+            broker.put(0, b"%d" % number)
+    async with world.consumer():
+        await until(lambda: len(world.inbox) == 12)
+    assert world.master.pulls.count((0, 0)) == 1
+    assert (0, 4) not in world.master.pulls
+    assert (0, 4) in world.brokers[1].pulls
+    assert sorted(world.bodies) == sorted(b"%d" % number for number in range(12))
+    assert world.brokers[1].committed == {}
 
 
-@BACKENDS
-def test_a_message_that_fails_is_given_back(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_a_message_that_fails_is_given_back(world: World) -> None:
+
     def refuse(message: ReceivedMessage) -> None:
         raise RetryLater(5)
 
-    async def body(world: World) -> None:
-        world.refuse = refuse
-        world.master.put(1, b"x", UNIQ_KEY="U1")
-        async with world.consumer(push=msgspec.structs.replace(PUSH, reconsume_times_max=7)):
-            await until(lambda: world.master.committed.get(1) == 1)
-        (fields,) = world.master.given_back
-        assert fields == {
-            "offset": "1000",
-            "group": "g",
-            "delayLevel": "5",
-            "originMsgId": "U1",
-            "originTopic": "T",
-            "unitMode": "false",
-            "maxReconsumeTimes": "7",
-            "bname": "a",
-        }
-
-    run_with(backend, body)
+    world.refuse = refuse
+    world.master.put(1, b"x", UNIQ_KEY="U1")
+    async with world.consumer(push=msgspec.structs.replace(PUSH, reconsume_times_max=7)):
+        await until(lambda: world.master.committed.get(1) == 1)
+    (fields,) = world.master.given_back
+    assert fields == {
+        "offset": "1000",
+        "group": "g",
+        "delayLevel": "5",
+        "originMsgId": "U1",
+        "originTopic": "T",
+        "unitMode": "false",
+        "maxReconsumeTimes": "7",
+        "bname": "a",
+    }
 
 
-@BACKENDS
-def test_what_can_not_be_given_back_is_sent_anew(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_what_can_not_be_given_back_is_sent_anew(world: World) -> None:
+
     def refuse(message: ReceivedMessage) -> None:
         raise LookupError
 
-    async def body(world: World) -> None:
-        world.refuse = refuse
-        world.master.overrides[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda command: command.reply(1, "no")
-        world.master.put(0, b"x", UNIQ_KEY="U1", TAGS="t", own="y", TRAN_MSG="true")
-        async with world.consumer():
-            await until(lambda: world.master.committed.get(0) == 1)
-        (send,) = world.master.sends
-        assert (send.ext_fields["b"], send.ext_fields["j"], send.ext_fields["l"]) == ("%RETRY%g", "1", "16")
-        assert (send.body, send.ext_fields["a"]) == (b"x", "CLIENT_INNER_PRODUCER")
-        assert decode_properties(send.ext_fields["i"].encode()) == {
-            "UNIQ_KEY": "U1",
-            "TAGS": "t",
-            "own": "y",
-            "ORIGIN_MESSAGE_ID": "U1",
-            "RETRY_TOPIC": "T",
-            "DELAY": "3",
-        }
-
-    run_with(backend, body)
+    world.refuse = refuse
+    world.master.overrides[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda command: command.reply(1, "no")
+    world.master.put(0, b"x", UNIQ_KEY="U1", TAGS="t", own="y", TRAN_MSG="true")
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 1)
+    (send,) = world.master.sends
+    assert (send.ext_fields["b"], send.ext_fields["j"], send.ext_fields["l"]) == ("%RETRY%g", "1", "16")
+    assert (send.body, send.ext_fields["a"]) == (b"x", "CLIENT_INNER_PRODUCER")
+    assert decode_properties(send.ext_fields["i"].encode()) == {
+        "UNIQ_KEY": "U1",
+        "TAGS": "t",
+        "own": "y",
+        "ORIGIN_MESSAGE_ID": "U1",
+        "RETRY_TOPIC": "T",
+        "DELAY": "3",
+    }
 
 
-@BACKENDS
-def test_what_nobody_takes_back_is_handled_again_here(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_both_backends(open_world)
+async def test_what_nobody_takes_back_is_handled_again_here(world: World, *, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ha.client.handling._SEND_BACK_PAUSE_S", 0.05)
 
     def refuse(message: ReceivedMessage) -> None:
         if message.body == b"bad" and message.reconsume_times < 2:
             raise LookupError
 
-    async def body(world: World) -> None:
-        world.refuse = refuse
-        for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
-            world.master.overrides[code] = lambda command: command.reply(13, "no")
-        world.master.put(0, b"bad")
-        world.master.put(0, b"good")
-        async with world.consumer():
-            await until(lambda: world.master.committed.get(0) == 2)
-        assert world.bodies.count(b"bad") == 3
-        assert world.bodies.count(b"good") == 1
-
-    run_with(backend, body)
+    world.refuse = refuse
+    for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
+        world.master.overrides[code] = lambda command: command.reply(13, "no")
+    world.master.put(0, b"bad")
+    world.master.put(0, b"good")
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 2)
+    assert world.bodies.count(b"bad") == 3
+    assert world.bodies.count(b"good") == 1
 
 
-@BACKENDS
-def test_a_handler_that_takes_too_long_has_failed(backend: str) -> None:
-    async def body(world: World) -> None:
-        async def handle(message: ReceivedMessage) -> None:
+@on_both_backends(open_world)
+async def test_a_handler_that_takes_too_long_has_failed(world: World) -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        await anyio.sleep_forever()
+
+    world.master.put(0, b"x")
+    async with world.consumer(handle, push=msgspec.structs.replace(PUSH, consume_timeout_s=0.1)):
+        await until(lambda: len(world.master.given_back) == 1)
+
+
+@on_both_backends(open_world)
+async def test_the_end_waits_for_handlers_and_then_no_longer(world: World) -> None:
+    begun, ended = Counter[bytes](), []
+
+    async def handle(message: ReceivedMessage) -> None:
+        begun[message.body] += 1
+        await anyio.sleep(0.2 if message.body == b"soon" else 60)
+        ended.append(message.body)
+
+    world.master.put(0, b"soon")
+    world.master.put(1, b"never")
+    async with world.consumer(handle, push=msgspec.structs.replace(PUSH, close_grace_s=0.5)):
+        await until(lambda: len(begun) == 2)
+    assert ended == [b"soon"]
+    assert world.master.committed[0] == 1
+    assert world.master.committed.get(1, 0) == 0
+
+
+@on_both_backends(open_world)
+async def test_cancelled_it_still_saves_and_says_goodbye(world: World) -> None:
+    for number in range(4):
+        world.master.put(0, b"%d" % number)
+    with anyio.CancelScope() as scope:
+        async with world.consumer(push=msgspec.structs.replace(PUSH, commit_interval_s=60)) as push:
+            await until(lambda: push.statistics().handling.handled == {"T": 4})
+            scope.cancel()
             await anyio.sleep_forever()
-
-        world.master.put(0, b"x")
-        async with world.consumer(handle, push=msgspec.structs.replace(PUSH, consume_timeout_s=0.1)):
-            await until(lambda: len(world.master.given_back) == 1)
-
-    run_with(backend, body)
+    assert scope.cancelled_caught
+    assert world.master.committed[0] == 4
+    assert world.master.members() == []
 
 
-@BACKENDS
-def test_the_end_waits_for_handlers_and_then_no_longer(backend: str) -> None:
-    async def body(world: World) -> None:
-        begun, ended = Counter[bytes](), []
-
-        async def handle(message: ReceivedMessage) -> None:
-            begun[message.body] += 1
-            await anyio.sleep(0.2 if message.body == b"soon" else 60)
-            ended.append(message.body)
-
-        world.master.put(0, b"soon")
-        world.master.put(1, b"never")
-        async with world.consumer(handle, push=msgspec.structs.replace(PUSH, close_grace_s=0.5)):
-            await until(lambda: len(begun) == 2)
-        assert ended == [b"soon"]
-        assert world.master.committed[0] == 1
-        assert world.master.committed.get(1, 0) == 0
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_cancelled_it_still_saves_and_says_goodbye(backend: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(4):
-            world.master.put(0, b"%d" % number)
-        with anyio.CancelScope() as scope:
-            async with world.consumer(push=msgspec.structs.replace(PUSH, commit_interval_s=60)) as push:
-                await until(lambda: push.statistics().handling.handled == {"T": 4})
-                scope.cancel()
-                await anyio.sleep_forever()
-        assert scope.cancelled_caught
-        assert world.master.committed[0] == 4
-        assert world.master.members() == []
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_the_blocks_own_error_comes_out_as_it_is(backend: str) -> None:
-    async def body(world: World) -> None:
-        async def failing() -> None:
-            async with world.consumer():
-                raise LookupError("mine")
-
-        with pytest.raises(LookupError, match="mine"):
-            await failing()
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_news_of_a_member_rebalance_at_once(backend: str) -> None:
-    async def body(world: World) -> None:
-        async with world.consumer(push=msgspec.structs.replace(PUSH, rebalance_interval_s=60)) as push:
-            await until(lambda: len(push.assigned) == 3)
-            world.master.others = ["~ last of all"]
-            await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
-            queues = [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)]
-            mine = allocate_averagely(queues, [push.client_id, "~ last of all"], push.client_id)
-            await until(lambda: [queue for queue in push.assigned if queue.topic == "T"] == mine)
-            assert len(mine) == 1
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_who_is_forgotten_by_the_broker_says_so_again(backend: str) -> None:
-    async def body(world: World) -> None:
-        async with world.consumer() as push:
-            await until(lambda: len(push.assigned) == 3)
-            assert world.master.server is not None
-            world.master.server.memberships.clear()
-            await until(lambda: world.master.members() == [push.client_id])
-            assert len(push.assigned) == 3
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_an_offset_outside_the_queue_is_left_for_one_inside(backend: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(9):
-            world.master.put(0, b"%d" % number)
-
-        def moved(command: RemotingCommand) -> RemotingCommand | None:
-            is_low = command.ext_fields["topic"] == "T" and int(command.ext_fields["queueOffset"]) < 6
-            return world.master.pulled(command, 21, 6) if is_low and command.ext_fields["queueId"] == "0" else None
-
-        world.master.overrides[RequestCode.PULL_MESSAGE] = moved
+@on_both_backends(open_world)
+async def test_the_blocks_own_error_comes_out_as_it_is(world: World) -> None:
+    async def failing() -> None:
         async with world.consumer():
-            await until(lambda: sorted(world.bodies) == [b"6", b"7", b"8"])
-            await until(lambda: world.master.committed.get(0) == 9)
+            raise LookupError("mine")
 
-    run_with(backend, body)
+    with pytest.raises(LookupError, match="mine"):
+        await failing()
 
 
-@BACKENDS
+@on_both_backends(open_world)
+async def test_news_of_a_member_rebalance_at_once(world: World) -> None:
+    async with world.consumer(push=msgspec.structs.replace(PUSH, rebalance_interval_s=60)) as push:
+        await until(lambda: len(push.assigned) == 3)
+        world.master.others = ["~ last of all"]
+        await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+        queues = [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)]
+        mine = allocate_averagely(queues, [push.client_id, "~ last of all"], push.client_id)
+        await until(lambda: [queue for queue in push.assigned if queue.topic == "T"] == mine)
+        assert len(mine) == 1
+
+
+@on_both_backends(open_world)
+async def test_who_is_forgotten_by_the_broker_says_so_again(world: World) -> None:
+    async with world.consumer() as push:
+        await until(lambda: len(push.assigned) == 3)
+        assert world.master.server is not None
+        world.master.server.memberships.clear()
+        await until(lambda: world.master.members() == [push.client_id])
+        assert len(push.assigned) == 3
+
+
+@on_both_backends(open_world)
+async def test_an_offset_outside_the_queue_is_left_for_one_inside(world: World) -> None:
+    for number in range(9):
+        world.master.put(0, b"%d" % number)
+
+    def moved(command: RemotingCommand) -> RemotingCommand | None:
+        is_low = command.ext_fields["topic"] == "T" and int(command.ext_fields["queueOffset"]) < 6
+        return world.master.pulled(command, 21, 6) if is_low and command.ext_fields["queueId"] == "0" else None
+
+    world.master.overrides[RequestCode.PULL_MESSAGE] = moved
+    async with world.consumer():
+        await until(lambda: sorted(world.bodies) == [b"6", b"7", b"8"])
+        await until(lambda: world.master.committed.get(0) == 9)
+
+
+@on_both_backends(open_world)
 @pytest.mark.parametrize("mode", ConsumeMode)
 @pytest.mark.parametrize(
     ("first", "end", "moved_to", "handled"),
@@ -303,188 +267,163 @@ def test_an_offset_outside_the_queue_is_left_for_one_inside(backend: str) -> Non
         pytest.param(0, 9, 7, "078", id="reset"),
     ],
 )
-def test_what_is_held_is_handled_though_the_queue_ends_or_begins_elsewhere(
-    backend: str, mode: ConsumeMode, first: int, end: int, moved_to: int, handled: str
+async def test_what_is_held_is_handled_though_the_queue_ends_or_begins_elsewhere(
+    world: World, *, mode: ConsumeMode, first: int, end: int, moved_to: int, handled: str
 ) -> None:
     """Retention may take what comes next, a broker may lose its end: what was pulled before is handled all the same.
     It is not if an operator reset the offset."""
+    moves: list[int] = []
+    has_moved = anyio.Event()
 
-    async def body(world: World) -> None:
-        moves: list[int] = []
-        has_moved = anyio.Event()
+    async def handle(message: ReceivedMessage) -> None:
+        await has_moved.wait()
+        world.inbox.append(message)
 
-        async def handle(message: ReceivedMessage) -> None:
-            await has_moved.wait()
-            world.inbox.append(message)
+    for number in range(9):
+        world.master.put(0, b"%d" % number)
 
-        for number in range(9):
-            world.master.put(0, b"%d" % number)
+    def move(command: RemotingCommand) -> RemotingCommand | None:
+        fields = command.ext_fields
+        if (fields["topic"], fields["queueId"], fields["queueOffset"]) != ("T", "0", "4") or moves:
+            return None
+        moves.append(moved_to)
+        return world.master.pulled(command, 21, moved_to, first=first, end=end)
 
-        def move(command: RemotingCommand) -> RemotingCommand | None:
-            fields = command.ext_fields
-            if (fields["topic"], fields["queueId"], fields["queueOffset"]) != ("T", "0", "4") or moves:
-                return None
-            moves.append(moved_to)
-            return world.master.pulled(command, 21, moved_to, first=first, end=end)
-
-        world.master.overrides[RequestCode.PULL_MESSAGE] = move
-        async with world.consumer(handle, mode=mode, push=msgspec.structs.replace(PUSH, concurrency=1)):
-            await until(lambda: (0, 9) in world.master.pulls)
-            has_moved.set()
-            await until(lambda: world.master.committed.get(0) == 9)
-        assert {each.decode() for each in world.bodies} == set(handled)
-
-    run_with(backend, body)
+    world.master.overrides[RequestCode.PULL_MESSAGE] = move
+    async with world.consumer(handle, mode=mode, push=msgspec.structs.replace(PUSH, concurrency=1)):
+        await until(lambda: (0, 9) in world.master.pulls)
+        has_moved.set()
+        await until(lambda: world.master.committed.get(0) == 9)
+    assert {each.decode() for each in world.bodies} == set(handled)
 
 
-@BACKENDS
+@on_both_backends(open_world)
 @pytest.mark.parametrize("form", ["map", "list"])
-def test_an_operator_resets_offsets(backend: str, form: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(3):
-            world.master.put(0, b"%d" % number)
-        async with world.consumer():
-            await until(lambda: world.master.committed.get(0) == 3)
-            table = encode_queue_offsets({("T", "a", 0): 1, ("T", "a", 77): 1})
-            if form == "list":
-                table = b'{"offsetTable":[{"brokerName":"a","offset":1,"queueId":0,"topic":"T"}]}'
-            answer = await tell(
-                world, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, topic="T", group="g", timestamp="0"
-            )
-            assert answer is not None
-            assert answer.code == 0
-            await until(lambda: sorted(world.bodies) == [b"0", b"1", b"1", b"2", b"2"])
-            await until(lambda: world.master.committed.get(0) == 3)
-
-    run_with(backend, body)
+async def test_an_operator_resets_offsets(world: World, *, form: str) -> None:
+    for number in range(3):
+        world.master.put(0, b"%d" % number)
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 3)
+        table = encode_queue_offsets({("T", "a", 0): 1, ("T", "a", 77): 1})
+        if form == "list":
+            table = b'{"offsetTable":[{"brokerName":"a","offset":1,"queueId":0,"topic":"T"}]}'
+        answer = await tell(world, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, topic="T", group="g", timestamp="0")
+        assert answer is not None
+        assert answer.code == 0
+        await until(lambda: sorted(world.bodies) == [b"0", b"1", b"1", b"2", b"2"])
+        await until(lambda: world.master.committed.get(0) == 3)
 
 
-@BACKENDS
-def test_an_operator_resets_offsets_while_they_are_saved(backend: str) -> None:
-    async def body(world: World) -> None:
-        async def saved_after_the_reset(command: RemotingCommand) -> RemotingCommand:
-            await until(lambda: (0, 1) in world.master.pulls)
-            return command.reply(0)
+@on_both_backends(open_world)
+async def test_an_operator_resets_offsets_while_they_are_saved(world: World) -> None:
+    async def saved_after_the_reset(command: RemotingCommand) -> RemotingCommand:
+        await until(lambda: (0, 1) in world.master.pulls)
+        return command.reply(0)
 
-        def commit(command: RemotingCommand) -> Answer:
-            if command.ext_fields["topic"] != "T" or command.ext_fields["commitOffset"] != "3":
-                return None
-            del world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET]
-            world.master.committed[0] = 3
-            return saved_after_the_reset(command)
+    def commit(command: RemotingCommand) -> Answer:
+        if command.ext_fields["topic"] != "T" or command.ext_fields["commitOffset"] != "3":
+            return None
+        del world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET]
+        world.master.committed[0] = 3
+        return saved_after_the_reset(command)
 
-        world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
-        for number in range(3):
-            world.master.put(0, b"%d" % number)
-        async with world.consumer():
-            await until(lambda: world.master.committed.get(0) == 3)
-            await tell(
-                world,
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-                encode_queue_offsets({("T", "a", 0): 1}),
-                topic="T",
-                group="g",
-                timestamp="0",
-            )
-            await until(lambda: world.master.committed.get(0) == 3)
-
-    run_with(backend, body)
+    world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+    for number in range(3):
+        world.master.put(0, b"%d" % number)
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 3)
+        await tell(
+            world,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            encode_queue_offsets({("T", "a", 0): 1}),
+            topic="T",
+            group="g",
+            timestamp="0",
+        )
+        await until(lambda: world.master.committed.get(0) == 3)
 
 
-@BACKENDS
-def test_a_save_that_is_under_way_at_the_end_does_not_come_after_the_last_one(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_a_save_that_is_under_way_at_the_end_does_not_come_after_the_last_one(world: World) -> None:
     """A RocketMQ broker has many threads that carry out what one client sends, in whatever order."""
+    begun, carried_out = anyio.Event(), anyio.Event()
 
-    async def body(world: World) -> None:
-        begun, carried_out = anyio.Event(), anyio.Event()
+    async def late(command: RemotingCommand) -> RemotingCommand:
+        await until(lambda: len(world.inbox) == 3)
+        await anyio.sleep(0.3)  # the consumer has begun to end
+        world.master.committed[0] = int(command.ext_fields["commitOffset"])
+        carried_out.set()
+        return command.reply(0)
 
-        async def late(command: RemotingCommand) -> RemotingCommand:
-            await until(lambda: len(world.inbox) == 3)
-            await anyio.sleep(0.3)  # the consumer has begun to end
+    def commit(command: RemotingCommand) -> Answer:
+        if (command.ext_fields["topic"], command.ext_fields["queueId"]) != ("T", "0"):
+            return None
+        if not begun.is_set():
+            begun.set()
+            return late(command)
+        if carried_out.is_set():
             world.master.committed[0] = int(command.ext_fields["commitOffset"])
-            carried_out.set()
-            return command.reply(0)
+        return command.reply(0)  # else the first one is carried out after this one
 
-        def commit(command: RemotingCommand) -> Answer:
-            if (command.ext_fields["topic"], command.ext_fields["queueId"]) != ("T", "0"):
-                return None
-            if not begun.is_set():
-                begun.set()
-                return late(command)
-            if carried_out.is_set():
-                world.master.committed[0] = int(command.ext_fields["commitOffset"])
-            return command.reply(0)  # else the first one is carried out after this one
-
-        world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
-        async with world.consumer():
-            await begun.wait()
-            for number in range(3):
-                world.master.put(0, b"%d" % number)
-            await until(lambda: len(world.inbox) == 3)
-        assert world.master.committed[0] == 3
-
-    run_with(backend, body)
+    world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+    async with world.consumer():
+        await begun.wait()
+        for number in range(3):
+            world.master.put(0, b"%d" % number)
+        await until(lambda: len(world.inbox) == 3)
+    assert world.master.committed[0] == 3
 
 
-@BACKENDS
-def test_the_first_offsets_of_a_topic_survive_a_broker_that_creates_its_table_twice(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_the_first_offsets_of_a_topic_survive_a_broker_that_creates_its_table_twice(world: World) -> None:
     """RocketMQ's ConsumerOffsetManager creates the table of a topic and group with its first offset, without a lock: of
     requests that all find none, the last one's table stays, with its own offset alone."""
+    queue_count = 4
+    world.route(0, queue_nums=queue_count)
+    tables: list[dict[int, int]] = []
 
-    async def body(world: World) -> None:
-        queue_count = 4
-        world.route(0, queue_nums=queue_count)
-        tables: list[dict[int, int]] = []
+    async def carry_out(command: RemotingCommand) -> RemotingCommand:
+        found = tables[-1] if tables else {}
+        await anyio.sleep(0.05)  # what else is sent now is carried out by another thread
+        found[int(command.ext_fields["queueId"])] = int(command.ext_fields["commitOffset"])
+        tables.append(found)
+        return command.reply(0)
 
-        async def carry_out(command: RemotingCommand) -> RemotingCommand:
-            found = tables[-1] if tables else {}
-            await anyio.sleep(0.05)  # what else is sent now is carried out by another thread
-            found[int(command.ext_fields["queueId"])] = int(command.ext_fields["commitOffset"])
-            tables.append(found)
-            return command.reply(0)
+    def commit(command: RemotingCommand) -> Answer:
+        return carry_out(command) if command.ext_fields["topic"] == "T" else None
 
-        def commit(command: RemotingCommand) -> Answer:
-            return carry_out(command) if command.ext_fields["topic"] == "T" else None
-
-        world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
-        for number in range(queue_count):
-            world.master.put(number, b"%d" % number)
-        async with world.consumer(push=msgspec.structs.replace(PUSH, commit_interval_s=60.0)):
-            await until(lambda: len(world.inbox) == queue_count)
-        assert tables[-1] == dict.fromkeys(range(queue_count), 1)
-
-    run_with(backend, body)
+    world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+    for number in range(queue_count):
+        world.master.put(number, b"%d" % number)
+    async with world.consumer(push=msgspec.structs.replace(PUSH, commit_interval_s=60.0)):
+        await until(lambda: len(world.inbox) == queue_count)
+    assert tables[-1] == dict.fromkeys(range(queue_count), 1)
 
 
-@BACKENDS
-def test_an_operator_looks_at_a_member(backend: str) -> None:
-    async def body(world: World) -> None:
-        world.master.put(0, b"x")
-        async with world.consumer() as push:
-            await until(lambda: world.master.committed.get(0) == 1)
-            answer = await tell(world, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="g", clientId="c")
-            assert answer is not None
-            info = decode_running_info(answer.body)
-            assert info.queues["T", "a", 0].commit_offset == 1
-            assert set(info.queues) == {(q.topic, q.broker_name, q.queue_id) for q in push.assigned}
-            assert info.properties["PROP_CONSUME_ORDERLY"] == "false"
-            assert {each.topic for each in info.subscriptions} == {"T", "%RETRY%g"}
-            answer = await tell(world, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="T", group="g")
-            assert answer is not None
-            table = loads(answer.body)["messageQueueTable"]
-            assert sorted(table.values()) == [0, 1]
-            world.refuse = _raise
-            answer = await tell(
-                world, RequestCode.CONSUME_MESSAGE_DIRECTLY, world.master.records[0][0], consumerGroup="g"
-            )
-            assert answer is not None
-            result = loads(answer.body)
-            assert (result["consumeResult"], result["remark"]) == ("CR_THROW_EXCEPTION", "LookupError: no")
-            answer = await tell(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, b"garbage", consumerGroup="g")
-            assert answer is not None
-            assert answer.code == 1
-
-    run_with(backend, body)
+@on_both_backends(open_world)
+async def test_an_operator_looks_at_a_member(world: World) -> None:
+    world.master.put(0, b"x")
+    async with world.consumer() as push:
+        await until(lambda: world.master.committed.get(0) == 1)
+        answer = await tell(world, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="g", clientId="c")
+        assert answer is not None
+        info = decode_running_info(answer.body)
+        assert info.queues["T", "a", 0].commit_offset == 1
+        assert set(info.queues) == {(q.topic, q.broker_name, q.queue_id) for q in push.assigned}
+        assert info.properties["PROP_CONSUME_ORDERLY"] == "false"
+        assert {each.topic for each in info.subscriptions} == {"T", "%RETRY%g"}
+        answer = await tell(world, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="T", group="g")
+        assert answer is not None
+        table = loads(answer.body)["messageQueueTable"]
+        assert sorted(table.values()) == [0, 1]
+        world.refuse = _raise
+        answer = await tell(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, world.master.records[0][0], consumerGroup="g")
+        assert answer is not None
+        result = loads(answer.body)
+        assert (result["consumeResult"], result["remark"]) == ("CR_THROW_EXCEPTION", "LookupError: no")
+        answer = await tell(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, b"garbage", consumerGroup="g")
+        assert answer is not None
+        assert answer.code == 1
 
 
 def _raise(message: ReceivedMessage) -> None:
@@ -494,133 +433,116 @@ def _raise(message: ReceivedMessage) -> None:
 BOMB = zlib.compress(bytes(BODY_SIZE_MAX + 1))
 
 
-@BACKENDS
+@on_both_backends(open_world)
 @pytest.mark.parametrize("stored", [BOMB, b"no zlib"], ids=["a bomb", "damaged"])
 @pytest.mark.parametrize("mode", ConsumeMode)
-def test_a_body_that_does_not_inflate_becomes_a_dead_letter(backend: str, stored: bytes, mode: ConsumeMode) -> None:
-    async def body(world: World) -> None:
-        bodies: list[bytes] = []
-        errors: list[str | None] = []
+async def test_a_body_that_does_not_inflate_becomes_a_dead_letter(
+    world: World, *, stored: bytes, mode: ConsumeMode
+) -> None:
+    bodies: list[bytes] = []
+    errors: list[str | None] = []
 
-        async def handle(message: ReceivedMessage) -> None:
-            errors.append(message.body_error)
-            bodies.append(message.body)
+    async def handle(message: ReceivedMessage) -> None:
+        errors.append(message.body_error)
+        bodies.append(message.body)
 
-        world.route(0, queue_nums=1)
-        world.master.put(0, b"before")
-        world.master.put(0, stored, sys_flag=SysFlag.COMPRESSED, UNIQ_KEY="U1")
-        world.master.put(0, b"behind")
-        # ORDERLY alone retries without end by default: what can't be read would hold its queue back for good.
-        push = msgspec.structs.replace(PUSH, reconsume_times_max=None, suspend_s=0.01)
-        async with world.consumer(handle, mode=mode, push=push) as consumer:
-            await until(lambda: world.master.committed.get(0) == 3)
-            assert consumer.statistics().handling.failed == {"T": 1}
-        assert bodies == [b"before", b"behind"]
-        assert [error is not None and "inflate" in error for error in errors].count(True) == 1
-        if mode is ConsumeMode.CONCURRENTLY:
-            ((offset, level),) = [(fields["offset"], fields["delayLevel"]) for fields in world.master.given_back]
-            assert (offset, level) == ("1", "-1")
-        else:
-            (dead,) = world.master.sends
-            assert dead.body == stored
-            assert int(dead.ext_fields["f"]) & SysFlag.COMPRESSED
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_a_handler_may_do_without_the_body(backend: str) -> None:
-    async def body(world: World) -> None:
-        world.master.put(0, BOMB, sys_flag=SysFlag.COMPRESSED, TAGS="a")
-        async with world.consumer():
-            await until(lambda: world.master.committed.get(0) == 1)
-        assert [message.tags for message in world.inbox] == ["a"]
-        assert world.master.given_back == []
-
-    run_with(backend, body)
+    world.route(0, queue_nums=1)
+    world.master.put(0, b"before")
+    world.master.put(0, stored, sys_flag=SysFlag.COMPRESSED, UNIQ_KEY="U1")
+    world.master.put(0, b"behind")
+    # ORDERLY alone retries without end by default: what can't be read would hold its queue back for good.
+    push = msgspec.structs.replace(PUSH, reconsume_times_max=None, suspend_s=0.01)
+    async with world.consumer(handle, mode=mode, push=push) as consumer:
+        await until(lambda: world.master.committed.get(0) == 3)
+        assert consumer.statistics().handling.failed == {"T": 1}
+    assert bodies == [b"before", b"behind"]
+    assert [error is not None and "inflate" in error for error in errors].count(True) == 1
+    if mode is ConsumeMode.CONCURRENTLY:
+        ((offset, level),) = [(fields["offset"], fields["delayLevel"]) for fields in world.master.given_back]
+        assert (offset, level) == ("1", "-1")
+    else:
+        (dead,) = world.master.sends
+        assert dead.body == stored
+        assert int(dead.ext_fields["f"]) & SysFlag.COMPRESSED
 
 
-@BACKENDS
-def test_bodies_count_against_the_buffer_as_they_are_inflated(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_a_handler_may_do_without_the_body(world: World) -> None:
+    world.master.put(0, BOMB, sys_flag=SysFlag.COMPRESSED, TAGS="a")
+    async with world.consumer():
+        await until(lambda: world.master.committed.get(0) == 1)
+    assert [message.tags for message in world.inbox] == ["a"]
+    assert world.master.given_back == []
+
+
+@on_both_backends(open_world)
+async def test_bodies_count_against_the_buffer_as_they_are_inflated(world: World) -> None:
     """One answer brings four bodies of 1 MiB in a few KB, for a buffer of 2.5 MiB."""
+    held: list[int] = []
+    push = msgspec.structs.replace(PUSH, total_bytes_max=5 << 19, concurrency=1)
 
-    async def body(world: World) -> None:
-        held: list[int] = []
-        push = msgspec.structs.replace(PUSH, total_bytes_max=5 << 19, concurrency=1)
+    async def handle(message: ReceivedMessage) -> None:
+        held.append(consumer.statistics().held.byte_count)
+        await anyio.lowlevel.checkpoint()
 
-        async def handle(message: ReceivedMessage) -> None:
-            held.append(consumer.statistics().held.byte_count)
-            await anyio.lowlevel.checkpoint()
-
-        for number in range(8):
-            world.master.put(number % 2, zlib.compress(bytes(1 << 20)), sys_flag=SysFlag.COMPRESSED)
-        async with world.consumer(handle, push=push) as consumer:
-            await until(lambda: world.master.committed == {0: 4, 1: 4})
-        assert len(held) == 8
-        # The last body of an answer may reach beyond the bound, and so may the first one of another queue's answer.
-        assert max(held) < push.total_bytes_max + 2 * (1 << 20) + 8 * 1024
-
-    run_with(backend, body)
+    for number in range(8):
+        world.master.put(number % 2, zlib.compress(bytes(1 << 20)), sys_flag=SysFlag.COMPRESSED)
+    async with world.consumer(handle, push=push) as consumer:
+        await until(lambda: world.master.committed == {0: 4, 1: 4})
+    assert len(held) == 8
+    # The last body of an answer may reach beyond the bound, and so may the first one of another queue's answer.
+    assert max(held) < push.total_bytes_max + 2 * (1 << 20) + 8 * 1024
 
 
-@BACKENDS
-def test_trouble_is_said_once_and_tried_again(backend: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def body(world: World) -> None:
-        world.master.put(0, b"x")
-        count = 0
+@on_both_backends(open_world)
+async def test_trouble_is_said_once_and_tried_again(world: World, *, caplog: pytest.LogCaptureFixture) -> None:
+    world.master.put(0, b"x")
+    count = 0
 
-        def broken(command: RemotingCommand) -> RemotingCommand | None:
-            nonlocal count
-            if command.ext_fields["topic"] != "T" or command.ext_fields["queueId"] != "0" or count == 5:
-                return None
-            count += 1
-            return command.reply(2, "busy") if count % 2 else world.master.pulled(command, 0, 1, b"garbage", 1)
+    def broken(command: RemotingCommand) -> RemotingCommand | None:
+        nonlocal count
+        if command.ext_fields["topic"] != "T" or command.ext_fields["queueId"] != "0" or count == 5:
+            return None
+        count += 1
+        return command.reply(2, "busy") if count % 2 else world.master.pulled(command, 0, 1, b"garbage", 1)
 
-        world.master.overrides[RequestCode.PULL_MESSAGE] = broken
-        with caplog.at_level(logging.INFO, logger="ha.client"):
-            async with world.consumer():
-                await until(lambda: world.bodies == [b"x"])
-        said = [record.msg.split(" ")[0] for record in caplog.records]
-        assert said.count("client.pull_failed") == said.count("client.pull_recovered") == 1
-
-    run_with(backend, body)
+    world.master.overrides[RequestCode.PULL_MESSAGE] = broken
+    with caplog.at_level(logging.INFO, logger="ha.client"):
+        async with world.consumer():
+            await until(lambda: world.bodies == [b"x"])
+    said = [record.msg.split(" ")[0] for record in caplog.records]
+    assert said.count("client.pull_failed") == said.count("client.pull_recovered") == 1
 
 
-@BACKENDS
-def test_a_broadcasting_member_keeps_its_own_positions(backend: str, tmp_path: Path) -> None:
+@on_both_backends(open_world)
+async def test_a_broadcasting_member_keeps_its_own_positions(world: World, *, tmp_path: Path) -> None:
     file = tmp_path / "positions.json"
 
-    async def body(world: World) -> None:
-        def refuse(message: ReceivedMessage) -> None:
-            raise LookupError
+    def refuse(message: ReceivedMessage) -> None:
+        raise LookupError
 
-        world.refuse = refuse
-        world.master.put(0, b"x")
-        async with world.consumer(model=MessageModel.BROADCASTING, position_file=file) as push:
-            await until(lambda: world.bodies == [b"x"])
-            assert push.assigned == [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)]
-        assert decode_queue_offsets(file.read_bytes()) == {("T", "a", 0): 1, ("T", "a", 1): 0}
-        assert (world.master.committed, world.master.given_back) == ({}, [])
-        world.master.put(0, b"y")
+    world.refuse = refuse
+    world.master.put(0, b"x")
+    async with world.consumer(model=MessageModel.BROADCASTING, position_file=file) as push:
+        await until(lambda: world.bodies == [b"x"])
+        assert push.assigned == [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)]
+    assert decode_queue_offsets(file.read_bytes()) == {("T", "a", 0): 1, ("T", "a", 1): 0}
+    assert (world.master.committed, world.master.given_back) == ({}, [])
+    world.master.put(0, b"y")
+    async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
+        await until(lambda: world.bodies == [b"x", b"y"])
+    assert os.listdir(tmp_path) == ["positions.json"]
+    file.write_bytes(b"{")
+    with pytest.raises(RemoteProtocolError):
         async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
-            await until(lambda: world.bodies == [b"x", b"y"])
-        assert os.listdir(tmp_path) == ["positions.json"]
-        file.write_bytes(b"{")
-        with pytest.raises(RemoteProtocolError):
-            async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
-                pass
-
-    run_with(backend, body)
+            pass
 
 
-@BACKENDS
-def test_a_topic_that_comes_later_is_found(backend: str) -> None:
-    async def body(world: World) -> None:
-        route = world.routes.pop("T")
-        world.master.put(0, b"x")
-        async with world.consumer():
-            await anyio.sleep(0.2)
-            world.routes["T"] = route
-            await until(lambda: world.bodies == [b"x"])
-
-    run_with(backend, body)
+@on_both_backends(open_world)
+async def test_a_topic_that_comes_later_is_found(world: World) -> None:
+    route = world.routes.pop("T")
+    world.master.put(0, b"x")
+    async with world.consumer():
+        await anyio.sleep(0.2)
+        world.routes["T"] = route
+        await until(lambda: world.bodies == [b"x"])

@@ -10,104 +10,88 @@ from ha.client.messages import MessageQueue
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import LockedQueuesBody
+from tests.client.backends import on_both_backends
 from tests.client.fake_broker import route_body
-from tests.client.push_world import BACKENDS, PUSH, World, run_with, tell, until
+from tests.client.push_world import PUSH, World, open_world, tell, until
 
 
-@BACKENDS
-def test_nothing_is_handled_without_the_lock(backend: str) -> None:
-    async def body(world: World) -> None:
-        world.master.put(0, b"x")
+@on_both_backends(open_world)
+async def test_nothing_is_handled_without_the_lock(world: World) -> None:
+    world.master.put(0, b"x")
+    world.master.locked_by["T", 0] = "somebody else"
+    async with world.consumer(mode=ConsumeMode.ORDERLY) as push:
+        await until(lambda: ("T", 1) in world.master.locked_by)
+        await anyio.sleep(0.2)
+        assert (0, 0) not in world.master.pulls
+        assert MessageQueue("T", "a", 0) in push.assigned
+        del world.master.locked_by["T", 0]
+        await until(lambda: world.bodies == [b"x"])
+    assert world.master.locked_by == {}
+    assert world.master.committed[0] == 1
+
+
+@on_both_backends(open_world)
+async def test_a_lock_that_was_lost_and_found_continues_where_it_was(world: World) -> None:
+    for number in range(6):
+        world.master.put(0, b"%d" % number)
+    push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
+    async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
+        await until(lambda: len(world.inbox) == 6)
         world.master.locked_by["T", 0] = "somebody else"
-        async with world.consumer(mode=ConsumeMode.ORDERLY) as push:
-            await until(lambda: ("T", 1) in world.master.locked_by)
-            await anyio.sleep(0.2)
-            assert (0, 0) not in world.master.pulls
-            assert MessageQueue("T", "a", 0) in push.assigned
-            del world.master.locked_by["T", 0]
-            await until(lambda: world.bodies == [b"x"])
-        assert world.master.locked_by == {}
-        assert world.master.committed[0] == 1
-
-    run_with(backend, body)
+        await anyio.sleep(0.3)
+        world.master.put(0, b"6")
+        del world.master.locked_by["T", 0]
+        await until(lambda: len(world.inbox) == 7)
+        await anyio.sleep(0.2)
+    # What this member did and never saved is not repeated.
+    assert world.bodies == [b"%d" % number for number in range(7)]
 
 
-@BACKENDS
-def test_a_lock_that_was_lost_and_found_continues_where_it_was(backend: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(6):
-            world.master.put(0, b"%d" % number)
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
-            await until(lambda: len(world.inbox) == 6)
-            world.master.locked_by["T", 0] = "somebody else"
-            await anyio.sleep(0.3)
-            world.master.put(0, b"6")
-            del world.master.locked_by["T", 0]
-            await until(lambda: len(world.inbox) == 7)
-            await anyio.sleep(0.2)
-        # What this member did and never saved is not repeated.
-        assert world.bodies == [b"%d" % number for number in range(7)]
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_a_lock_that_was_given_back_is_not_renewed(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_a_lock_that_was_given_back_is_not_renewed(world: World) -> None:
     """However often locks are renewed: the next member would wait a minute for one."""
-
-    async def body(world: World) -> None:
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
-            await until(lambda: len(push.assigned) == 3 and len(world.master.locked_by) == 3)
-            world.master.others = ["~ last of all"]
-            await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
-            await until(lambda: len(push.assigned) == 2)
-            await until(lambda: ("T", 1) not in world.master.locked_by)
-            await anyio.sleep(0.2)
-            assert ("T", 1) not in world.master.locked_by
-
-    run_with(backend, body)
+    push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
+    async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
+        await until(lambda: len(push.assigned) == 3 and len(world.master.locked_by) == 3)
+        world.master.others = ["~ last of all"]
+        await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+        await until(lambda: len(push.assigned) == 2)
+        await until(lambda: ("T", 1) not in world.master.locked_by)
+        await anyio.sleep(0.2)
+        assert ("T", 1) not in world.master.locked_by
 
 
-@BACKENDS
-def test_another_members_progress_counts_when_a_lock_comes_back(backend: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(2):
+@on_both_backends(open_world)
+async def test_another_members_progress_counts_when_a_lock_comes_back(world: World) -> None:
+    for number in range(2):
+        world.master.put(0, b"%d" % number)
+    push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
+    async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
+        await until(lambda: len(world.inbox) == 2)
+        world.master.locked_by["T", 0] = "somebody else"
+        await anyio.sleep(0.2)
+        for number in range(2, 5):
             world.master.put(0, b"%d" % number)
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
-            await until(lambda: len(world.inbox) == 2)
-            world.master.locked_by["T", 0] = "somebody else"
-            await anyio.sleep(0.2)
-            for number in range(2, 5):
-                world.master.put(0, b"%d" % number)
-            world.master.committed[0] = 4
-            del world.master.locked_by["T", 0]
-            await until(lambda: len(world.inbox) == 3)
-        assert world.bodies == [b"0", b"1", b"4"]
-
-    run_with(backend, body)
+        world.master.committed[0] = 4
+        del world.master.locked_by["T", 0]
+        await until(lambda: len(world.inbox) == 3)
+    assert world.bodies == [b"0", b"1", b"4"]
 
 
-@BACKENDS
-def test_locks_are_asked_of_the_new_master(backend: str) -> None:
+@on_both_backends(open_world)
+async def test_locks_are_asked_of_the_new_master(world: World) -> None:
     """The old one says that nobody has any; who was told so looks for the new one at once."""
-
-    async def body(world: World) -> None:
-        old, new = world.brokers[0], world.brokers[1]
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05)
-        options = ClientOptions(route_refresh_interval_s=600)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options, options=options):
-            await until(lambda: len(old.locked_by) == 3)
-            nothing = java_json.dumps(LockedQueuesBody(queues=[]))
-            old.overrides[RequestCode.LOCK_BATCH_MQ] = lambda c: c.reply(0, body=nothing)
-            old.overrides[RequestCode.PULL_MESSAGE] = lambda c: c.reply(14, "this is a SLAVE")
-            assert old.server is not None
-            assert new.server is not None
-            world.routes["T"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 2)
-            world.routes["%RETRY%g"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 1)
-            new.put(0, b"x")
-            await until(lambda: world.bodies == [b"x"])
-
-    run_with(backend, body)
+    old, new = world.brokers[0], world.brokers[1]
+    push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05)
+    options = ClientOptions(route_refresh_interval_s=600)
+    async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options, options=options):
+        await until(lambda: len(old.locked_by) == 3)
+        nothing = java_json.dumps(LockedQueuesBody(queues=[]))
+        old.overrides[RequestCode.LOCK_BATCH_MQ] = lambda c: c.reply(0, body=nothing)
+        old.overrides[RequestCode.PULL_MESSAGE] = lambda c: c.reply(14, "this is a SLAVE")
+        assert old.server is not None
+        assert new.server is not None
+        world.routes["T"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 2)
+        world.routes["%RETRY%g"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 1)
+        new.put(0, b"x")
+        await until(lambda: world.bodies == [b"x"])

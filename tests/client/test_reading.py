@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from ha.client import MessageQueue, PullConsumer, PullResult, PullStatus, Reading, Stretch
+from ha.client import MessageQueue, PullResult, PullStatus, Reading, Stretch
 from ha.client.messages import messages_of
 from ha.errors import ConnectionFailed
 from ha.protocol.record import split_records
 from ha.protocol.remoting import RemotingCommand
-from tests.client.fake_broker import FakeServer
-from tests.client.test_consumer import pulled, record, run_with
+from tests.client.backends import on_both_backends
+from tests.client.test_consumer import open_consumer, pulled, record
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 QUEUES = [MessageQueue("T", "a", number) for number in range(3)]
 PULL_COUNT = 2
 
@@ -83,147 +80,121 @@ async def fail_within(reading: Reading) -> None:
             raise ZeroDivisionError
 
 
-def run(backend: str, main: Callable[[], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        with anyio.fail_after(20):
-            await main()
-
-    anyio.run(within_time, backend=backend)
-
-
-@BACKENDS
-def test_one_pull_is_under_way_while_the_program_works(backend: str) -> None:
-    async def main() -> None:
-        broker = Broker(7)
-        async with broker.reading() as reading:
+@on_both_backends()
+async def test_one_pull_is_under_way_while_the_program_works() -> None:
+    broker = Broker(7)
+    async with broker.reading() as reading:
+        await settled()
+        assert (broker.asked, reading.positions) == ([(0, 0)], {QUEUES[0]: 0})
+        for number, expected in enumerate([[0, 1], [2, 3], [4, 5]]):
+            stretch = await anext(reading)
+            assert (offsets(stretch), stretch.begin_offset, stretch.next_offset) == (
+                expected,
+                2 * number,
+                2 * number + 2,
+            )
             await settled()
-            assert (broker.asked, reading.positions) == ([(0, 0)], {QUEUES[0]: 0})
-            for number, expected in enumerate([[0, 1], [2, 3], [4, 5]]):
-                stretch = await anext(reading)
-                assert (offsets(stretch), stretch.begin_offset, stretch.next_offset) == (
-                    expected,
-                    2 * number,
-                    2 * number + 2,
-                )
-                await settled()
-                assert broker.asked == [(0, 2 * ahead) for ahead in range(number + 2)]
-                assert reading.positions == {QUEUES[0]: 2 * number + 2}
-            assert offsets(await anext(reading)) == [6]
-            with pytest.raises(StopAsyncIteration):
-                await anext(reading)
-            assert reading.positions == {QUEUES[0]: 7}
-
-    run(backend, main)
-
-
-@BACKENDS
-def test_queues_are_read_beside_each_other_each_in_order(backend: str) -> None:
-    async def main() -> None:
-        broker = Broker(5, 0, 9)
-        found: dict[MessageQueue, list[int]] = {}
-        async with broker.reading() as reading:
-            async for stretch in reading:
-                found.setdefault(stretch.queue, []).extend(offsets(stretch))
-                assert reading.positions[stretch.queue] == found[stretch.queue][-1] + 1
-        assert found == {QUEUES[0]: [*range(5)], QUEUES[2]: [*range(9)]}
-        assert reading.positions == broker.ends
-
-    run(backend, main)
-
-
-@BACKENDS
-def test_nothing_is_lost_with_a_wait_that_is_cancelled(backend: str) -> None:
-    async def main() -> None:
-        broker = Broker(2)
-        broker.is_holding = True
-        async with broker.reading(ends=False) as reading:
-            assert offsets(await anext(reading)) == [0, 1]
-            for count in range(3):
-                with anyio.move_on_after(0) as scope:
-                    await anext(reading)
-                assert scope.cancelled_caught
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(anext, reading)
-                    await settled()
-                    broker.grow(QUEUES[0], 1)  # comes while the wait is being cancelled
-                    if count == 1:
-                        await checkpoint()
-                    tasks.cancel_scope.cancel()
-                position = reading.positions[QUEUES[0]]
-                if position == 2 + count:
-                    assert offsets(await anext(reading)) == [position]
-                assert reading.positions[QUEUES[0]] == 3 + count
-
-    run(backend, main)
-
-
-@BACKENDS
-def test_errors_come_as_they_are_and_after_what_came_before(backend: str) -> None:
-    async def main() -> None:
-        broker = Broker(4)
-        async with broker.reading() as reading:
-            await settled()
-            broker.failure = ConnectionFailed("a:1", "lost")
-            assert offsets(await anext(reading)) == [0, 1]
-            with pytest.raises(ConnectionFailed):
-                await anext(reading)
-            assert reading.positions == {QUEUES[0]: 2}
-            with pytest.raises(StopAsyncIteration):
-                await anext(reading)
-        reading = Broker(4).reading()
-        with pytest.raises(ZeroDivisionError):
-            await fail_within(reading)
-        with pytest.raises(RuntimeError, match="is not open: iterate"):
+            assert broker.asked == [(0, 2 * ahead) for ahead in range(number + 2)]
+            assert reading.positions == {QUEUES[0]: 2 * number + 2}
+        assert offsets(await anext(reading)) == [6]
+        with pytest.raises(StopAsyncIteration):
             await anext(reading)
-        with pytest.raises(RuntimeError, match="is not open: iterate"):
-            await anext(broker.reading())
-
-    run(backend, main)
+        assert reading.positions == {QUEUES[0]: 7}
 
 
-@BACKENDS
-def test_what_is_gone_or_not_wanted_is_passed_over(backend: str) -> None:
-    async def main() -> None:
-        broker = Broker(12)
-        broker.begins[QUEUES[0]] = 3
-        broker.unwanted = range(5, 9)
-        async with broker.reading() as reading:
-            assert [(stretch.begin_offset, offsets(stretch)) async for stretch in reading] == [
-                (3, [3, 4]),
-                (9, [9, 10]),
-                (11, [11]),
-            ]
-        broker.unwanted = range(12)
-        async with broker.reading() as reading:
-            assert [stretch async for stretch in reading] == []
-        assert reading.positions == {QUEUES[0]: 12}
-
-    run(backend, main)
+@on_both_backends()
+async def test_queues_are_read_beside_each_other_each_in_order() -> None:
+    broker = Broker(5, 0, 9)
+    found: dict[MessageQueue, list[int]] = {}
+    async with broker.reading() as reading:
+        async for stretch in reading:
+            found.setdefault(stretch.queue, []).extend(offsets(stretch))
+            assert reading.positions[stretch.queue] == found[stretch.queue][-1] + 1
+    assert found == {QUEUES[0]: [*range(5)], QUEUES[2]: [*range(9)]}
+    assert reading.positions == broker.ends
 
 
-@BACKENDS
-def test_a_reading_that_waits_goes_on_when_more_comes(backend: str) -> None:
-    async def main() -> None:
-        broker = Broker(1)
-        broker.is_holding = True
-        async with broker.reading(ends=False) as reading:
-            assert offsets(await anext(reading)) == [0]
-            await settled()
-            broker.grow(QUEUES[0], 2)
-            assert offsets(await anext(reading)) == [1, 2]
-            await settled()
-            broker.is_holding = False
-            broker.grow(QUEUES[0], 0)  # answered without anything, at once
-            await settled()
-            asked = len(broker.asked)
-            await settled()
-            assert len(broker.asked) <= asked + 1
+@on_both_backends()
+async def test_nothing_is_lost_with_a_wait_that_is_cancelled() -> None:
+    broker = Broker(2)
+    broker.is_holding = True
+    async with broker.reading(ends=False) as reading:
+        assert offsets(await anext(reading)) == [0, 1]
+        for count in range(3):
+            with anyio.move_on_after(0) as scope:
+                await anext(reading)
+            assert scope.cancelled_caught
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anext, reading)
+                await settled()
+                broker.grow(QUEUES[0], 1)  # comes while the wait is being cancelled
+                if count == 1:
+                    await checkpoint()
+                tasks.cancel_scope.cancel()
+            position = reading.positions[QUEUES[0]]
+            if position == 2 + count:
+                assert offsets(await anext(reading)) == [position]
+            assert reading.positions[QUEUES[0]] == 3 + count
 
-    run(backend, main)
+
+@on_both_backends()
+async def test_errors_come_as_they_are_and_after_what_came_before() -> None:
+    broker = Broker(4)
+    async with broker.reading() as reading:
+        await settled()
+        broker.failure = ConnectionFailed("a:1", "lost")
+        assert offsets(await anext(reading)) == [0, 1]
+        with pytest.raises(ConnectionFailed):
+            await anext(reading)
+        assert reading.positions == {QUEUES[0]: 2}
+        with pytest.raises(StopAsyncIteration):
+            await anext(reading)
+    reading = Broker(4).reading()
+    with pytest.raises(ZeroDivisionError):
+        await fail_within(reading)
+    with pytest.raises(RuntimeError, match="is not open: iterate"):
+        await anext(reading)
+    with pytest.raises(RuntimeError, match="is not open: iterate"):
+        await anext(broker.reading())
 
 
-@BACKENDS
-def test_a_topic_a_queue_and_positions_are_read(backend: str) -> None:
+@on_both_backends()
+async def test_what_is_gone_or_not_wanted_is_passed_over() -> None:
+    broker = Broker(12)
+    broker.begins[QUEUES[0]] = 3
+    broker.unwanted = range(5, 9)
+    async with broker.reading() as reading:
+        assert [(stretch.begin_offset, offsets(stretch)) async for stretch in reading] == [
+            (3, [3, 4]),
+            (9, [9, 10]),
+            (11, [11]),
+        ]
+    broker.unwanted = range(12)
+    async with broker.reading() as reading:
+        assert [stretch async for stretch in reading] == []
+    assert reading.positions == {QUEUES[0]: 12}
+
+
+@on_both_backends()
+async def test_a_reading_that_waits_goes_on_when_more_comes() -> None:
+    broker = Broker(1)
+    broker.is_holding = True
+    async with broker.reading(ends=False) as reading:
+        assert offsets(await anext(reading)) == [0]
+        await settled()
+        broker.grow(QUEUES[0], 2)
+        assert offsets(await anext(reading)) == [1, 2]
+        await settled()
+        broker.is_holding = False
+        broker.grow(QUEUES[0], 0)  # answered without anything, at once
+        await settled()
+        asked = len(broker.asked)
+        await settled()
+        assert len(broker.asked) <= asked + 1
+
+
+@on_both_backends()
+async def test_a_topic_a_queue_and_positions_are_read() -> None:
     def handler(command: RemotingCommand) -> RemotingCommand:
         fields = command.ext_fields
         if "queueOffset" not in fields:
@@ -234,16 +205,13 @@ def test_a_topic_a_queue_and_positions_are_read(backend: str) -> None:
             return pulled(command, 19, next_offset=3)
         return pulled(command, 0, record(offset, TAGS="x" if offset == 1 else "z"), next_offset=offset + 1)
 
-    async def body(names: str, servers: dict[int, FakeServer]) -> None:
-        queue = MessageQueue("T", "a", 1)
-        async with PullConsumer(names, group="g") as consumer:
-            for source, expected in (("T", [0, 1, 2, 3]), (queue, [1]), ({queue: 1}, [1]), ({queue: 2}, [])):
-                found = []
-                async with consumer.reading(source, max_messages=5, tags="x || y") as reading:
-                    async for stretch in reading:
-                        found.append(stretch.queue.queue_id)
-                        assert offsets(stretch) == [1]
-                assert sorted(found) == expected
-                assert set(reading.positions.values()) == {3}
-
-    run_with(backend, {0: handler}, body)
+    queue = MessageQueue("T", "a", 1)
+    async with open_consumer({0: handler}, group="g") as (consumer, _):
+        for source, expected in (("T", [0, 1, 2, 3]), (queue, [1]), ({queue: 1}, [1]), ({queue: 2}, [])):
+            found = []
+            async with consumer.reading(source, max_messages=5, tags="x || y") as reading:
+                async for stretch in reading:
+                    found.append(stretch.queue.queue_id)
+                    assert offsets(stretch) == [1]
+            assert sorted(found) == expected
+            assert set(reading.positions.values()) == {3}

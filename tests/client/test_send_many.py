@@ -9,7 +9,18 @@ from ha.client import ClientOptions, Message, MessageQueue, SendResult, SendStat
 from ha.client.shared_requests import BATCH_BYTES_MAX, BATCH_COUNT_MAX, FULL_IN_FLIGHT_MAX
 from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut, RouteNotFound
 from ha.protocol.codes import ResponseCode
-from tests.client.test_batching import BACKENDS, BATCH, QUEUE, SINGLE, Broker, World, bodies, run_with, settled
+from tests.client.backends import on_both_backends
+from tests.client.batching_world import (
+    BATCH,
+    QUEUE,
+    SINGLE,
+    Broker,
+    World,
+    bodies,
+    open_world,
+    open_world_of_one,
+    settled,
+)
 
 WITHOUT = ClientOptions(batching=False, compress_from_bytes=10_000_000)
 BOTH = pytest.mark.parametrize("options", [WITHOUT, ClientOptions(batching=True)])
@@ -28,12 +39,11 @@ def places(outcomes: list[SendResult | HalogError]) -> list[tuple[MessageQueue, 
     return found
 
 
-@BACKENDS
+@on_both_backends()
 @BOTH
-def test_each_is_told_where_it_is(backend: str, options: ClientOptions) -> None:
+async def test_each_is_told_where_it_is(options: ClientOptions) -> None:
     broker = Broker()
-
-    async def body(world: World) -> None:
+    async with open_world([broker], options) as world:
         count = 2 * BATCH_COUNT_MAX + 10
         outcomes = await world.producer.send_many(numbered(count))
         assert sorted(map(len, broker.sent)) == [10, BATCH_COUNT_MAX, BATCH_COUNT_MAX]
@@ -43,24 +53,17 @@ def test_each_is_told_where_it_is(backend: str, options: ClientOptions) -> None:
             assert [told[sent] for sent in bodies(command)] == [(queue, n) for n in range(len(bodies(command)))]
         assert len({outcome.message_id for outcome in outcomes if isinstance(outcome, SendResult)}) == count
 
-    run_with(backend, [broker], body, options)
+
+@on_both_backends(open_world_of_one, WITHOUT)
+async def test_none_one_and_any_iterable(world: World, broker: Broker) -> None:
+    assert await world.producer.send_many([]) == []
+    assert broker.sent == []
+    assert len(places(await world.producer.send_many(message for message in numbered(1)))) == 1
+    assert [command.code for command in broker.commands] == [SINGLE]
 
 
-@BACKENDS
-def test_none_one_and_any_iterable(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        assert await world.producer.send_many([]) == []
-        assert broker.sent == []
-        assert len(places(await world.producer.send_many(message for message in numbered(1)))) == 1
-        assert [command.code for command in broker.commands] == [SINGLE]
-
-    run_with(backend, [broker], body, WITHOUT)
-
-
-@BACKENDS
-def test_what_may_not_share_a_request_does_not(backend: str) -> None:
+@on_both_backends()
+async def test_what_may_not_share_a_request_does_not() -> None:
     broker = Broker()
     mixed = [
         Message("T", b"0"),
@@ -71,23 +74,19 @@ def test_what_may_not_share_a_request_does_not(backend: str) -> None:
         Message("Other", b"5"),
         Message("T", b"6", wait_stored=False),
     ]
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT) as world:
         outcomes = await world.producer.send_many(mixed)
         assert sorted(broker.sent) == [[b"0", b"4"], [b"1", b"5"], [b"2"], [b"3", b"6"]]
         assert [queue.topic for queue, _ in places(outcomes)] == [message.topic for message in mixed]
 
-    run_with(backend, [broker], body, WITHOUT)
 
-
-@BACKENDS
-def test_a_chosen_queue_gets_them_in_their_order_one_request_after_the_other(backend: str) -> None:
+@on_both_backends()
+async def test_a_chosen_queue_gets_them_in_their_order_one_request_after_the_other() -> None:
     broker = Broker()
     messages = numbered(2 * BATCH_COUNT_MAX)
     messages[1] = Message("T", b"1", delay_level=3)
     messages[2] = Message("T", b"2", wait_stored=False)
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT) as world:
         broker.hold()
         async with anyio.create_task_group() as tasks:
 
@@ -103,15 +102,12 @@ def test_a_chosen_queue_gets_them_in_their_order_one_request_after_the_other(bac
         assert [sent for request in broker.sent for sent in request] == [message.body for message in messages]
         assert [len(request) for request in broker.sent] == [1, 1, 1, BATCH_COUNT_MAX, BATCH_COUNT_MAX - 3]
 
-    run_with(backend, [broker], body, WITHOUT)
 
-
-@BACKENDS
-def test_each_broker_has_so_many_requests_in_flight_and_no_more(backend: str) -> None:
+@on_both_backends()
+async def test_each_broker_has_so_many_requests_in_flight_and_no_more() -> None:
     broker = Broker()
     count = (FULL_IN_FLIGHT_MAX + 2) * BATCH_COUNT_MAX
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT) as world:
         broker.hold()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(world.producer.send_many, numbered(count))
@@ -121,28 +117,22 @@ def test_each_broker_has_so_many_requests_in_flight_and_no_more(backend: str) ->
             broker.release()
         assert sum(map(len, broker.sent)) == count
 
-    run_with(backend, [broker], body, WITHOUT)
 
-
-@BACKENDS
-def test_requests_have_bounds(backend: str) -> None:
+@on_both_backends()
+async def test_requests_have_bounds() -> None:
     broker = Broker()
     part = BATCH_BYTES_MAX // 3
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT) as world:
         messages = [Message("T", b"%d" % number + b"-" * part) for number in range(4)]
         places(await world.producer.send_many([*messages, Message("T", b"!" * (2 * BATCH_BYTES_MAX))]))
         assert sorted(map(len, broker.sent)) == [1, 2, 2]
 
-    run_with(backend, [broker], body, WITHOUT)
 
-
-@BACKENDS
+@on_both_backends()
 @pytest.mark.parametrize("queue", [None, QUEUE])
-def test_one_that_is_refused_takes_no_other_with_it(backend: str, queue: MessageQueue | None) -> None:
+async def test_one_that_is_refused_takes_no_other_with_it(queue: MessageQueue | None) -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if b"1" in bodies(command) else None)
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT) as world:
         first, bad, last = await world.producer.send_many(numbered(3), queue=queue)
         assert isinstance(bad, BrokerError)
         assert bad.code == ResponseCode.MESSAGE_ILLEGAL
@@ -150,55 +140,39 @@ def test_one_that_is_refused_takes_no_other_with_it(backend: str, queue: Message
         assert broker.sent[0] == [b"0", b"1", b"2"]
         assert sorted(broker.sent[1:]) == [[b"0"], [b"1"], [b"2"]]
 
-    run_with(backend, [broker], body, WITHOUT)
 
-
-@BACKENDS
-def test_where_batches_are_refused_they_go_alone_from_then_on(backend: str) -> None:
+@on_both_backends()
+async def test_where_batches_are_refused_they_go_alone_from_then_on() -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if command.code == BATCH else None)
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT) as world:
         for _ in range(2):
             assert len(places(await world.producer.send_many(numbered(3)))) == 3
         assert [len(request) for request in broker.sent] == [3, 1, 1, 1, 1, 1, 1]
 
-    run_with(backend, [broker], body, WITHOUT)
+
+@on_both_backends(open_world_of_one, WITHOUT)
+async def test_one_that_no_broker_would_take_has_none_sent(world: World, broker: Broker) -> None:
+    with pytest.raises(ValueError, match="a body of 0 bytes"):
+        await world.producer.send_many([Message("T", b"good"), Message("T", b"")])
+    assert broker.sent == []
 
 
-@BACKENDS
-def test_one_that_no_broker_would_take_has_none_sent(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        with pytest.raises(ValueError, match="a body of 0 bytes"):
-            await world.producer.send_many([Message("T", b"good"), Message("T", b"")])
-        assert broker.sent == []
-
-    run_with(backend, [broker], body, WITHOUT)
-
-
-@BACKENDS
-def test_what_fails_for_all_is_told_to_each(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        nowhere, there = await world.producer.send_many([Message("Nowhere", b"x"), Message("T", b"y")])
-        assert isinstance(nowhere, RouteNotFound)
-        assert isinstance(there, SendResult)
-        broker.hold()
-        outcomes = await world.producer.send_many(numbered(3), timeout_s=0.05)
-        assert [type(outcome) for outcome in outcomes] == [RequestTimedOut] * 3
-        broker.release()
-
-    run_with(backend, [broker], body, WITHOUT)
+@on_both_backends(open_world_of_one, WITHOUT)
+async def test_what_fails_for_all_is_told_to_each(world: World, broker: Broker) -> None:
+    nowhere, there = await world.producer.send_many([Message("Nowhere", b"x"), Message("T", b"y")])
+    assert isinstance(nowhere, RouteNotFound)
+    assert isinstance(there, SendResult)
+    broker.hold()
+    outcomes = await world.producer.send_many(numbered(3), timeout_s=0.05)
+    assert [type(outcome) for outcome in outcomes] == [RequestTimedOut] * 3
+    broker.release()
 
 
-@BACKENDS
-def test_a_producer_that_closes_fails_what_is_in_flight(backend: str) -> None:
+@on_both_backends()
+async def test_a_producer_that_closes_fails_what_is_in_flight() -> None:
     broker = Broker()
     told: list[World] = []
-
-    async def body(world: World) -> None:
+    async with open_world([broker], WITHOUT, outcome_count=3) as world:
         broker.hold()
         told.append(world)
 
@@ -209,26 +183,19 @@ def test_a_producer_that_closes_fails_what_is_in_flight(backend: str) -> None:
 
         world._tasks.start_soon(send)
         await world.came(1)
-
-    run_with(backend, [broker], body, WITHOUT, outcome_count=3)
     assert {type(outcome) for outcome in told[0].outcomes.values()} == {ConnectionFailed}
 
 
-@BACKENDS
-def test_it_can_be_cancelled(backend: str) -> None:
-    broker = Broker()
-
-    async def body(world: World) -> None:
-        broker.hold()
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(world.producer.send_many, numbered(8 * BATCH_COUNT_MAX))
-                await world.came(FULL_IN_FLIGHT_MAX)
-                scope.cancel()
-        broker.release()
-        assert scope.cancelled_caught
-        await settled()
-        assert len(broker.commands) == FULL_IN_FLIGHT_MAX
-        assert len(places(await world.producer.send_many(numbered(3)))) == 3
-
-    run_with(backend, [broker], body, WITHOUT)
+@on_both_backends(open_world_of_one, WITHOUT)
+async def test_it_can_be_cancelled(world: World, broker: Broker) -> None:
+    broker.hold()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.producer.send_many, numbered(8 * BATCH_COUNT_MAX))
+            await world.came(FULL_IN_FLIGHT_MAX)
+            scope.cancel()
+    broker.release()
+    assert scope.cancelled_caught
+    await settled()
+    assert len(broker.commands) == FULL_IN_FLIGHT_MAX
+    assert len(places(await world.producer.send_many(numbered(3)))) == 3
