@@ -182,7 +182,7 @@ class ConsumeStatistics:
         is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
         listed: list[dict[str, list[Any]]] = []
         behind = in_flight = queue_count = 0
-        for group in self._groups.names():
+        for group in list(self._groups.table):
             await self._give_way(0)
             stats = []
             for topic in self._offsets.topics_of(group):

@@ -80,7 +80,7 @@ async def test_several_at_once_or_none(node: Node, autojump_clock: object) -> No
     assert (await node.ask(225, body("a", "b"))).code == 0
     answer = await node.ask(225, body("c", "d"))
     assert (answer.code, answer.remark) == (1, "this broker holds its maximum of 3 consumer groups")
-    assert node.broker.groups.names() == ["a", "b"]
+    assert list(node.broker.groups.table) == ["a", "b"]
     assert (await node.ask(225, body("a", "b", "c"))).code == 0
 
 

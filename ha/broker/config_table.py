@@ -1,0 +1,147 @@
+"""Configurations by name, with a data version: the common part of topics (topics.py) and consumer groups (groups.py).
+
+They are kept in a file under config/, or in a failover group in the group's log (journal.py): there a change takes
+effect when its record is in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, TypeVar
+
+import trio
+
+from ha.broker.config_file import ConfigFile
+from ha.broker.journal import Journal, Logged
+from ha.broker.options import BrokerOptions
+from ha.broker.standing import Standing, fixed_standing
+from ha.protocol import java_json
+from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable, LogPosition, TopicConfig, TopicConfigTable
+from ha.protocol.group_records import config_size
+
+logger = logging.getLogger(__name__)
+
+Config = TypeVar("Config", TopicConfig, GroupConfig)
+
+Save = Callable[[Callable[[], bytes]], Awaitable[None]]
+
+
+class ConfigTable(ABC, Generic[Config]):
+    """`load` before use."""
+
+    kind: str
+    """What is configured, as log events name it"""
+
+    def __init__(
+        self,
+        file: ConfigFile,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+        standing: Standing | None = None,
+    ) -> None:
+        self._file = file
+        self._options = options
+        self._standing = fixed_standing(options) if standing is None else standing
+        self._wall_clock_ms = wall_clock_ms
+        self._table: dict[str, Config] = {}
+        self._data_version = DataVersion()
+        self._change_number = 0
+        self._saved_number = 0
+        self._saving = trio.Lock()
+        self.journal: Journal | None = None
+        """In a failover group: collects changes for its log"""
+        self._unlogged: dict[str, int] = {}
+        """Name -> number of its records being written"""
+        self.file_position: LogPosition | None = None
+        """Position of the loaded file in the group's log, if the file states it"""
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, name: str) -> Config | None:
+        """The configuration of `name`, or None."""
+        return self._table.get(name)
+
+    @property
+    def table(self) -> Mapping[str, Config]:
+        """All configurations by name; read-only."""
+        return self._table
+
+    @property
+    def data_version(self) -> DataVersion:
+        """Version of the table; name servers and slaves compare it."""
+        return self._data_version
+
+    @abstractmethod
+    def snapshot(self) -> TopicConfigTable | GroupTable:
+        """A copy of the table: the answer to slaves, and the content of the file."""
+
+    @abstractmethod
+    def _add_to(self, journal: Journal, name: str, config: Config | None) -> None:
+        """Adds one change to the journal."""
+
+    def _set(self, name: str, config: Config | None) -> None:
+        """Changes one configuration in memory; None deletes it."""
+        if config is None:
+            self._table.pop(name, None)
+        else:
+            self._table[name] = config
+
+    def follow(self, changes: Mapping[str, Config | None], version: DataVersion | None) -> None:
+        """Applies the next record of the group's log."""
+        for name, config in changes.items():
+            self._set(name, config)
+        if version is not None:
+            self._data_version = version
+        if changes or version is not None:
+            self._notify()
+
+    def _notify(self) -> None:
+        """Called after the group's log has changed the table."""
+
+    def _bump_version(self) -> None:
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+
+    async def _save(self, save: Save) -> None:
+        """Writes the file, unless another caller has written this state meanwhile."""
+        self._change_number += 1
+        wanted = self._change_number
+        async with self._saving:
+            if self._saved_number < wanted:
+                number = self._change_number
+                await save(lambda: java_json.dumps_pretty(self.snapshot()))
+                self._saved_number = number
+
+    async def _log(self, journal: Journal, changes: Mapping[str, Config | None]) -> str:
+        """Writes changes to the group's log and applies them once they are there.
+
+        Returns why they may be lost, or "".
+        """
+        for name, config in changes.items():
+            if config is not None and config_size(name, config) > journal.config_size_max:
+                return f"a {self.kind}'s configuration may take {journal.config_size_max} bytes"
+        for name, config in changes.items():
+            self._unlogged[name] = self._unlogged.get(name, 0) + 1
+            if journal.is_open:
+                self._bump_version()
+                self._add_to(journal, name, config)
+
+        def done(logged: Logged) -> None:
+            # Synchronously, before anything else is written: a snapshot that follows has to contain it.
+            for name in changes:
+                count = self._unlogged.pop(name) - 1
+                if count:
+                    self._unlogged[name] = count
+            if logged.status.is_stored:
+                for name, config in changes.items():
+                    self._set(name, config)
+
+        logged = await journal.logged(done)
+        if logged.status.is_stored:
+            for name, config in changes.items():
+                logger.info(f"{self.kind}.logged {self.kind}=%s config=%s", name, config)
+            self._notify()
+        return logged.fault
