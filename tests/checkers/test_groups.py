@@ -153,6 +153,19 @@ def test_what_was_shown_once_is_remembered() -> None:
     assert judge.check({"s1": cluster.image("s1")}), "m had shown another message there, and is gone"
 
 
+def test_a_member_outside_the_set_may_keep_what_the_set_lost() -> None:
+    cluster = Cluster("s1")
+    judge = Confirmed()
+    cluster.put()
+    common = confirmed_end(cluster.images()["s1"])
+    cluster.put(on=("s1",))
+    judge.forget_beyond(common, {"s1"})
+    cluster.put(on=(MASTER,))
+    assert judge.check(cluster.images()) == []
+    judge.on_in_set({MASTER, "s1"})
+    assert judge.check(cluster.images()), "a member of the set has what the others have"
+
+
 # ---- consumer offsets
 
 PLACE = Place("g", "T", 0)

@@ -297,3 +297,43 @@ def test_a_candidate_publishes_what_it_learns_of_the_group_while_it_stands() -> 
         seed=79_016_813_958,
     )
     assert outcome.faults["service_restored"] == 1
+
+
+def test_nobody_is_blamed_for_not_knowing_a_record_that_no_member_heard_of() -> None:
+    """The set is changed, the service is away before the master is told, and it is restored to the state before."""
+    options = GroupOptions(
+        member_count=2, policy="count", ack_count=2, flush="SYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=3000,
+        service_delay_s=0.15, lease_late_s=0.0, segment_size=8192, queue_entries=10, index_entries=300,
+        transfer_batch_bytes=1_048_576, heartbeat_ms=1000, housekeeping_ms=3000, slave_timeout_ms=500,
+        sync_flush_timeout_ms=5000, producer_count=1, burst_max=8, pause_s=0.2, body_size_max=2000, queue_count=3,
+        consumer_count=0, run_s=6.0, base_s=0.001, jitter_s=0.02, window=4000, split_chance=0.0,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=1.293, kind="service_down", node="master", other="m2", duration_s=9.503, number=791_588_004),
+        Fault(at_s=3.152, kind="service_restored", node="master", other="p1", number=81_628_499),
+        seed=79_016_814_480,
+    )
+    assert outcome.faults["service_restored"] == 1
+
+
+def test_a_member_outside_the_set_keeps_what_the_set_lost_until_the_operator_decides() -> None:
+    """A connection is reset, so the master is alone in the set; then it loses power, and bytes that the other one has.
+
+    That one was down when the master was elected again, so it has more of the log than the group from then on.
+    """
+    options = GroupOptions(
+        member_count=2, policy="all", ack_count=2, flush="ASYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=15_000,
+        service_delay_s=0.02, lease_late_s=0.0, segment_size=65_536, queue_entries=50, index_entries=300,
+        transfer_batch_bytes=1_048_576, heartbeat_ms=1000, housekeeping_ms=3000, slave_timeout_ms=500,
+        sync_flush_timeout_ms=5000, producer_count=1, burst_max=1, pause_s=0.5, body_size_max=600, queue_count=2,
+        consumer_count=0, run_s=6.1, base_s=0.001, jitter_s=0.002, window=16_384, split_chance=0.6,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=2.419, kind="power_in_write", node="m1", other="m1", duration_s=0.033, number=203_539_200),
+        Fault(at_s=2.467, kind="reset", node="m1", other="m2", duration_s=7.724, number=595_945_732),
+        Fault(at_s=3.13, kind="power", node="m2", other="m1", duration_s=3.855, number=835_149_525),
+        seed=79_016_814_341,
+    )
+    assert any("operator: m2 is emptied" in line for line in outcome.trace)

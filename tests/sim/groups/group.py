@@ -14,6 +14,7 @@ from ha.config import Config
 from ha.failover.agreement import Agreement, GroupRecord, GroupView
 from ha.node import Node, open_node
 from ha.node.member import STATE_FILE
+from ha.replication.statistics import Condition
 from tests.sim.groups.scenario import members_of
 from tests.sim.groups.service import GroupService, MemberWay
 from tests.sim.machines import (
@@ -166,6 +167,18 @@ class Group(Machines):
         text = "nobody" if master is None else f"m{master.broker_id} in {master.epoch}"
         self.world.note(f"service: {text}, set {members}")
         self.watch.on_agreed(view)
+
+    def empty_diverged(self) -> None:
+        """Empty the stores of members whose confirmed log the master's contradicts, as they ask the operator to."""
+        for name, machine in self.machines.items():
+            node = self.node(name)
+            if node is None or node.ha_client is None:
+                continue
+            if node.ha_client.statistics().condition is Condition.CONFIRMED_DIVERGED:
+                self.world.note(f"operator: {name} is emptied")
+                machine.kill()
+                machine.disk.inodes.clear()
+                self.start(machine)
 
     def known_records(self) -> list[GroupRecord]:
         """Return the newest record of the group on each member's disk."""

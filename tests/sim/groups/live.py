@@ -102,6 +102,11 @@ class GroupRun(Run):
         if not self.cluster.is_over:
             self.world.timers.call_in(LOOK_S, self._look)
 
+    def _look_after(self) -> None:
+        """Empty the stores of members that kept what the set has lost: that log is never truncated by itself."""
+        if self.watch.has_lost:
+            self.cluster.empty_diverged()
+
     def _is_converged(self, producers: Sequence[Producer]) -> bool:
         # A sync that was slow may be about to fail.
         is_blocked = any(machine.process and machine.process.blocking_count for machine in self.cluster.everyone())

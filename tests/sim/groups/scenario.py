@@ -22,7 +22,8 @@ and away, but linearizable. What a group promises, and what this package holds i
    never behind afterwards, and never beyond the log of who tells them. Except what is lost as in 2.
 5. No process dies of its own bugs, none leaves a task behind, logs have nothing stale behind their ends.
 6. When faults have stopped, all members are in the set and have the same log within CONVERGENCE_S, every put is PUT_OK,
-   and a new consumer gets all of it. Nobody helps but by starting processes that have ended.
+   and a new consumer gets all of it. Nobody helps but by starting processes that have ended. And
+   after a loss as in 2, a member outside the set may have kept what the set lost: the operator empties its store.
 7. Of a service that was restored from an older state nobody is elected, as long as a member that knows a newer record
    of the group is there. Once the operator has put that back, all of this holds as if nothing had been restored.
 """

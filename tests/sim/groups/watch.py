@@ -78,8 +78,10 @@ class GroupWatch(Observer):
         master, age = view.master, (0, 0) if view.group is None else view.group.age
         before, self._age = self._age, age
         if before < self._newest and master is not None:
-            text = f"m{master.broker_id} is elected by a record of epoch and version {before}, and there was"
-            self.violate("terms", f"{text} {self._newest}")
+            known = max((record.age for record in self.cluster.known_records()), default=(0, 0))
+            if before < known:
+                text = f"m{master.broker_id} is elected by a record of epoch and version {before}, and a member knows"
+                self.violate("terms", f"{text} {known}")
         if age < self._newest:
             self._hear_of_terms(view)
             return
@@ -87,6 +89,7 @@ class GroupWatch(Observer):
         self._hear_of_terms(view)
         if view.group is not None:
             self._set = frozenset(f"m{id_}" for id_ in view.group.sync_state_set)
+            self._confirmed.on_in_set(self._set)
             if not self._is_alone:
                 self.judged(self._in_sync.on_set(self._set))
 
@@ -192,8 +195,13 @@ class GroupWatch(Observer):
             self.world.note(f"{len(lost)} messages are lost by all of {', '.join(sorted(self._set))}")
         self._lost |= lost
         self._in_sync.forget(self._is_lost)
-        self._confirmed.forget_beyond(end)
+        self._confirmed.forget_beyond(end, self.cluster.machines.keys() - self._set)
         self.offsets.forget_beyond(end, trio.current_time())
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether messages are lost, lawfully."""
+        return bool(self._lost)
 
     def _is_lost(self, accepted: Accepted) -> bool:
         return accepted.sent.body_id in self._lost
