@@ -21,10 +21,10 @@ RUN useradd --uid 10911 --user-group --no-create-home --home-dir /data halog \
 COPY --from=build /opt/halog /opt/halog
 ENV PATH=/opt/halog/bin:$PATH PYTHONUNBUFFERED=1
 USER halog
-# Relative store paths (data/master, data/slave) are below it: mount a volume here to keep them.
+# Relative store paths (data/master, data/slave) are below this directory: mount a volume here to keep them.
 WORKDIR /data
 STOPSIGNAL SIGTERM
-# Asks a broker's admin port. A name server has none: give it a health check of its own, as docker-compose.yml does.
+# Asks a broker's admin port. A name server has none: give it its own health check, as docker-compose.yml does.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:10913/ready', timeout=4)"]
 CMD ["python", "-m", "ha.master"]
