@@ -1,5 +1,6 @@
-"""python -m bench run|growth|table|aims|plot: halog beside its peers and beside itself; a file's figures, the aims that
-they reach, its curves. See README.md."""
+"""python -m bench run|growth|table|aims|plot: measures halog and its peers, halog as it grows, and prints the tables,
+targets and curves of a result file. See README.md.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +46,13 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         command = commands.add_parser(name, help=text)
         command.add_argument("file", type=Path)
         command.add_argument(
-            "--others", type=float, metavar="CORES", help="leave out runs beside which others used more than this"
+            "--others",
+            type=float,
+            metavar="CORES",
+            help="leave out runs during which other programs used more cores than this",
         )
         if name == "plot":
-            command.add_argument("--out", type=Path, help="folder (default: the file's name without its ending)")
+            command.add_argument("--out", type=Path, help="directory (default: the file's name without its extension)")
     options = parser.parse_args(words)
     if options.command in ("run", "growth"):
         options.peers = chosen(parser, "--peers", options.peers, PEERS, rocketmq=ROCKETMQ, postgresql=("postgres",))
@@ -58,42 +62,46 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
-    """What both kinds of measuring are told; `known` are the cases to choose from."""
+    """Adds the options of `run` and `growth`; `known` are the cases to choose from."""
     run.set_defaults(known=cases)
-    run.add_argument("--cases", default="all", help=f"all, or a comma list of {', '.join(case.name for case in cases)}")
+    run.add_argument(
+        "--cases", default="all", help=f"all, or a comma-separated list of {', '.join(case.name for case in cases)}"
+    )
     if cases is CASES:
-        words = f"all, none, or a comma list of rocketmq (both), {', '.join(PEERS)}"
+        words = f"all, none, or a comma-separated list of rocketmq (both), {', '.join(PEERS)}"
         run.add_argument("--peers", default="all", help=words)
     else:
         run.set_defaults(peers="none")
-    run.add_argument("--out", type=Path, required=True, help="JSON lines; those that are there already stay and count")
+    run.add_argument("--out", type=Path, required=True, help="file of JSON lines; existing results are kept and count")
     run.add_argument("--rounds", type=int, default=5)
     terms = Terms()
-    run.add_argument("--seconds", type=float, default=terms.seconds, help="of each run, about")
-    run.add_argument("--warm", type=float, default=terms.warm_s, help="seconds for warming up servers")
-    run.add_argument("--size", type=int, default=terms.size, help="bytes of each message's body; peers have 1,024")
-    run.add_argument("--mib", type=int, default=terms.log_mib, help="log for catch-up, consumption and starts")
-    run.add_argument("--no-ballast", action="store_true", help="leave free memory as it is: README.md, Memory")
-    run.add_argument("--java-client", default=terms.java_client, help="RocketMQ release whose client all brokers get")
+    run.add_argument("--seconds", type=float, default=terms.seconds, help="approximate duration of each run")
+    run.add_argument("--warm", type=float, default=terms.warm_s, help="warm-up time of servers in seconds")
+    run.add_argument("--size", type=int, default=terms.size, help="bytes per message body; peers always use 1,024")
+    run.add_argument(
+        "--mib", type=int, default=terms.log_mib, help="size of the log for catch-up, consumption and starts"
+    )
+    run.add_argument("--no-ballast", action="store_true", help="don't fill free memory first (README.md, Memory)")
+    run.add_argument("--java-client", default=terms.java_client, help="RocketMQ release of the client for all brokers")
     run.add_argument(
         "--peers-directory",
         type=Path,
         default=Path(os.environ.get("HALOG_BENCH_PEERS") or _BESIDE),
-        help="folder whose peers/NAME has setup.sh, start.sh, … (default: $HALOG_BENCH_PEERS, or shared/bench beside"
+        help="directory with peers/NAME/setup.sh, start.sh, … (default: $HALOG_BENCH_PEERS, or shared/bench next to"
         " the repository)",
     )
     run.add_argument(
         "--directory",
         type=Path,
         default=Path(tempfile.gettempdir()) / "halog-bench",
-        help="what peers install, kept for the next time, and stores (default: halog-bench in the temporary folder)",
+        help="installed peers, which are kept, and stores (default: halog-bench in the temporary directory)",
     )
 
 
 def chosen(
     parser: argparse.ArgumentParser, flag: str, words: str, known: tuple[str, ...], **groups: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The names in a comma list, in the order in which they are known."""
+    """Returns the names of a comma-separated list, in the order of `known`."""
     groups = {"all": known, "none": (), **groups}
     wanted = [name for word in words.split(",") for name in groups.get(word, (word,))]
     unknown = set(wanted) - set(known)
@@ -103,7 +111,7 @@ def chosen(
 
 
 def sides_of(names: Sequence[str], terms: Terms, directory: Path, scripts: Path) -> list[Side]:
-    """halog, and the peers of those names."""
+    """Returns halog and the peers with these names."""
     found: list[Side] = [Halog(terms, directory)]
     for name in names:
         if name in ROCKETMQ:
@@ -116,7 +124,7 @@ def sides_of(names: Sequence[str], terms: Terms, directory: Path, scripts: Path)
 
 
 def measure(options: argparse.Namespace) -> None:
-    """One call of `run`."""
+    """Runs the blocks that the file lacks."""
     terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client, not options.no_ballast)
     file = File(options.out)
     file.check(terms)
@@ -151,7 +159,7 @@ def measure(options: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
     if options.command in ("run", "growth"):
-        # Servers that outlive their benchmark would hold the ports: leave by the way on which they are stopped.
+        # Servers that outlive the benchmark would keep their ports: exit through the code that stops them.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         measure(options)
         return

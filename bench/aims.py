@@ -1,6 +1,6 @@
-"""What halog wants to reach beside its peers, and whether a file's figures do: `bench/run aims FILE`.
+"""Performance targets relative to peers, and whether the figures of a file meet them: `bench/run aims FILE`.
 
-Ratios are of medians, halog / theirs; of several peers, and of several settings of one, the best counts at each point.
+Ratios are of medians, halog / peer. If a peer has several releases or settings, the best one counts at each point.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ IN_FLIGHT = (1, 16, 64, 256)
 
 @dataclass(frozen=True)
 class Aim:
-    """One row: a figure of a case at these points, at least (rates) or at most (`is_cost`) so many times the best of
-    the sides whose names begin so."""
+    """A target: the ratio of a figure of a case, at these points, to that of the best side whose name starts with one
+    of `beside`; a minimum for rates, a maximum if `is_cost`.
+    """
 
     what: str
     case: str
@@ -56,7 +57,7 @@ AIMS = (
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """A table of all aims of which the file has both sides."""
+    """Returns a table of the targets for which the file has both sides."""
     runs = [line for line in lines if line["kind"] == "run"]
     cases = {case.name: case for case in CASES}
     rows = ["| what | at | halog | beside | theirs | ratio | aim | |", "|---|---|---|---|---|---|---|---|"]

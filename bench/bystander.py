@@ -1,6 +1,6 @@
-"""How long an event loop is held on this machine that does almost nothing: every 2 ms it fills 256 KiB of fresh memory.
+"""Measures how long the event loop of an almost idle process is blocked: every 2 ms it fills 256 KiB of new memory.
 
-Runs beside nodes (stalls.py). What it is held for, the machine would hold anybody for. Prints its watch as JSON.
+It runs next to the nodes (stalls.py), so its stalls are those of the machine. Prints its measurements as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REST_S = 0.002
 
 
 async def stand_by(seconds: float) -> LoopWatch:
-    """Fill and rest for so long, watched."""
+    """Fills memory and sleeps for this time, while its loop is watched."""
     watch = LoopWatch()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.serve)

@@ -1,4 +1,4 @@
-"""What is measured: each case one question to every side, asked of servers that are started for it in each round."""
+"""The cases: each one is measured on every side, on servers that are started for it in each round."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.measure import memory_mib
 from bench.sides import Brokers, Loopback, Peer, Run, Servers, Side, Terms
 
 TOPIC = "bench"
-#: Requests with which each new Java client warms itself up.
+#: Warm-up requests of each new Java client.
 CLIENT_WARM_UP = 200
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a run and how it is shown."""
+    """A figure of a run, and how it is shown."""
 
     key: str
     heading: str
@@ -26,7 +26,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of a case's plots: figures of the same unit against its axis."""
+    """One plot of a case: figures of the same unit over its axis."""
 
     heading: str
     keys: tuple[str, ...]
@@ -34,7 +34,7 @@ class Panel:
 
 RATE = Metric("rate", "messages/s")
 LATENCIES = (Metric("p50_ms", "p50 ms", 2), Metric("p99_ms", "p99 ms", 2))
-#: Processor microseconds a message are processor seconds a million messages.
+#: Processor time in microseconds per message, that is, in seconds per million messages.
 COSTS = (Metric("cpu_us", "servers' CPU s a million", 1), Metric("client_us", "client's CPU s a million", 1))
 MEMORY = Metric("master_mib", "master's MiB, own")
 SENDS = (RATE, *LATENCIES, *COSTS, MEMORY)
@@ -43,7 +43,7 @@ PANELS = (Panel("messages a second", ("rate",)), Panel("latency, ms", ("p50_ms",
 
 @dataclass(frozen=True)
 class Tools:
-    """What a block may use."""
+    """What a block needs besides its servers."""
 
     terms: Terms
     java: JavaClient | None = None
@@ -51,8 +51,9 @@ class Tools:
 
 @dataclass(frozen=True)
 class Case:
-    """One question. `block` asks one side of RocketMQ's protocol, `peers` says which part of its own benchmark another
-    peer runs; `panels` are drawn against points that are numbers."""
+    """A measurement. `block` runs it against brokers that speak RocketMQ's protocol, `peers` names the part of another
+    peer's own benchmark; `panels` are plotted over points that are numbers.
+    """
 
     name: str
     question: str
@@ -65,7 +66,7 @@ class Case:
     panels: tuple[Panel, ...] = PANELS
 
     def runs(self, tools: Tools, side: Side) -> Iterator[Run]:
-        """One block: all points of one side."""
+        """Runs one block: all points of one side."""
         if isinstance(side, Brokers):
             yield from self.block(tools, side)
         elif isinstance(side, Peer):
@@ -75,14 +76,14 @@ class Case:
             yield from side.catch_up({})
 
     def asks(self, side: Side) -> bool:
-        """Whether the question makes sense for a side."""
+        """Whether the case applies to a side."""
         if isinstance(side, Brokers):
             return side.name == "halog" or not self.only_halog
         return side.name in self.peers
 
 
 def _java_sends(tools: Tools, side: Brokers) -> Iterator[Run]:
-    """So many threads share one producer, each waits for its answer."""
+    """Threads that share one producer; each waits for its response."""
     a_second = {1: 2_500, 16: 7_000, 64: 11_000, 256: 13_000}
     with side.replicated() as servers:
         _warm_java(tools, servers, "produce-sync", 8_000, 64)
@@ -106,7 +107,7 @@ def _java(tools: Tools, servers: Servers, mode: str, count: int, *words: int) ->
 
     def run() -> dict[str, Any]:
         found = java.run(servers.name_server, TOPIC, mode, count, tools.terms.size, *words, warm_up=CLIENT_WARM_UP)
-        # The servers' processor time is theirs, too.
+        # The servers' processor time includes them.
         found["messages"] += CLIENT_WARM_UP * (words[0] if mode == "produce-batch" else 1)
         return found
 
@@ -114,7 +115,9 @@ def _java(tools: Tools, servers: Servers, mode: str, count: int, *words: int) ->
 
 
 def _warm_java(tools: Tools, servers: Servers, mode: str, a_second: int, *words: int) -> None:
-    """Until the route is known and the slave counts, which takes RocketMQ seconds; then until the servers are warm."""
+    """Waits until the route is known and the slave is in sync, which takes RocketMQ seconds, then until the servers are
+    warm.
+    """
     java = tools.java
     assert java is not None
     servers.until_ready(lambda: java.run(servers.name_server, TOPIC, "produce-sync", 1, 16, 1))
@@ -122,7 +125,7 @@ def _warm_java(tools: Tools, servers: Servers, mode: str, a_second: int, *words:
 
 
 def _load(connections: int | None, *in_flight: int) -> Callable[[Tools, Brokers], Iterator[Run]]:
-    """Sends of the cheap generator; `connections` None: as many as messages in flight."""
+    """Sends of the cheap load generator; with `connections` None, one connection per message in flight."""
 
     def block(tools: Tools, side: Brokers) -> Iterator[Run]:
         terms = tools.terms

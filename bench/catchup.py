@@ -1,7 +1,8 @@
-"""How fast a fresh slave copies a log that is there already, from its first byte on (haStartFrom=first).
+"""How fast a new slave copies an existing log from its first byte (haStartFrom=first).
 
-The log is written to a master alone first. Measured from the slave's READY line to the moment when both commitlogs end
-at the same offset, as their admin ports tell, asked every 10 ms; the slave dispatches (queues, index) meanwhile.
+A master writes the log alone first. The time is measured from the slave's READY line until both commitlogs end at the
+same offset, according to their admin ports, which are queried every 10 ms; the slave builds its queues and index
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from scripts.nodes import Cluster, cluster, log_range
 
 
 def fill(nodes: Cluster, size_mib: int, body_size: int) -> None:
-    """Writes a log of about so many MiB to the master."""
+    """Writes a log of approximately this size to the master."""
     command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"], "--in-flight", "32"]
     subprocess.run([*command, "--size", str(body_size), "--bytes", str(size_mib * MIB)], check=True, stdout=sys.stderr)
 
 
 def one_run(nodes: Cluster) -> dict[str, Any]:
-    """A slave from nothing to the master's end."""
+    """Measures a new slave until it reaches the master's end."""
     end = log_range(nodes.master)[1]
     before, busy, began = cpu_s([nodes.master.pid]), machine_busy_s(), time.monotonic()
     ready_s = nodes.slave.start()
@@ -54,10 +55,10 @@ def one_run(nodes: Cluster) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=int, default=2048, help="size of the log")
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each message's body")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per message body")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, help="haTransferBatchSize in bytes (default: halog's)")
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     options = parser.parse_args()
     keys: dict[str, object] = {"haStartFrom": "first"}
     if options.batch:

@@ -1,5 +1,6 @@
-"""The clients that put servers under load, and what they print: the real Java client (Bench.java of the peers' folder),
-load.py, sdk_load.py, the peers' own harness, and a broker's answer to a question for its runtime information."""
+"""The load generators and their output: the real Java client (Bench.java from the peers' directory), load.py,
+sdk_load.py, the peers' own harness, and a broker's runtime information.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _CURVE_STEP_S = 0.1
 
 
 class RunError(Exception):
-    """A run is no measurement: a program did not start or ended badly, or not every message got what it should."""
+    """A run is not valid: a program failed, or not every message got the expected result."""
 
 
 def output_of(
@@ -35,8 +36,9 @@ def output_of(
     timeout_s: float = 600,
     hopeless: str | None = None,
 ) -> str:
-    """What a command prints, stderr included. RunError with its last lines. It is ended after a line that begins with
-    `hopeless`, and when its time is over."""
+    """Returns the output of a command, stderr included; RunError with its last lines. The command is ended after a line
+    that starts with `hopeless`, and when its time is over.
+    """
     words = [str(word) for word in command]
     name = " ".join(Path(word).name for word in words[:2])
     lines: list[str] = []
@@ -81,22 +83,22 @@ def output_of(
 
 @dataclass(frozen=True)
 class JavaClient:
-    """Bench.java with the client of one RocketMQ release, whoever the server is."""
+    """Bench.java with the client of one RocketMQ release, for any broker."""
 
     scripts: Path
     installed: Path
     version: str
 
     def run(self, name_server: str, topic: str, *words: object, warm_up: int = 0) -> dict[str, Any]:
-        """One run of Bench; `warm_up`: its requests before the measured ones."""
+        """Runs Bench once; `warm_up` is the number of requests before the measured ones."""
         command = ["bash", self.scripts / "bench.sh", self.installed, self.version, topic, *words]
         environment = {"RMQ_NAMESRV": name_server, "BENCH_JVM_OPTS": f"-Dwarmup={warm_up}"}
-        # Where main fails, the client's other threads keep the JVM alive.
+        # If main fails, the client's other threads keep the JVM alive.
         return read_bench(output_of(command, environment, hopeless='Exception in thread "main"'))
 
 
 def read_bench(text: str) -> dict[str, Any]:
-    """The result line of Bench.java: of produce-sync, produce-batch, consume or consume-push."""
+    """Parses the result line of Bench.java (produce-sync, produce-batch, consume or consume-push)."""
     for line in text.splitlines():
         mode, _, rest = line.partition(" ")
         if mode not in ("produce-sync", "produce-batch", "consume", "consume-push"):
@@ -119,17 +121,17 @@ def read_bench(text: str) -> dict[str, Any]:
 
 
 def run_load(broker: str, *words: object) -> dict[str, Any]:
-    """One run of load.py against a broker."""
+    """Runs load.py once against a broker."""
     return read_load(output_of([sys.executable, "-m", "bench.load", "--broker", broker, *words]))
 
 
 def run_sdk(name_server: str, mode: str, *words: object) -> dict[str, Any]:
-    """One run of sdk_load.py."""
+    """Runs sdk_load.py once."""
     return read_load(output_of([sys.executable, "-m", "bench.sdk_load", mode, "--name-server", name_server, *words]))
 
 
 def read_load(text: str) -> dict[str, Any]:
-    """The line of load.py or sdk_load.py. RunError if a slave did not acknowledge every message."""
+    """Parses the line of load.py or sdk_load.py. RunError if a slave did not acknowledge every message."""
     run = json.loads(text.splitlines()[-1])
     outcomes = run.get("codes") or run.get("statuses") or {}
     if outcomes.keys() - {"0", "SEND_OK"}:
@@ -143,7 +145,7 @@ def read_load(text: str) -> dict[str, Any]:
 
 
 def read_harness(lines: Iterable[str]) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Runs as peers/harness.py writes them: name, messages in flight, figures."""
+    """Parses runs as peers/harness.py writes them: name, messages in flight, figures."""
     found = []
     for run in map(json.loads, lines):
         figures = {
@@ -160,9 +162,10 @@ def read_harness(lines: Iterable[str]) -> list[tuple[str, Any, dict[str, Any]]]:
 
 
 def read_catch_up(text: str) -> list[dict[str, Any]]:
-    """The "# catch-up …: {…}" and "# resync {…}" lines that peers' benchmarks print; without rounds for warming up.
+    """Parses the "# catch-up …: {…}" and "# resync {…}" lines of peers' benchmarks, without warm-up rounds.
 
-    Theirs measure until the bytes are there; a queue of one's own to build has none of them."""
+    Peers measure until the bytes are copied; they have no queues to build.
+    """
     found = []
     for line in text.splitlines():
         match = re.match(r"# (?:catch-up|resync) (?!.*\(warm-up\))[^{]*(\{.*\})$", line)
@@ -177,11 +180,11 @@ def read_catch_up(text: str) -> list[dict[str, Any]]:
     return found
 
 
-# Runtime information: where a broker's log ends and how far its queues are built, of halog and RocketMQ alike
+# Runtime information of halog and RocketMQ: the end of a broker's log, and how far its queues are built
 
 
 def ask(broker: str, code: int, body: bytes = b"", timeout_s: float = 5.0) -> bytes:
-    """The body of a broker's answer to a request without fields. OSError while it does not answer."""
+    """Returns the body of a broker's response to a request without fields. OSError while it does not respond."""
     fields = {"code": code, "flag": 0, "language": "OTHER", "opaque": 1, "version": 0}
     header = json.dumps(fields, separators=(",", ":")).encode()
     host, port = broker.rsplit(":", 1)
@@ -200,19 +203,20 @@ def ask(broker: str, code: int, body: bytes = b"", timeout_s: float = 5.0) -> by
 
 
 def runtime_info(broker: str) -> Mapping[str, str]:
-    """What a broker says of itself. OSError while it does not answer."""
+    """Returns a broker's runtime information. OSError while it does not respond."""
     table: dict[str, str] = json.loads(ask(broker, _GET_BROKER_RUNTIME_INFO))["table"]
     return table
 
 
 def log_end(broker: str) -> int:
-    """Where a broker's commitlog ends, in bytes."""
+    """Returns the end of a broker's commitlog in bytes."""
     return int(runtime_info(broker)["commitLogMaxOffset"])
 
 
 def watch_catch_up(slave: str, target: int, *, limit_s: float = 600, poll_s: float = 0.02) -> dict[str, Any]:
-    """Looks at a slave that starts, until its log ends at `target` and its queues are built up to there. The clock
-    begins at the last look before its log grows."""
+    """Watches a starting slave until its log ends at `target` and its queues are built up to there. The measurement
+    begins at the last query before its log grows.
+    """
     started = time.monotonic()
     began = first = reached = None
     curve: list[tuple[float, int]] = []

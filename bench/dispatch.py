@@ -1,9 +1,9 @@
-"""How fast the records of a log get into consume queues and index, with nothing else to do: no peers, no requests.
+"""How fast records get from the log into consume queues and index, without peers or requests.
 
-A log is made in memory and appended as a slave appends it, a frame at a time, of 1 MiB as in a catch-up; what dispatch
-takes to follow is measured after each frame. With `--frame-kib 16` it is as under load, when few records come at once.
-For records of three kinds: without properties, with a tag, and with what a Java producer writes (KEYS, UNIQ_KEY, WAIT,
-TAGS). Where the host is shared, the least of many rounds tells most.
+A log is created in memory and appended one frame at a time, as a slave does, in frames of 1 MiB as during catch-up. The
+time that dispatch needs to follow is measured after each frame. `--frame-kib 16` simulates a load with few records at a
+time. Records are of three kinds: without properties, with a tag, and with the properties of a Java producer (KEYS,
+UNIQ_KEY, WAIT, TAGS). On a shared host, the minimum of many rounds is the most meaningful figure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STORE_HOST = bytes(8)
 
 
 def properties_of(kind: str, number: int) -> bytes:
-    """What the producer of record `number` writes."""
+    """Returns the properties that the producer of record `number` writes."""
     if kind == "bare":
         return b""
     if kind == "tag":
@@ -40,7 +40,7 @@ def properties_of(kind: str, number: int) -> bytes:
 
 
 def frames(kind: str, mib: int, body_size: int, frame_size: int) -> list[bytes]:
-    """A log of about so many MiB, all in one segment, in frames that end where they happen to."""
+    """Returns a log of approximately this size, in one segment, as frames that end at arbitrary places."""
     log = bytearray()
     body = (b"0123456789abcdef" * (body_size // 16 + 1))[:body_size]
     number = 0
@@ -58,7 +58,7 @@ def frames(kind: str, mib: int, body_size: int, frame_size: int) -> list[bytes]:
 
 
 class _LongestStep(trio.abc.Instrument):
-    """The longest time for which a task held the event loop."""
+    """Measures the longest time for which a task blocks the event loop."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -72,7 +72,7 @@ class _LongestStep(trio.abc.Instrument):
 
 
 async def _dispatch(root: Path, log: list[bytes]) -> tuple[int, float, float, float]:
-    """Records, seconds, processor seconds of the loop's thread, and its longest step."""
+    """Returns records, seconds, processor seconds of the loop's thread, and the longest step."""
     options = StoreOptions(root=root, is_slave=True)
     store = MessageStore(options, OsDisk(), run_in_thread, wall_clock_ms)
     for name in ("commitlog", "consumequeue", "index", "checksums"):
@@ -100,7 +100,7 @@ async def _dispatch(root: Path, log: list[bytes]) -> tuple[int, float, float, fl
 
 
 def one_run(kind: str, log: list[bytes], directory: Path | None) -> dict[str, Any]:
-    """All of a log, into a store of its own."""
+    """Dispatches a whole log into a new store."""
     size = sum(map(len, log))
     with empty_folder(directory) as root:
         busy, began, began_cpu = machine_busy_s(), time.monotonic(), time.process_time()
@@ -121,11 +121,11 @@ def one_run(kind: str, log: list[bytes], directory: Path | None) -> dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=int, default=128, help="size of the log, less than 1,024")
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each message's body")
-    parser.add_argument("--frame-kib", type=int, default=1024, help="how much comes at once")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per message body")
+    parser.add_argument("--frame-kib", type=int, default=1024, help="KiB per frame")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     options = parser.parse_args()
     runs = []
     for kind in options.kinds:

@@ -1,8 +1,8 @@
-"""How halog takes growth, measured beside itself: more queues, more client connections, more slaves, a longer log.
+"""How halog behaves as it grows: more queues, more client connections, more slaves, a longer log.
 
-Each point has a cluster of its own. After the load the master is stopped and started, then killed and started: what is
-there must not make a start slow. The long log is small on the disk: its bodies are large, of zeros, and holes in the
-files (scripts/sparse_store.py); queues and checksums are built by a first start, which does not count.
+Each point uses a new cluster. After the load the master is stopped and started, then killed and started, to show that
+existing data does not slow down a start. The long log needs little disk space: its bodies are large, consist of zeros,
+and are holes in the files (scripts/sparse_store.py). A first start, which does not count, builds queues and checksums.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _point(
     queue_count: int | None = None,
     log_gib: int = 0,
 ) -> Run:
-    """A cluster of this size: its load, then both starts of its master."""
+    """Measures a cluster of this size under load, then both starts of its master."""
     terms = tools.terms
     with empty_folder(side.directory) as folder, cluster(folder) as nodes:
         if log_gib:
@@ -76,7 +76,7 @@ def _point(
         words = ["--topic", TOPIC, "--size", terms.size, "--in-flight", _IN_FLIGHT, *load]
         if queue_count is not None:
             words += ["--queues", queue_count]
-            # The first message of a queue makes its files: once in its life, and so told apart.
+            # The first message of a queue creates its files, once in its life, and is therefore reported separately.
             began = time.monotonic()
             run_load(broker, *words, "--bytes", queue_count * terms.size)
             made_s = time.monotonic() - began
@@ -92,7 +92,7 @@ def _point(
 
 
 def create_topic(name_server: str, topic: str, queue_count: int) -> None:
-    """With so many queues."""
+    """Creates the topic with this number of queues."""
 
     async def create() -> None:
         async with Admin(name_server) as admin:
@@ -102,10 +102,10 @@ def create_topic(name_server: str, topic: str, queue_count: int) -> None:
 
 
 def write_long_log(root: Path, segment_count: int, *, segment_bytes: int = SEGMENT_BYTES) -> int:
-    """Writes a store's commitlog of so many segments, of which the disk holds little; returns where it ends."""
+    """Writes a commitlog of this many segments as a sparse file and returns its end."""
     wanted = SparseStore(root, segment_count, segment_bytes, body_bytes=(LONG_BODY_BYTES,), topics=("long",))
     written = write_sparse_store(wanted)
-    # As after a clean stop: without it the first start would look at every byte through its map, and fill the holes.
+    # As after a clean stop: otherwise the first start would read every byte through its map and fill the holes.
     end_ms = BEGIN_MS + written.record_count
     (root / "checkpoint").write_bytes(Checkpoint(end_ms, end_ms, end_ms).pack())
     return written.end

@@ -1,12 +1,13 @@
-"""Keeps a virtual machine from giving free memory back to its host: `python -m bench.held_memory`, as root.
+"""Keeps a virtual machine from returning free memory to its host: `python -m bench.held_memory`, as root.
 
-Such a machine tells its host of what is free in blocks of 2 MiB and more, and a host may stop it while it takes them:
-for up to 50 ms where a gibibyte came free at once, as when a store is deleted. Of what is free one page in each 128 KiB
-is kept here, so that what comes free is smaller; and a block of 2 MiB that comes about all the same is kept whole. All
-else stays free for whoever wants it.
+Such a machine reports free blocks of 2 MiB and more to its host, which may pause it while it reclaims them: for up to
+50 ms if a gibibyte becomes free at once, for example when a store is deleted. This program allocates one page in each
+128 KiB of free memory, so that freed blocks are smaller, and allocates any block of 2 MiB that still becomes free.
+Everything else remains available.
 
-Prints a line when it holds, which takes half a minute, and goes on until its input ends. Meanwhile the kernel does not
-gather scattered pages in advance (vm.compaction_proactiveness), which would undo it; in the end that is as it was.
+It prints a line when it is ready, after half a minute, and runs until its input ends. Meanwhile it disables the
+kernel's proactive compaction (vm.compaction_proactiveness), which would undo the effect, and restores it at the
+end.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PROACTIVENESS = Path("/proc/sys/vm/compaction_proactiveness")
 _ZONES = ("DMA32", "Normal")
 _FIRST_ORDER_FIELD = 4
 _ORDERS = ((9, 1), (10, 2))
-"""The last orders of /proc/buddyinfo, and the blocks of 2 MiB in one of it"""
+"""The last orders of /proc/buddyinfo, and how many blocks of 2 MiB an entry of each contains."""
 
 
 def _free_bytes() -> int:
@@ -36,7 +37,7 @@ def _free_bytes() -> int:
 
 
 def free_block_count(buddyinfo: str) -> int:
-    """How many blocks of 2 MiB are free by the text of /proc/buddyinfo."""
+    """Returns the number of free blocks of 2 MiB in the text of /proc/buddyinfo."""
     zones = [words for line in buddyinfo.splitlines() if (words := line.split())[3] in _ZONES]
     return sum(int(words[_FIRST_ORDER_FIELD + order]) * blocks for words in zones for order, blocks in _ORDERS)
 
@@ -49,7 +50,7 @@ def _filled(size: int, advice: int) -> mmap.mmap:
 
 
 def _scattered() -> mmap.mmap:
-    """A page in each piece of all that is free."""
+    """Returns one page of each piece of free memory."""
     size = max(0, _free_bytes() - _LEFT_FREE_BYTES) // _PIECE_BYTES * _PIECE_BYTES
     memory = _filled(size, mmap.MADV_NOHUGEPAGE)
     for at in range(0, size, _PIECE_BYTES):

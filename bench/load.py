@@ -1,11 +1,11 @@
-"""A load generator that costs less than the servers it drives: prepared frames, plain sockets, no event loop.
+"""A load generator that needs less processor time than the servers: prepared frames, blocking sockets, no event loop.
 
-Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) under way, spread evenly over `--connections`, of which no
-more are opened than requests are in flight. It speaks to any broker of RocketMQ's protocol. A frame is a template in
-which only the ten digits of the opaque change, so a message costs a join and a search here; every answer's code is
-still read. A chunk of k answers leads to one write of k new requests. Prints one line of JSON; latencies are from just
+Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread evenly over `--connections`; it opens no
+more connections than requests. It works with any broker that speaks RocketMQ's protocol. A frame is a template in which
+only the ten digits of the opaque change, so a message costs a join and a search; the code of every response is still
+checked. For k responses it writes k new requests at once. Prints one line of JSON. Latencies are measured from just
 before the write to just after the read. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still
-of requests.
+per request.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 
-FIRST_OPAQUE = 1_000_000_000  # ten digits from the first to the last
+FIRST_OPAQUE = 1_000_000_000  # always ten digits
 QUEUE_COUNT = 4
-READ_BYTES = 1 << 16  # more than that is a mapping of its own to malloc, made and ended for each read
+READ_BYTES = 1 << 16  # malloc would map and unmap a larger buffer for each read
 SILENCE_S = 30
 
 
 def templates(
     topic: str, size: int, group: str, queue_count: int = QUEUE_COUNT, batch: int = 1
 ) -> list[tuple[bytes, bytes]]:
-    """What stands before and after the opaque's digits, for each queue."""
+    """Returns the parts before and after the opaque's digits, for each queue."""
     body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     if batch > 1:
         body = _message(body) * batch
@@ -69,15 +69,16 @@ def templates(
 
 
 def _message(body: bytes) -> bytes:
-    """One of a batch, as MessageDecoder.encodeMessage writes it: magic, CRC and flag are not looked at."""
+    """Encodes a message of a batch like MessageDecoder.encodeMessage; magic, CRC and flag are not checked."""
     properties = b"TAGS\x01bench\x02"
     size = 4 + 4 + 4 + 4 + 4 + len(body) + 2 + len(properties)
     return struct.pack(">iiiii", size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
 
 
 def connected(host: str, port: int) -> socket.socket:
-    """A socket that gives up after SILENCE_S. The kernel sees to that: for a timeout of its own Python would ask with
-    poll() before each call."""
+    """Connects a socket that times out after SILENCE_S through SO_RCVTIMEO, since Python's own timeout would call
+    poll() before each operation.
+    """
     connection = socket.create_connection((host, port), timeout=SILENCE_S)
     connection.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -100,7 +101,7 @@ class Load:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request has no answer yet."""
+        """Whether a request is unanswered."""
         return bool(self._sent_ns)
 
     def send(self, count: int) -> None:
@@ -120,12 +121,12 @@ class Load:
         self._connection.sendall(data)
 
     def receive(self, latencies_ns: list[int] | None) -> int:
-        """Reads what is there, at least one answer; returns how many."""
+        """Reads what is available, at least one response, and returns the number of responses."""
         count = 0
         while count == 0:
             try:
                 chunk = self._connection.recv(READ_BYTES)
-            except BlockingIOError:  # what SO_RCVTIMEO ends with
+            except BlockingIOError:  # SO_RCVTIMEO
                 raise SystemExit(f"no answer within {SILENCE_S} s") from None
             if not chunk:
                 raise SystemExit("the broker closed the connection")
@@ -163,16 +164,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--broker", required=True, metavar="HOST:PORT")
     parser.add_argument("--topic", default="bench")
-    parser.add_argument("--in-flight", type=int, default=64, help="requests under way, over all connections")
+    parser.add_argument("--in-flight", type=int, default=64, help="requests in flight, over all connections")
     parser.add_argument("--connections", type=int, default=1)
-    parser.add_argument("--queues", type=int, default=QUEUE_COUNT, help="of the topic, which are sent to in turn")
-    parser.add_argument("--batch", type=int, default=1, help="messages in a request")
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--queues", type=int, default=QUEUE_COUNT, help="number of queues of the topic, used in turn")
+    parser.add_argument("--batch", type=int, default=1, help="messages per request")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
-    parser.add_argument("--rate", type=float, help="requests a second, at most (default: no limit)")
-    parser.add_argument("--cores", type=float, help="processors to take, at most, as on a machine of its own (0.1)")
-    parser.add_argument("--bytes", type=int, help="stop after so many bytes of bodies instead; no warm-up")
+    parser.add_argument("--warm", type=float, default=2.0, help="warm-up time in seconds")
+    parser.add_argument("--rate", type=float, help="maximum requests per second (default: no limit)")
+    parser.add_argument(
+        "--cores",
+        type=float,
+        help="maximum number of processors to use, such as 0.1, to simulate a client on another machine",
+    )
+    parser.add_argument("--bytes", type=int, help="stop after this many bytes of bodies instead; no warm-up")
     return parser.parse_args()
 
 
@@ -192,10 +197,10 @@ def main() -> None:
             poller.register(connection, select.EPOLLIN)
 
         def answered() -> Iterable[Load]:
-            """The connections to read from: one is simply waited for."""
+            """Yields the connections to read from; if there is only one, reading it blocks."""
             return loads if count == 1 else [by_descriptor[each] for each, _ in poller.poll(SILENCE_S)]
 
-        # One at a time first: the topic has to exist.
+        # Send one message first, so that the topic exists.
         loads[0].send(1)
         loads[0].receive(None)
         for load, share in zip(loads, shares, strict=True):

@@ -1,5 +1,6 @@
-"""What the benchmarks share: processor time and memory from /proc, a client's run with what it cost, medians with their
-spread, what the machine is."""
+"""Shared by all benchmarks: processor time and memory from /proc, the cost of a client's run, medians with their
+spread, and a description of the machine.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +28,21 @@ _LEFT_FREE_BYTES = 512 * MIB
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it, children of every thread."""
+    """Returns a process and all its descendants, including children of any thread."""
     found = [pid]
     for each in found:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
             try:
                 found += map(int, children.read_text().split())
-            except OSError:  # that thread has just ended
+            except OSError:  # the thread has just ended
                 continue
     return found
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Processor seconds, user and system, that these processes and their descendants have used, all of their threads;
-    of ended descendants those that were waited for."""
+    """Returns the user and system time of these processes and their descendants in seconds, for all threads; of ended
+    descendants, only those that were waited for.
+    """
     total = 0
     for pid in pids:
         for each in family(pid):
@@ -50,14 +52,15 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def machine_busy_s() -> float:
-    """Processor seconds that the whole machine has used, by anybody."""
+    """Returns the processor seconds that the whole machine has used."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / _TICKS_PER_S
 
 
 def memory_mib(pid: int) -> dict[str, float]:
-    """Resident MiB of a process and its descendants: `anonymous` are their own pages, `files` those of mapped
-    files, which the kernel takes back at need."""
+    """Returns the resident MiB of a process and its descendants: `anonymous` are their own pages, `files` pages of
+    mapped files, which the kernel can reclaim.
+    """
     found: Counter[str] = Counter()
     for each in family(pid):
         for line in Path(f"/proc/{each}/status").read_text().splitlines():
@@ -69,7 +72,7 @@ def memory_mib(pid: int) -> dict[str, float]:
 
 @dataclass
 class Cost:
-    """What a block of a benchmark used; filled when `watched` ends."""
+    """What a block of a benchmark used; set when `watched` ends."""
 
     seconds: float = 0.0
     client_cpu_s: float = 0.0
@@ -79,8 +82,9 @@ class Cost:
 
 @contextmanager
 def watched(servers: Mapping[str, int]) -> Iterator[Cost]:
-    """What these processes (role: id), this one and the children that it waits for use in the block, and how many cores
-    anybody else does meanwhile. A server that is started in the block may be put into the mapping there."""
+    """Measures what these processes (role: id), this process and its children use in the block, and how many cores
+    other programs use. A server that is started in the block may be added to the mapping.
+    """
     cost = Cost()
     before = {pid: cpu_s([pid]) for pid in servers.values()}
     busy, own, began = machine_busy_s(), _own_cpu_s(), time.monotonic()
@@ -93,13 +97,13 @@ def watched(servers: Mapping[str, int]) -> Iterator[Cost]:
 
 
 def _own_cpu_s() -> float:
-    """Processor seconds of this process and of its children that ended."""
+    """Returns the processor seconds of this process and its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def read_through(*paths: Path) -> None:
-    """Have the page cache hold these files."""
+    """Loads these files into the page cache."""
     buffer = bytearray(1 << 20)
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -108,10 +112,10 @@ def read_through(*paths: Path) -> None:
 
 
 def hold_memory(ballast: Path) -> None:
-    """Have pages of a sparse file in the memory that is free.
+    """Fills free memory with pages of a sparse file.
 
-    A virtual machine gives memory that lies free back to its host; to get it again costs a fault there for each page,
-    several times what it takes to fill it. What the page cache holds stays, and is cheap to take from it.
+    A virtual machine may return free memory to its host; getting a page back costs a fault in the host, several times
+    the cost of filling it. Memory used by the page cache is not returned, and is cheap to reuse.
     """
     ballast.unlink(missing_ok=True)
     free = int(Path("/proc/meminfo").read_text().partition("MemFree:")[2].split()[0]) * 1024
@@ -122,7 +126,7 @@ def hold_memory(ballast: Path) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One timed run at a time on this machine: under the lock that the peers' own benchmarks take."""
+    """Holds the lock that the peers' benchmarks use, so that only one timed run is active on this machine."""
     path = os.environ.get("BENCH_LOCK") or Path(tempfile.gettempdir()) / "bench.lock"
     with open(path, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -130,7 +134,7 @@ def alone() -> Iterator[None]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Describes the machine."""
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), ":?")
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
     return {
@@ -146,7 +150,7 @@ def machine() -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """median (least-greatest), or the only one"""
+    """Returns median (minimum-maximum), or the only value."""
     median = f"{statistics.median(values):,.{digits}f}"
     return median if len(values) == 1 else f"{median} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
@@ -166,7 +170,7 @@ def report(question: str, runs: list[dict[str, Any]], head: Sequence[str], rows:
 
 @contextmanager
 def empty_folder(parent: Path | None) -> Iterator[Path]:
-    """A folder for stores and logs, below `parent` (default: the temporary directory), removed at the end."""
+    """Creates a directory for stores and logs in `parent` (default: the temporary directory); deleted at the end."""
     folder = Path(tempfile.mkdtemp(prefix="halog-bench-", dir=parent))
     try:
         yield folder

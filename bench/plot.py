@@ -1,4 +1,4 @@
-"""Curves of a file of runs: throughput, latency and whatever else a case shows against its axis, catch-up over time."""
+"""Plots the runs of a file: throughput, latency and other figures over a case's axis, and catch-up over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Line = dict[str, Any]
 
 
 def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
-    """Writes a PNG for each case that has curves; returns where. SystemExit without matplotlib."""
+    """Writes a PNG for each case that has curves and returns the paths. SystemExit without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -46,7 +46,7 @@ def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
 
 
 def _against_axis(axes: Any, runs: Sequence[Line], case: Case) -> None:
-    """A panel each; of two figures the first is dotted."""
+    """One panel per group of figures; if a panel has two figures, the first is dotted."""
     found = medians(runs, case)
     for each, panel in zip(axes, case.panels, strict=True):
         for number, side in enumerate(dict.fromkeys(side for _, side in found)):
@@ -70,7 +70,7 @@ def _heading(case: Case, key: str) -> str:
 
 
 def _over_time(axes: Any, runs: Sequence[Line]) -> None:
-    """Each run's bytes, a colour for each side."""
+    """The bytes of each run over time, with one colour per side."""
     sides = list(dict.fromkeys(run["side"] for run in runs if "curve" in run))
     for run in runs:
         if "curve" in run:

@@ -1,13 +1,13 @@
-"""What one pulled message costs the master in each stage, in the master's own process: no sockets, no peers.
+"""Processor time of a pulled message in each stage of the master, in one process without sockets or peers.
 
     parse     RemotingParser: a pull's frame to a request
-    read      QueueReader: a queue offset to records as they are answered
-    encode    the answer's header and frame
-    whole     all of it through PullProcessor, as the connection's reader calls it
+    read      QueueReader: a queue offset to encoded records
+    encode    the response's header and frame
+    whole     everything, through PullProcessor, as the connection's reader calls it
 
-Records are of one queue, one after the other in the log, or of `--queues` queues in turns; *hot* if the store has them
-in memory for sure, *cold* if it reads and verifies them from the file, which the page cache holds. Each stage's time is
-the processor time of this thread for one pull, by messages; the least of all pulls is told, and the median beside it.
+Records belong to one queue and are adjacent in the log, or belong to `--queues` queues alternately. They are *hot* if
+the store has them in memory, and *cold* if it reads and verifies them from the file in the page cache. A stage's time
+is the processor time of this thread per message; the table shows the minimum of all pulls and the median.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PUT_COUNT = 512
 
 
 class Sink:
-    """Stands for the connection: nothing is sent."""
+    """Replaces the connection; sends nothing."""
 
     peer = ("127.0.0.1", 50_000)
     is_closed = False
 
 
 async def fill(store: MessageStore, queue_count: int, messages: int, size: int) -> None:
-    """Messages of a client of the SDK, of each queue in turns."""
+    """Stores messages of an SDK client in each queue alternately."""
     body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     properties = encode_properties({"UNIQ_KEY": "7F" * 16, "TAGS": "bench", "WAIT": "true"})
     host = encode_host("127.0.0.1", 40_000)
@@ -69,7 +69,7 @@ async def fill(store: MessageStore, queue_count: int, messages: int, size: int) 
 async def measure(
     folder: Path, *, count: int, queue_count: int, messages: int, size: int, repeats: int, is_cold: bool
 ) -> dict[str, list[int]]:
-    """Nanoseconds of each pull, by stage."""
+    """Returns the nanoseconds of each pull, by stage."""
     options = BrokerOptions(config_dir=folder / "config", transfer_hot_count_max=count, transfer_hot_bytes_max=16 << 20)
     times: dict[str, list[int]] = {stage: [] for stage in STAGES}
     clock = thread_time_ns
@@ -131,12 +131,16 @@ def _pull(queue_id: int, offset: int, count: int) -> RemotingCommand:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pull", type=int, nargs="+", default=[1, 32, 1024], help="messages asked for at a time")
-    parser.add_argument("--queues", type=int, nargs="+", default=[1, 16], help="queues whose records take turns")
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
-    parser.add_argument("--messages", type=int, default=32_768, help="in the log")
-    parser.add_argument("--pulled", type=int, default=60_000, help="messages pulled of each kind, 1,000 pulls at most")
-    parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary one)")
+    parser.add_argument("--pull", type=int, nargs="+", default=[1, 32, 1024], help="messages per pull")
+    parser.add_argument(
+        "--queues", type=int, nargs="+", default=[1, 16], help="number of queues whose records alternate"
+    )
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
+    parser.add_argument("--messages", type=int, default=32_768, help="messages in the log")
+    parser.add_argument(
+        "--pulled", type=int, default=60_000, help="messages to pull of each kind, in at most 1,000 pulls"
+    )
+    parser.add_argument("--directory", type=Path, help="directory for the store (default: a temporary one)")
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
     rows = []

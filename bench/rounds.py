@@ -1,11 +1,11 @@
-"""Which block comes when, what of it is there already, and what a file of runs holds.
+"""The order of blocks, the blocks that are already done, and the format of a result file.
 
-Rounds are outermost, then cases, then sides: ours, theirs, ours, theirs. A block is all points of one case for one
-side, on servers started for it, so nobody else's run meanwhile. Its runs are written when it is complete: a benchmark
-that was cut goes on with the block in which it was.
+Rounds are outermost, then cases, then sides: halog, peer, halog, peer. A block is all points of one case for one
+side, on servers started for it, so no other side's servers run at that time. Its results are written when it is
+complete; an interrupted benchmark resumes with the interrupted block.
 
-A line of the file is JSON, of one `kind`: `run` (round, case, peer, side, point, figures), `failed` and `skipped`
-(round, case, peer, why), `about` (terms, machine, versions, command; one for each time that it was begun or continued).
+Each line of the file is JSON of one `kind`: `run` (round, case, peer, side, point, figures), `failed` and `skipped`
+(round, case, peer, why), and `about` (terms, machine, versions, command; one for each start or continuation).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Line = dict[str, Any]
 
 
 class Block(NamedTuple):
-    """One side's turn at a case."""
+    """One case on one side in one round."""
 
     round: int
     case: Case
@@ -37,12 +37,12 @@ class Block(NamedTuple):
 
     @property
     def key(self) -> tuple[int, str, str]:
-        """What names it in a file."""
+        """The block's key in a file."""
         return self.round, self.case.name, self.side.name
 
 
 def plan(cases: Sequence[Case], sides: Sequence[Side], rounds: int) -> Iterator[Block]:
-    """Every block, in order."""
+    """Returns all blocks in order."""
     for number in range(rounds):
         for case in cases:
             for side in sides:
@@ -52,12 +52,12 @@ def plan(cases: Sequence[Case], sides: Sequence[Side], rounds: int) -> Iterator[
 
 @dataclass
 class File:
-    """The lines of a file, and where further ones go."""
+    """The lines of a result file; further lines are appended."""
 
     path: Path
 
     def lines(self) -> list[Line]:
-        """All of them; an unfinished last one does not count."""
+        """Reads all lines; ignores an unfinished last one."""
         found: list[Line] = []
         text = self.path.read_text() if self.path.exists() else ""
         for line in text.splitlines(keepends=True):
@@ -66,7 +66,7 @@ class File:
         return found
 
     def append(self, lines: Sequence[Line]) -> None:
-        """With one write."""
+        """Appends lines with one write."""
         text = self.path.read_text() if self.path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
@@ -75,11 +75,11 @@ class File:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def done(self) -> set[tuple[int, str, str]]:
-        """Blocks that have their runs."""
+        """Returns the blocks that have their runs."""
         return {(line["round"], line["case"], line["peer"]) for line in self.lines() if line["kind"] == "run"}
 
     def check(self, terms: Terms) -> None:
-        """SystemExit if the runs that are there were taken on other terms."""
+        """Raises SystemExit if existing runs used other terms."""
         now = msgspec.to_builtins(terms)
         for line in self.lines():
             if line["kind"] == "about" and line["terms"] != now:
@@ -87,7 +87,7 @@ class File:
 
 
 def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, ballast: Path, no_java: str | None = None) -> None:
-    """All blocks that the file does not have. One that fails is noted, and the next one is begun."""
+    """Runs all blocks that the file lacks. A failed block is recorded, and the next one runs."""
     done = file.done()
     told: set[tuple[str, str]] = set()
     for block in blocks:

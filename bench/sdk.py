@@ -1,8 +1,8 @@
-"""What the SDK does with replicated sends and with pulls, on asyncio and on trio, and what a message costs.
+"""Measures the SDK's replicated sends and pulls on asyncio and Trio, and the processor time of each message.
 
-A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE as processes; the program of sdk_load.py as a fourth. Every send
-awaits its own result, and every message is acknowledged by the slave: a run in which one was not is an error. Rounds
-are outermost, so that a slow minute hits every point.
+A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE run as processes, sdk_load.py as a fourth. Every send awaits its
+own result; a run with a message that the slave did not acknowledge fails. Rounds are outermost, so that a slow minute
+affects all points.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 from bench.measure import MIB, cpu_s, empty_folder, machine_busy_s, report, spread
 from scripts.nodes import Cluster, cluster, wait_until_attached
 
-#: Brokers hand out 32 messages a pull unless they are told otherwise, as RocketMQ's do.
+#: Brokers return at most 32 messages per pull by default, as in RocketMQ.
 _LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
 
 
 def one_run(nodes: Cluster, what: str, backend: str, arguments: list[str]) -> dict[str, Any]:
-    """One load, with what it cost the servers."""
+    """Runs one load and measures its cost on the servers."""
     roots = [nodes.master.pid, nodes.slave.pid]
     command = [sys.executable, "-m", "bench.sdk_load", what, "--backend", backend]
     command += ["--name-server", nodes.name_server_address, *arguments]
@@ -42,7 +42,7 @@ def one_run(nodes: Cluster, what: str, backend: str, arguments: list[str]) -> di
 
 
 def table(runs: list[dict[str, Any]], question: str, point: str, columns: dict[str, tuple[str, float, int]]) -> None:
-    """`columns`: by heading, the key of a run, what it is divided by, and how many digits are shown."""
+    """Returns a table. `columns`: heading -> key of a run, divisor, and number of digits."""
     rows = []
     for value, backend in dict.fromkeys((run[point], run["backend"]) for run in runs):
         at = [run for run in runs if (run[point], run["backend"]) == (value, backend)]
@@ -55,15 +55,15 @@ def table(runs: list[dict[str, Any]], question: str, point: str, columns: dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--pull", type=int, nargs="+", default=[32, 1024], help="messages asked for at a time")
+    parser.add_argument("--pull", type=int, nargs="+", default=[32, 1024], help="messages per pull")
     parser.add_argument("--backends", nargs="+", choices=["trio", "asyncio"], default=["trio", "asyncio"])
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0)
-    parser.add_argument("--count", type=int, default=300_000, help="messages that a consumer pulls")
+    parser.add_argument("--count", type=int, default=300_000, help="messages to pull")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--without-batching", action="store_true", help="each message in a request of its own")
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--without-batching", action="store_true", help="send each message in a separate request")
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     options = parser.parse_args()
     sends: list[dict[str, Any]] = []
     pulls: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def main() -> None:
         for node in reversed(nodes.all):
             node.stop()
     head = f"{options.size} bytes, SYNC_MASTER + SLAVE, ASYNC_FLUSH, {options.rounds} rounds"
-    way = "each in a request of its own" if options.without_batching else "batched as they come"
+    way = "each in a separate request" if options.without_batching else "batched as they come"
     table(
         sends,
         f"Replicated sends with the SDK, each awaited, {way}: {head}",

@@ -1,9 +1,9 @@
-"""The SDK under constant load, in a process of its own, as a program would use it.
+"""Puts constant load on a broker through the SDK, in a separate process, as an application would.
 
-`produce`: so many tasks, each of which sends a message, awaits its result, and sends the next one; with `--together` a
-task sends so many with one call, whose results come together. `consume`: reads
-every queue of a topic from its beginning to its end, as PullConsumer.reading does, or one pull after the other, and
-looks at each message's body. Prints one line of JSON; processor time is this process's own.
+`produce`: tasks that each send a message, await its result, and send the next one; with `--together`, a task sends
+several messages per call of send_many. `consume`: reads every queue of a topic from start to end, with
+PullConsumer.reading or one pull after the other, and accesses each message's body. Prints one line of JSON; processor
+time is that of this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IsEnough = Callable[[list[ReceivedMessage]], Awaitable[bool]]
 
 
 async def produce(options: argparse.Namespace) -> dict[str, Any]:
-    """Sends for `--seconds` after `--warm` ones."""
+    """Sends for `--seconds` after `--warm` seconds."""
     body = (b"0123456789abcdef" * (options.size // 16 + 1))[: options.size]
     acknowledged = 0
     others: Counter[SendStatus] = Counter()
@@ -90,7 +90,7 @@ async def produce(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def consume(options: argparse.Namespace) -> dict[str, Any]:
-    """Takes `--count` messages, beginning anew where the queues end."""
+    """Consumes `--count` messages, starting again when the queues end."""
     count = byte_count = pull_count = 0
 
     async def is_enough(messages: list[ReceivedMessage]) -> bool:
@@ -150,15 +150,17 @@ def main() -> None:
         choices=range(1, 1025),
         metavar="N",
         default=1,
-        help="messages of one call of send_many (default: send)",
+        help="messages per call of send_many (default: use send)",
     )
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
+    parser.add_argument("--warm", type=float, default=2.0, help="warm-up time in seconds")
     parser.add_argument("--count", type=int, default=500_000, help="messages to consume")
-    parser.add_argument("--rate", type=float, help="messages to consume a second, at most (default: no limit)")
-    parser.add_argument("--pull", type=int, default=1024, help="messages asked for at a time")
-    parser.add_argument("--one-by-one", action="store_true", help="pull after pull in place of PullConsumer.reading")
+    parser.add_argument("--rate", type=float, help="maximum messages to consume per second (default: no limit)")
+    parser.add_argument("--pull", type=int, default=1024, help="messages per pull")
+    parser.add_argument(
+        "--one-by-one", action="store_true", help="one pull after the other instead of PullConsumer.reading"
+    )
     options = parser.parse_args()
     if options.in_flight % options.together:
         parser.error("--in-flight has to be a multiple of --together")

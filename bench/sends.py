@@ -1,13 +1,13 @@
-"""How many replicated sends per second, how long each takes, and what a message costs the servers.
+"""Measures replicated sends per second, their latency, and their processor time on the servers.
 
-A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE as processes; the load generator of load.py as a fourth. Every
-message is acknowledged by the slave: a run in which one was not is an error. Rounds are outermost, so that a slow
-minute hits every point.
+A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE run as processes, load.py as a fourth. A run with a message that
+the slave did not acknowledge fails. Rounds are outermost, so that a slow minute affects all points.
 
-With `--scrape` or `--viewers` it compares instead: during one long load the nodes are watched and left alone in turn,
-`--seconds` each, which comes first changing from round to round; watched means that /metrics of master and slave is
-read every so many seconds, and that so many overviews of the master's dashboard are open. How fast the log grows in
-each stretch says what that costs: neighbours share the machine's moods, which are larger than what is looked for.
+With `--scrape` or `--viewers` it measures the cost of monitoring instead: one long load is divided into intervals of
+`--seconds` in which the nodes are, alternately, watched and not watched; the order changes from round to round.
+Watching means that /metrics of master and slave is read at this interval, and that this many overviews of the master's
+dashboard are open. The growth of the log is compared between neighbouring intervals, because the machine's speed varies
+more over time than the effect.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ha.admin.dashboard.live import POLL_S
 from scripts.nodes import Cluster, cluster, wait_until_attached
 
 STRETCH_SPARE_S = 0.25
-"""What a stretch may take besides: the nodes are asked how far they are."""
+"""Additional time for each interval: the nodes are queried for their positions."""
 
 
 def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One load, with what it cost."""
+    """Runs one load and measures its cost."""
     roots = [nodes.master.pid, nodes.slave.pid]
     command = _load(nodes, in_flight, options, options.seconds)
     before = [cpu_s([root]) for root in roots]
@@ -57,7 +57,7 @@ def _load(nodes: Cluster, in_flight: int, options: argparse.Namespace, seconds: 
 
 
 def _all_acknowledged(line: str) -> dict[str, Any]:
-    """What a load says of itself. SystemExit if the slave lacks a message."""
+    """Returns the figures of a load. SystemExit if the slave lacks a message."""
     run: dict[str, Any] = json.loads(line)
     if run["codes"] != {"0": run["n_all"]}:
         raise SystemExit(f"not every message was acknowledged by the slave: {run['codes']}")
@@ -65,7 +65,7 @@ def _all_acknowledged(line: str) -> dict[str, Any]:
 
 
 class Watchers:
-    """Prometheus and open overviews, which look at the nodes as long as `are_on` is set: a thread of this process."""
+    """A thread that plays Prometheus and open overviews, and queries the nodes while `are_on` is set."""
 
     def __init__(self, nodes: Cluster, scrape_s: float | None, viewer_count: int) -> None:
         self._nodes = nodes
@@ -74,11 +74,11 @@ class Watchers:
         self._is_over = threading.Event()
         self.are_on = threading.Event()
         self.scrapes_s: list[float] = []
-        """How long each took"""
+        """Duration of each query."""
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """The thread runs while the block does; what ends it is raised at the block's end."""
+        """Runs the thread while the block does; an error in the thread is raised at the end of the block."""
         with ThreadPoolExecutor(1) as threads:
             looks = threads.submit(self._look)
             try:
@@ -113,13 +113,13 @@ class Watchers:
 
 
 def _view(viewers: list[HTTPConnection]) -> None:
-    """All overviews ask at the same moment; as browsers do, they keep their connections."""
+    """All overviews query at the same moment and keep their connections, like browsers."""
     for viewer in viewers:
         _ask(viewer)
     for viewer in viewers:
         try:
             viewer.getresponse().read()
-        except (ConnectionError, HTTPException):  # it was closed since it asked last
+        except (ConnectionError, HTTPException):  # it was closed since its last query
             viewer.close()
             _ask(viewer)
             viewer.getresponse().read()
@@ -134,7 +134,7 @@ def _ask(viewer: HTTPConnection) -> None:
 
 
 def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Stretches of one load, watched and not, each with the MB of log a second."""
+    """Returns the intervals of one load, watched or not, with the MB of log per second."""
     command = _load(nodes, in_flight, options, 2 * options.rounds * (options.seconds + STRETCH_SPARE_S) + 5)
     stretches: list[dict[str, Any]] = []
     watchers = Watchers(nodes, options.scrape, options.viewers)
@@ -166,7 +166,7 @@ def _log_end(nodes: Cluster) -> int:
 
 
 def comparison(stretches: list[dict[str, Any]], in_flight: list[int]) -> list[list[str]]:
-    """A row for each point: MB of log a second alone and while watched, and what that took of it from pair to pair."""
+    """Returns a row per point: MB of log per second without and with watching, and the difference between pairs."""
     rows = []
     for count in in_flight:
         rates: list[list[float]] = [
@@ -184,14 +184,16 @@ def comparison(stretches: list[dict[str, Any]], in_flight: list[int]) -> list[li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--flush", choices=["ASYNC_FLUSH", "SYNC_FLUSH"], default="ASYNC_FLUSH")
-    parser.add_argument("--scrape", type=float, metavar="S", help="compare with reading /metrics every so many seconds")
+    parser.add_argument(
+        "--scrape", type=float, metavar="S", help="compare with reading /metrics at this interval in seconds"
+    )
     parser.add_argument("--viewers", type=int, default=0, metavar="N", help="compare with N open overviews")
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     options = parser.parse_args()
     if options.viewers and options.seconds % POLL_S:
         parser.error(f"--seconds is a multiple of {POLL_S:g} with --viewers: all ask at once, each stretch as often")

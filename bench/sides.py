@@ -1,5 +1,6 @@
-"""Who is measured: halog and Apache RocketMQ, which look the same to a case; peers with a benchmark of their own; the
-loopback interface. Peers are installed, started and stopped by the scripts of a folder that is given."""
+"""The measured systems: halog and Apache RocketMQ, which have the same interface for cases; peers with their own
+benchmarks; the loopback interface. Peers are installed, started and stopped by scripts in a given directory.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ from scripts.nodes import cluster, wait_until_attached
 _START_S_MAX = 600.0
 _INSTALL_S_MAX = 1800.0
 _STREAM_S = 5.0
-#: Both sides let one pull hold what the client asks for.
+#: Both sides return as many messages per pull as the client requests.
 _LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
 
 
 class Run(NamedTuple):
-    """One figure of a case: at which point of its axis, under which name, with what was found."""
+    """One result of a case: a point, a name and figures."""
 
     point: Any
     side: str
@@ -51,45 +52,45 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Terms:
-    """What all runs of one file have in common."""
+    """The conditions that all runs of a file share."""
 
     seconds: float = 8.0
     warm_s: float = 10.0
-    """How long servers and their just-in-time compilers run before the first point."""
+    """Warm-up time of servers and their just-in-time compilers before the first point."""
     size: int = 1024
     log_mib: int = 4096
     java_client: str = "4.9.7"
     ballast: bool = True
-    """Whether free memory holds pages of an empty file before each block: a host that lends it has lent it then"""
+    """Fill free memory with pages of an empty file before each block, so that a host has provided it."""
 
 
 class Side(ABC):
-    """Somebody who is measured."""
+    """A measured system."""
 
     name: str
     version = ""
 
     @abstractmethod
     def missing(self) -> str | None:
-        """Makes sure that it is installed; why it can't be measured here, or None."""
+        """Installs the system if necessary; returns why it can't be measured, or None."""
 
     def drop_log(self) -> None:  # noqa: B027
-        """Removes what is kept from round to round."""
+        """Deletes what is kept between rounds."""
 
 
 @dataclass
 class Servers:
-    """Running servers. `pids` by role; whoever starts another one adds it."""
+    """Running servers. `pids` by role; code that starts another server adds it."""
 
     side: str
     name_server: str
     broker: str
     pids: dict[str, int]
     ready_s: float
-    """From the master's start until it served."""
+    """Seconds from the master's start until it served."""
 
     def until_ready(self, attempt: Callable[[], object], within_s: float = 90.0) -> None:
-        """Repeats it until it succeeds: until a route is known and the slave counts."""
+        """Repeats a call until it succeeds, that is, until the route is known and the slave is in sync."""
         give_up = time.monotonic() + within_s
         while True:
             try:
@@ -101,7 +102,7 @@ class Servers:
             time.sleep(0.2)
 
     def measured(self, point: Any, load: Callable[[], dict[str, Any]], side: str | None = None) -> Run:
-        """One client's run, alone, with what it cost."""
+        """Runs one client and measures its cost; no other timed run is active."""
         with alone(), watched(self.pids) as cost:
             found = load()
         memory = {role: memory_mib(pid) for role, pid in self.pids.items()}
@@ -116,7 +117,9 @@ class Servers:
 
 
 class Brokers(Side):
-    """Brokers of RocketMQ's protocol: a name server, a master and a slave in default settings, on loopback."""
+    """Brokers that speak RocketMQ's protocol: a name server, a master and a slave with default settings, on
+    loopback.
+    """
 
     def __init__(self, terms: Terms, directory: Path) -> None:
         self.terms = terms
@@ -124,29 +127,32 @@ class Brokers(Side):
 
     @abstractmethod
     def replicated(self) -> Any:
-        """A context manager of Servers: a SYNC_MASTER with an empty store and its slave, ready for sends."""
+        """Context manager: Servers with a SYNC_MASTER, its empty store and a slave, ready for sends."""
 
     @abstractmethod
     def filled(self) -> Any:
-        """A context manager of Servers: a name server and a master alone, its log of terms.log_mib made at need."""
+        """Context manager: Servers with a name server and a master whose log has terms.log_mib, created if
+        necessary.
+        """
 
     @abstractmethod
     def fresh_slave(self, servers: Servers) -> Any:
-        """A context manager of the address of a slave of a filled master, which starts or has just started to copy."""
+        """Context manager: the address of a slave of a filled master that starts, or has just started, to copy."""
 
     @abstractmethod
     def restart(self, servers: Servers, *, kill: bool) -> float:
-        """Stops or kills a filled master; seconds that it then takes to serve again."""
+        """Stops or kills a filled master; returns the seconds until it serves again."""
 
     def _fill(self, broker: str, store: Path) -> None:
-        """Messages until the log is as long as it should be, in batches, which is quicker: the same for everybody. Then
-        the store's files are in the page cache."""
-        # RocketMQ listens before it knows where its log ends.
+        """Sends batches, which are faster, until the log has the required size, in the same way on every side. Then
+        reads the store's files into the page cache.
+        """
+        # RocketMQ listens before it knows the end of its log.
         _wait(lambda: log_end(broker) >= 0, f"{self.name}: its master told nothing of its log")
         missing = self.terms.log_mib * MIB - log_end(broker)
         if missing > 0:
             say(f"{self.name}: writing a log of {self.terms.log_mib:,} MiB")
-            # Few in flight: RocketMQ refuses what waited for 200 ms.
+            # Few in flight: RocketMQ rejects sends that have waited for 200 ms.
             words = ["--size", self.terms.size, "--bytes", missing, "--batch", 32, "--in-flight", 4]
             output_of([sys.executable, "-m", "bench.load", "--broker", broker, *words], timeout_s=3600)
             built = f"{self.name} did not build its queues"
@@ -157,7 +163,7 @@ class Brokers(Side):
 
 
 class Halog(Brokers):
-    """This repository."""
+    """halog, from this repository."""
 
     name = "halog"
 
@@ -218,9 +224,9 @@ class Halog(Brokers):
 
 
 class RocketMQ(Brokers):
-    """Apache RocketMQ of one release, with segments of the size that it is shipped with."""
+    """Apache RocketMQ of one release, with its default segment size."""
 
-    # A busy broker refuses what waited for 200 ms; then there would be nothing to compare.
+    # A busy broker rejects sends that have waited for 200 ms; no comparison would be possible.
     _EXTRA = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000;waitTimeMillsInSendQueue=10000"
     _PORTS: ClassVar = {"NS": 30876, "MASTER": 30911, "MASTER_HA": 30912, "SLAVE": 30921, "SLAVE_HA": 30922}
     _PORT_OF: ClassVar = {"namesrv": "NS", "master": "MASTER", "slave": "SLAVE"}
@@ -250,7 +256,7 @@ class RocketMQ(Brokers):
             ready_s = self._start(folder, "async", "master")
             seed = folder / "run" / "store-slave.seed"
             if not seed.exists():
-                # A slave that never held anything would be given the last file only.
+                # An empty slave would copy only the last file.
                 self._start(folder, "async", "slave")
                 run_load(self._broker, "--bytes", 1024)
                 _wait(lambda: log_end(self._slave) >= log_end(self._broker), f"{self.name}: its slave got nothing")
@@ -296,13 +302,15 @@ class RocketMQ(Brokers):
 
     @contextmanager
     def _folder(self, use: str) -> Iterator[Path]:
-        """A folder for stores beside what is installed; whatever was started in it is stopped in the end."""
+        """A directory for stores next to the installed software; everything that was started in it is stopped at
+        the end.
+        """
         folder = self.directory / f"{self.name}-{use}"
         folder.mkdir(exist_ok=True)
         for name in ("lib", "classes"):
             if not (folder / name).exists():
                 (folder / name).symlink_to(self.directory / "rocketmq" / name, target_is_directory=True)
-        self._script(folder, "stop.sh")  # what a run that was killed left behind
+        self._script(folder, "stop.sh")  # left behind by a killed run
         try:
             yield folder
         finally:
@@ -314,7 +322,7 @@ class RocketMQ(Brokers):
 
     @contextmanager
     def _starting(self, folder: Path, mode: str, role: str) -> Iterator[None]:
-        """start.sh of one process, which goes on in the block."""
+        """Runs start.sh of one process, which keeps running in the block."""
         environment = {f"RMQ_{each}_PORT": str(port) for each, port in self._ports.items()}
         environment |= {"MASTER_EXTRA": self._EXTRA, "SLAVE_EXTRA": self._EXTRA}
         command = ["bash", str(self._scripts / "start.sh"), str(folder), self.version, mode, role]
@@ -329,7 +337,7 @@ class RocketMQ(Brokers):
             raise RunError(f"{self.name}: {(folder / 'start.log').read_text().strip()[-400:]}")
 
     def _start(self, folder: Path, mode: str, role: str) -> float:
-        """Seconds until one process listens, which it does once its store is recovered."""
+        """Returns the seconds until one process listens, that is, until its store is recovered."""
         started = time.monotonic()
         port = self._ports[self._PORT_OF[role]]
         with self._starting(folder, mode, role):
@@ -342,11 +350,11 @@ class RocketMQ(Brokers):
 
 
 def check_waits_for_slave(version: str, config: str) -> None:
-    """RunError unless a broker with this configuration, as it tells it itself, answers a send when a slave has it."""
+    """Raises RunError unless a broker's own configuration says that it waits for a slave before it answers a send."""
     found = dict(line.split("=", 1) for line in config.splitlines() if "=" in line)
     wanted = {"brokerRole": "SYNC_MASTER", "flushDiskType": "ASYNC_FLUSH"}
     if not version.startswith("4."):
-        wanted["inSyncReplicas"] = "2"  # with the shipped 1 a SYNC_MASTER waits for nobody
+        wanted["inSyncReplicas"] = "2"  # with the default of 1 a SYNC_MASTER waits for no slave
     for key, value in wanted.items():
         if found.get(key) != value:
             raise RunError(f"RocketMQ {version} does not wait for its slave: {key} is {found.get(key)}, not {value}")
@@ -354,7 +362,7 @@ def check_waits_for_slave(version: str, config: str) -> None:
 
 @dataclass(frozen=True)
 class Installed:
-    """What a peer's setup.sh came to: its last words, or why it can't be used."""
+    """Result of a peer's setup.sh: its last words, or why the peer can't be used."""
 
     words: str = ""
     why_not: str | None = None
@@ -375,7 +383,9 @@ def install(scripts: Path, directory: Path, *words: str) -> Installed:
 
 
 class Peer(Side):
-    """One with a benchmark of its own: start.sh, bench.sh, stop.sh in a folder, results as its harness writes them."""
+    """A peer with its own benchmark: start.sh, bench.sh and stop.sh in a directory, results as its harness writes
+    them.
+    """
 
     def __init__(self, name: str, terms: Terms, directory: Path, scripts: Path) -> None:
         self.name = name
@@ -389,7 +399,7 @@ class Peer(Side):
         return installed.why_not
 
     def sends(self, environment: Mapping[str, str]) -> Iterator[Run]:
-        """The points of its benchmark that `environment` chooses."""
+        """Returns the points of its benchmark that `environment` selects."""
         results = self._directory / f"{self.name}.jsonl"
         results.unlink(missing_ok=True)
         text = self._bench(environment)
@@ -399,7 +409,7 @@ class Peer(Side):
             yield Run(in_flight, f"{self.name}: {name}", found)
 
     def catch_up(self, environment: Mapping[str, str]) -> Iterator[Run]:
-        """A new replica of a log."""
+        """Measures a new replica that copies a log."""
         for found in read_catch_up(self._bench(environment)):
             yield Run("fresh slave", f"{self.name}, {found['added']} new", found)
 
@@ -407,7 +417,7 @@ class Peer(Side):
         once = {
             "BENCH_REPEATS": "1",
             "BENCH_TRIES": "1",
-            "BENCH_FOREIGN": "1000",  # noise is noted here, not repeated there
+            "BENCH_FOREIGN": "1000",  # other load is recorded here instead of repeating the run there
             "BENCH_SECS": f"{self._terms.seconds:g}",
             "BENCH_WARM": f"{min(2.0, self._terms.warm_s):g}",
             "CATCHUP_MIB": str(self._terms.log_mib),
@@ -424,8 +434,9 @@ class Peer(Side):
 
 
 class Loopback(Side):
-    """One stream over the loopback interface, of iperf3 or, where that is not installed, of two processes of Python:
-    what the interface itself carries."""
+    """One stream over the loopback interface, of iperf3 or, if that is not installed, of two Python processes: the
+    upper limit of the interface.
+    """
 
     name = "iperf3"
 
@@ -433,7 +444,7 @@ class Loopback(Side):
         return None
 
     def catch_up(self, environment: Mapping[str, str]) -> Iterator[Run]:
-        """Some seconds of it."""
+        """Measures the stream for a few seconds."""
         with alone():
             if shutil.which("iperf3"):
                 yield self._iperf3()
@@ -449,7 +460,7 @@ class Loopback(Side):
         command = ["iperf3", "--server", "--one-off", "--bind", "127.0.0.1", "--port", port]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
             try:
-                time.sleep(0.5)  # a look at its port would be its one client
+                time.sleep(0.5)  # a connection test would be its only client
                 with watched({"server": server.pid}) as cost:
                     text = output_of(
                         ["iperf3", "--client", "127.0.0.1", "--port", port, "--time", f"{_STREAM_S:g}", "--json"]
@@ -473,7 +484,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as stream:
 
 
 def stream_bytes_per_s(seconds: float) -> float:
-    """What one process receives of another, which sends all the time."""
+    """Returns the bytes per second that one process receives from another that sends continuously."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-c", _SENDER, str(server.getsockname()[1]), str(seconds)]
         with subprocess.Popen(command), server.accept()[0] as stream:
@@ -489,13 +500,13 @@ def _listens(port: int) -> bool:
 
 
 def _wait(is_so: Callable[[], bool], complaint: str, within_s: float = 120.0) -> None:
-    """Looks every 10 ms."""
+    """Polls every 10 ms."""
     give_up = time.monotonic() + within_s
     while True:
         try:
             if is_so():
                 return
-        except OSError:  # it does not answer yet
+        except OSError:  # not responding yet
             pass
         if time.monotonic() > give_up:
             raise RunError(f"{complaint} within {within_s:g} s")
@@ -503,5 +514,5 @@ def _wait(is_so: Callable[[], bool], complaint: str, within_s: float = 120.0) ->
 
 
 def say(text: str) -> None:
-    """Progress, apart from results."""
+    """Prints progress to stderr."""
     print(f"# {text}", file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
-"""What one send costs the master in each stage of its way, in the master's own process: no sockets, no peers.
+"""Processor time of a send in each stage of the master, in one process without sockets or peers.
 
     decode    SendParser: a chunk of frames to requests
     prepare   SendProcessor: requests to checked puts
     append    PutService and CommitLog: puts to records in the file
-    answer    SendProcessor: finished puts to the bytes that are sent
-    whole     all of it through Processor, as the connection calls it
+    answer    SendProcessor: finished puts to response bytes
+    whole     everything, through Processor, as the connection calls it
 
-A chunk of `--chunk` requests, each of `--batch` messages, goes through all stages, again and again. Each stage's time
-is the processor time of this thread for the chunk, by messages; the least of all chunks is told, since what disturbs a
-chunk only adds to it, and the median beside it. Flushing and dispatch run between the chunks and are not counted.
+A chunk of `--chunk` requests, each of `--batch` messages, passes through all stages repeatedly. A stage's time is the
+processor time of this thread per message; the table shows the minimum of all chunks, because interference only adds
+time, and the median. Flushing and dispatch run between chunks and do not count.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOPIC = "bench"
 
 
 class Sink:
-    """Stands for the connection: takes the answers."""
+    """Replaces the connection: receives the responses."""
 
     peer = ("127.0.0.1", 50_000)
     is_closed = False
@@ -54,28 +54,28 @@ class Sink:
     sent = b""
 
     def send_soon(self, frame: bytes) -> None:
-        """Keep the last one, to be looked at."""
+        """Stores the last response, so that it can be checked."""
         self.sent = frame
 
     send_now = send_soon
 
 
 class Kept:
-    """Stands for the put service: keeps the puts, so that the stages before and behind it can be timed."""
+    """Replaces the put service: keeps the puts, so that the stages before and after it can be timed."""
 
     puts: Sequence[Any] = ()
     is_blocked = False
 
     def enqueue(self, requests: Sequence[Any]) -> None:
-        """Hold what came."""
+        """Stores the puts."""
         self.puts = requests
 
     def drain(self) -> None:
-        """Leave it there."""
+        """Does nothing."""
 
 
 class Master:
-    """What a master has between its sockets, of which nothing waits for anybody."""
+    """The parts of a master between its sockets; nothing waits."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions, unique_id: Callable[[], str]) -> None:
         world = World(unique_id=unique_id)
@@ -93,7 +93,7 @@ class Master:
         self.processor = Processor(whole, {})
 
     def time_chunk(self, chunk: bytes, times: dict[str, list[int]]) -> None:
-        """Let `chunk` pass all stages and note each one's nanoseconds."""
+        """Passes `chunk` through all stages and records the nanoseconds of each."""
         sink, parser, kept = Sink(), SendParser(), self.kept
         connection = cast(RemotingConnection, sink)
         clock = thread_time_ns
@@ -125,7 +125,7 @@ def _check_answers(sent: bytes, count: int) -> None:
 
 
 async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int, batch: int) -> dict[str, list[int]]:
-    """Nanoseconds of each chunk, by stage."""
+    """Returns the nanoseconds of each chunk, by stage."""
     frames = templates(TOPIC, size, "bench", batch=batch)
     requests = (
         frames[number % QUEUE_COUNT][0] + b"%d" % (FIRST_OPAQUE + number) + frames[number % QUEUE_COUNT][1]
@@ -155,11 +155,13 @@ async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int, ba
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--chunk", type=int, nargs="+", default=[1, 64], help="requests that come together")
-    parser.add_argument("--batch", type=int, default=1, help="messages of a request; above 1 SEND_BATCH_MESSAGE")
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
-    parser.add_argument("--messages", type=int, default=50_000, help="of each chunk size")
-    parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary one)")
+    parser.add_argument("--chunk", type=int, nargs="+", default=[1, 64], help="requests per chunk")
+    parser.add_argument(
+        "--batch", type=int, default=1, help="messages per request; more than 1 uses SEND_BATCH_MESSAGE"
+    )
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
+    parser.add_argument("--messages", type=int, default=50_000, help="number of rounds per chunk size")
+    parser.add_argument("--directory", type=Path, help="directory for the store (default: a temporary one)")
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
     rows = []

@@ -1,22 +1,21 @@
-"""What holds the event loops of a master and two slaves when all happens at once: sends with as many in flight as they
-take, a consumer that reads parts of the log that are on the disk alone, a second slave that copies the log from its
-first byte on, again and again, and the deletion of old segments, which keeps the disk's use bounded.
+"""Measures what blocks the event loops of a master and two slaves under mixed load: as many sends in flight as the
+nodes accept, a consumer that reads parts of the log that are only on disk, a second slave that copies the log
+repeatedly, and deletion of old segments, which limits the use of the disk.
 
-Each node watches its own loop (`/loop` on its admin port, ha/admin/loop_watch.py), and so does a bystander that has
-next to nothing to do (bystander.py). Printed: every watch as a line of JSON; a table of delays and holds; the longest
-holds, where each task waited then, what of it was work, waiting for a processor (somebody else's doing on a machine
-with fewer cores than busy processes) and sleep, how long the host had the processors meanwhile, and what else happened.
+Each node watches its own loop (`/loop` on its admin port, ha/admin/loop_watch.py), and so does an almost idle process,
+the bystander (bystander.py). The program prints every report as a line of JSON, a table of delays and holds, and the
+longest holds: where each task waited afterwards, and how the time divides into work, waiting for a processor (caused by
+other processes, if there are fewer cores than busy processes) and sleep, how long the host had the processors, and what
+else happened at that time.
 
-All of it goes on for `--warm` minutes before anybody watches: by then the host has given the memory that it takes.
+The load runs for `--warm` minutes before the measurement; by then the host has provided the necessary memory.
 
-Without `--spare` everybody takes what there is, and the two processors are never idle: what a loop waits for then is
-mostly a processor. With it the clients and the copying keep to rates that leave some, or to so many times these rates:
-a host that gives a virtual machine two cores for its processors and its disk together stops all of it, for 20 to 40 ms
-of each 100, where they take more.
+Without `--spare` the load uses all processors, so a loop waits mostly for a processor. With it, clients and copies keep
+to rates that leave processor time, or to multiples of these rates: a host that gives a virtual machine two cores for
+processors and disk together pauses the machine for 20 to 40 ms of each 100 ms if it uses more.
 
-The clients, which would be on machines of their own, get processors that no node wants (nice 19), and the nodes come
-before everything else on the machine (nice -15, for which one has to be root), as their watches tell what holds them
-and not who else is there. The bystander has the same priority.
+Clients, which would normally run on other machines, get the lowest priority (nice 19). Nodes and the bystander get the
+highest (nice -15, which requires root), so that their reports show what the nodes do and not what else runs.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ _TOKEN = "watches-the-event-loop"
 _DELETE_EXPIRED_COMMITLOG = 329
 _OLD_S = 7200
 _STARTING_S = 5.0
-"""So much longer the senders go on, which are there before the watches"""
+"""How long the senders continue after the measurement, in seconds."""
 _SPARE_SENDS_PER_S = 5_000
 _SPARE_PULLED_PER_S = 30_000
-_SPARE_COPY_BYTES_PER_S = 100 * MIB  # RocketMQ's default where it limits a slave at all
+_SPARE_COPY_BYTES_PER_S = 100 * MIB  # RocketMQ's default if it limits a slave
 _LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
 
 
 @dataclass
 class Timeline:
-    """What went on from when to when, wall clock in seconds."""
+    """What happened when, in wall-clock seconds."""
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     stolen: list[tuple[float, float, float]] = field(default_factory=list)
-    """From when to when the host had processors, two looks, and for how many seconds of theirs"""
+    """Intervals between two samples in which the host had processors, and for how many seconds."""
     _open: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def span(self, what: str) -> Iterator[None]:
-        """The block."""
+        """Records the duration of the block."""
         self._open[what] = began = time.time()
         try:
             yield
@@ -77,26 +76,28 @@ class Timeline:
             self.spans.append((what, began, time.time()))
 
     def forget(self) -> None:
-        """What was until now; what goes on stays."""
+        """Forgets finished intervals; current ones remain."""
         self.spans.clear()
         self.stolen.clear()
 
     def during(self, begin: float, end: float) -> list[str]:
-        """What went on in some part of that time, in order of beginning."""
+        """Returns what happened in some part of that interval, in order of start."""
         spans = [*self.spans, *((what, began, end) for what, began in self._open.items())]
         return [
             what for what, began, ended in sorted(spans, key=lambda span: span[1]) if began <= end and ended >= begin
         ]
 
     def stolen_s(self, begin: float, end: float) -> float:
-        """Processor seconds that the host had in that time, or a look before or after: it is told in ticks of 10 ms."""
+        """Returns the processor seconds that the host took in that interval, extended by one sample, as the kernel
+        counts in ticks of 10 ms.
+        """
         return sum(
             seconds for before, now, seconds in self.stolen if before <= end + _LOOK_S and now >= begin - _LOOK_S
         )
 
 
 def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several watches of one node as one; p99 is the highest of any."""
+    """Merges several reports of one node; p99 is the highest of any."""
     return {
         "seconds": sum(each["seconds"] for each in reports),
         **{key: sum(each[key] for each in reports) for key in ("beat_count", "long_delay_count", "step_count")},
@@ -110,13 +111,13 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def own_seconds(stall: dict[str, Any]) -> float:
-    """What of a hold or a delay is the node's own: all but the wait for a processor."""
+    """Returns the part of a hold or delay that is the node's own: everything except waiting for a processor."""
     own: float = stall["seconds"] - (stall["queued_s"] or 0.0)
     return own
 
 
 def own_count(stalls: Sequence[dict[str, Any]], timeline: Timeline) -> int:
-    """Of holds or delays, those over LONG_S by what is the node's own, in times of which the host took nothing."""
+    """Counts holds or delays whose own part is over LONG_S, in intervals in which the host took no processor time."""
     return sum(
         own_seconds(stall) >= LONG_S and not timeline.stolen_s(stall["at_s"] - stall["seconds"], stall["at_s"])
         for stall in stalls
@@ -124,9 +125,9 @@ def own_count(stalls: Sequence[dict[str, Any]], timeline: Timeline) -> int:
 
 
 def markdown(reports: dict[str, dict[str, Any]], timeline: Timeline, shown: int = 12) -> str:
-    """The tables, of merged reports by node."""
+    """Returns the tables of merged reports by node."""
     rows = [
-        "| node | s | delay p99 ms | longest ms | over 20 ms | of its own | longest hold ms | over 20 ms | of its own "
+        "| node | s | delay p99 ms | longest ms | over 20 ms | own | longest hold ms | over 20 ms | own "
         "| longest work ms |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -167,12 +168,12 @@ def markdown(reports: dict[str, dict[str, Any]], timeline: Timeline, shown: int 
 
 
 def watch(node: Node, seconds: float) -> None:
-    """Has it watch its loop from now on."""
+    """Starts the watch of a node's loop."""
     node.page(f"/loop?seconds={seconds:.0f}", "POST")
 
 
 class Disk(threading.Thread):
-    """Every second: forgets what the kernel has cached of older segments, and has the oldest ones deleted."""
+    """Once a second, drops older segments from the page cache and has the oldest ones deleted."""
 
     def __init__(self, nodes: Sequence[tuple[Node, Path]], keep_bytes: int, timeline: Timeline) -> None:
         super().__init__(daemon=True)
@@ -184,7 +185,7 @@ class Disk(threading.Thread):
         self.deletion_count = 0
 
     def run(self) -> None:
-        """Until `end`."""
+        """Runs until `end`."""
         while not self._over.wait(1.0):
             for node, store in self._nodes:
                 segments = sorted((store / "commitlog").glob("[0-9]*"))
@@ -204,13 +205,13 @@ class Disk(threading.Thread):
             ask(node.ready["remoting"], _DELETE_EXPIRED_COMMITLOG, timeout_s=60)
 
     def end(self) -> None:
-        """Waits for it."""
+        """Stops it and waits."""
         self._over.set()
         self.join()
 
 
 class Stolen(threading.Thread):
-    """Notes when the host has processors of this virtual machine for others."""
+    """Records when the host takes processors from this virtual machine."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(daemon=True)
@@ -218,7 +219,7 @@ class Stolen(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Runs until `end`."""
         before, before_s = time.time(), _stolen_s()
         while not self._over.wait(_LOOK_S):
             now, now_s = time.time(), _stolen_s()
@@ -227,7 +228,7 @@ class Stolen(threading.Thread):
             before, before_s = now, now_s
 
     def end(self) -> None:
-        """Waits for it."""
+        """Stops it and waits."""
         self._over.set()
         self.join()
 
@@ -238,10 +239,10 @@ def _stolen_s() -> float:
 
 
 def forget_pages(path: Path) -> None:
-    """What of a file is in the kernel's cache, clean and unmapped, is read from the disk next time."""
+    """Drops the clean, unmapped pages of a file from the page cache, so that they are read from disk next time."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:  # it has just been deleted
+    except FileNotFoundError:  # just deleted
         return
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -250,16 +251,16 @@ def forget_pages(path: Path) -> None:
 
 
 def set_niceness(pid: int, niceness: int) -> None:
-    """Of all threads of a process that leads a session: beside each other, and beside other sessions, which the kernel
-    gives equal shares otherwise (autogroup in sched(7)). Below 0 it stays as it is unless one is root."""
+    """Sets the priority of all threads of a process that leads a session: within the session, and among sessions, which
+    the kernel otherwise treats equally (autogroup in sched(7)). Values below 0 are ignored without root.
+    """
     with suppress(PermissionError, FileNotFoundError):  # FileNotFoundError: a kernel without autogroup
         os.setpriority(os.PRIO_PGRP, pid, niceness)
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, reports: list[dict[str, Any]]) -> int:
-    """A second slave copies everything, is killed with all it has, and begins again; returns how many times it got
-    there."""
+    """Lets a second slave copy everything, kills it with its store, and starts again; returns the number of copies."""
     count = 0
     while time.monotonic() < until:
         with timeline.span(f"copy {count + 1}"):
@@ -271,7 +272,7 @@ def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, report
             is_there = time.monotonic() < until
         if is_there:
             count += 1
-            time.sleep(2)  # it follows
+            time.sleep(2)  # it is following
         reports.append(node.page("/loop"))
         node.kill()
         shutil.rmtree(nodes.directory / node.name)
@@ -279,7 +280,7 @@ def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, report
 
 
 def _clients(nodes: Cluster, options: argparse.Namespace, stack: ExitStack, seconds: float) -> subprocess.Popen[str]:
-    """The senders, and a consumer that reads from the log's begin, over and over."""
+    """Runs the senders, and a consumer that reads the log repeatedly from the start."""
     broker, name_server = nodes.master.ready["remoting"], nodes.name_server_address
     pace = ["--rate", f"{options.spare * _SPARE_SENDS_PER_S:.0f}"] if options.spare else []
     if options.send_cores:
@@ -311,7 +312,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def memory_held() -> Iterator[None]:
-    """No memory goes to the host in the block."""
+    """Keeps freed memory from going back to the host in the block."""
     command = [sys.executable, "-m", "bench.held_memory"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -321,11 +322,11 @@ def memory_held() -> Iterator[None]:
         try:
             yield
         finally:
-            process.stdin.close()  # for which it waits, and puts the kernel's setting back
+            process.stdin.close()  # waits for this and restores the kernel's setting
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[str, Any]], Timeline, dict[str, Any]]:
-    """Merged reports by node, what happened when, and what the clients got done."""
+    """Returns merged reports by node, what happened when, and the clients' figures."""
     seconds, warm_s = options.minutes * 60, options.warm * 60
     timeline = Timeline()
     keys: dict[str, object] = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}
@@ -383,7 +384,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         done |= {"copies": copy_count, "deleted_segments": disk.deletion_count - deleted_count}
         done["stolen_s"] = sum(stolen_s for _, _, stolen_s in timeline.stolen)
         done["busy_cores"] = (machine_busy_s() - busy) / seconds
-        stack.close()  # whose consumer would complain of a master that stops
+        stack.close()  # stop the clients before their master
         for node in reversed(nodes.all):
             node.stop()
     return reports, timeline, done
@@ -392,31 +393,35 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/run stalls", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--warm", type=float, default=2.0, help="minutes of the same before the watch")
-    parser.add_argument("--mib", type=int, default=2048, help="of the log are kept by each of the three; at least 768")
+    parser.add_argument("--warm", type=float, default=2.0, help="minutes of load before the measurement")
+    parser.add_argument(
+        "--mib", type=int, default=2048, help="size of the log that each of the three nodes keeps; at least 768"
+    )
     parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per body")
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     parser.add_argument(
         "--spare",
         type=float,
         nargs="?",
         const=1.0,
-        metavar="TIMES",
-        help=f"leave processors to spare: {_SPARE_SENDS_PER_S:,} sends and {_SPARE_PULLED_PER_S:,} messages read a "
-        f"second, {_SPARE_COPY_BYTES_PER_S // MIB} MiB/s to a slave, or so many times that",
+        metavar="FACTOR",
+        help=f"limit the load to {_SPARE_SENDS_PER_S:,} sends and {_SPARE_PULLED_PER_S:,} pulled messages per second, "
+        f"and {_SPARE_COPY_BYTES_PER_S // MIB} MiB/s to a slave, or to a multiple of these",
     )
     parser.add_argument(
-        "--hold", action="store_true", help="give no memory back to the host meanwhile, as root: held_memory.py"
+        "--hold",
+        action="store_true",
+        help="keep freed memory from going back to the host; requires root (held_memory.py)",
     )
     parser.add_argument(
         "--send-cores",
         type=float,
         metavar="CORES",
-        help="the senders have no pace, also with --spare, but take no more than that of a processor (0.1)",
+        help="limit senders to this share of a processor, such as 0.1, instead of a rate",
     )
     parser.add_argument(
-        "--no-ballast", action="store_false", dest="ballast", help="leave free memory as it is: README.md, Memory"
+        "--no-ballast", action="store_false", dest="ballast", help="don't fill free memory first (README.md, Memory)"
     )
     options = parser.parse_args()
     try:

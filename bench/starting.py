@@ -1,9 +1,9 @@
-"""How long a master takes from its start to READY: with an empty store, after a clean stop, and after kill -9 with a
-large log.
+"""How long a master takes from its start to READY: with an empty store, and with a large log after a clean stop and
+after kill -9.
 
-The log is of `--mib` MiB; kill -9 leaves the abort file, so the next start checks it (checksums included) as RocketMQ
-does: from the newest segment that the checkpoint vouches for; without a checkpoint every segment is checked.
-Resident memory is read after READY.
+The log has `--mib` MiB. kill -9 leaves the abort file, so the next start checks the log, checksums included, from the
+newest segment that the checkpoint covers, like RocketMQ; without a checkpoint it checks every segment. Resident memory
+is read after READY.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scripts.nodes import Cluster, cluster, log_range
 
 
 def start(nodes: Cluster, case: str) -> dict[str, Any]:
-    """Starts the master and says what that took."""
+    """Starts the master and measures the start."""
     seconds = nodes.master.start(timeout_s=600)
     return {
         "case": case,
@@ -33,9 +33,9 @@ def start(nodes: Cluster, case: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mib", type=int, default=2048, help="size of the log")
-    parser.add_argument("--size", type=int, default=1024, help="bytes of each message's body")
+    parser.add_argument("--size", type=int, default=1024, help="bytes per message body")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
     with empty_folder(options.directory) as folder:

@@ -1,4 +1,4 @@
-"""Medians and ratios of a file of runs, as Markdown."""
+"""Prints medians and ratios of a result file as Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOREIGN = Metric("foreign_cores", "others' cores", 2)
 
 
 def medians(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str, float]]:
-    """By point and side the median of each figure."""
+    """Returns the median of each figure by point and side."""
     found: dict[tuple[Any, str], dict[str, float]] = {}
     for place, group in _grouped(runs, case).items():
         found[place] = {
@@ -26,7 +26,7 @@ def medians(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str,
 
 
 def ratios(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str, float]]:
-    """By point and side other than ours: our median by theirs, of each figure that both have."""
+    """Returns halog's median divided by the peer's, by point and peer, for each figure that both have."""
     all_medians = medians(runs, case)
     found = {}
     for (point, side), theirs in all_medians.items():
@@ -37,7 +37,7 @@ def ratios(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str, 
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """A table for each case, then what was left out, machine and versions."""
+    """Returns a table for each case, then the skipped blocks, machine and versions."""
     runs = [line for line in lines if line["kind"] == "run"]
     parts = [_table(runs, case) for case in (*CASES, *GROWTH) if any(run["case"] == case.name for run in runs)]
     parts += [
@@ -77,7 +77,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def point_text(point: Any) -> str:
-    """A case's point as tables show it."""
+    """Formats a case's point for tables."""
     return f"{point:,}" if isinstance(point, int) else str(point)
 
 
@@ -91,7 +91,7 @@ def _values(group: Sequence[Line], metric: Metric) -> list[float]:
 
 
 def _grouped(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], list[Line]]:
-    """A case's runs by point and side: numbers in order, words as they came; ours first."""
+    """Groups a case's runs by point and side: numbers sorted, words in order of appearance; halog first."""
     found: dict[tuple[Any, str], list[Line]] = {}
     for run in runs:
         if run["case"] == case.name:

@@ -1,10 +1,9 @@
-"""What three keys of replication cost and bring (docs/tuning.md), each by itself, on a master and a slave:
+"""Measures the effect of three replication keys, one at a time, on a master and a slave (docs/tuning.md):
 
-haTransferBatchSize      how fast an empty slave copies a log, and the processor time of both
-haMaxGapNotInSync        (haSlaveFallbehindMax) what producers of a SYNC_MASTER are told, and how long they wait,
-                         while a slave comes back that is far behind; its link is slow (maxHaTransferByteInSecond)
-haSendHeartbeatInterval  processor time of a master and a slave with nothing to do, and how long a slave that is
-                         frozen counts as connected, with haHousekeepingInterval at four times as much
+haTransferBatchSize how fast an empty slave copies a log, and the processor time of both haMaxGapNotInSync
+(haSlaveFallbehindMax) the statuses and latencies of producers of a SYNC_MASTER while a slave that is far behind catches
+up over a slow link (maxHaTransferByteInSecond) haSendHeartbeatInterval the processor time of an idle master and slave,
+and how long a frozen slave counts as connected, with haHousekeepingInterval four times as long
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ GAPS_MIB = (1, 16, 64, 256)
 HEARTBEATS_MS = (250, 1000, 5000)
 HOUSEKEEPING_TIMES = 4
 RATE = 200
-"""Sends a second while the slave catches up."""
+"""Sends per second while the slave catches up."""
 
 
 @contextmanager
 def told(node: Node, **keys: object) -> Iterator[None]:
-    """Further keys of its command line, for the starts in the block."""
+    """Adds keys to the command line of starts in the block."""
     before = node.arguments
     node.arguments = [*before, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]
     try:
@@ -47,7 +46,7 @@ def told(node: Node, **keys: object) -> Iterator[None]:
 
 
 def transfers(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Copies of one log in frames of several sizes."""
+    """Copies one log with frames of several sizes."""
     runs = []
     with cluster(folder, haStartFrom="first") as nodes:
         nodes.name_server.start()
@@ -65,7 +64,7 @@ def transfers(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def gaps(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Sends at a steady rate while a slave that is behind comes back."""
+    """Sends at a steady rate while a slave catches up."""
     keys = {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": options.link_mib * MIB}
     runs = []
     with cluster(folder, **keys) as nodes:
@@ -93,7 +92,7 @@ def gaps(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 "--json",
             ]
             command = [sys.executable, "-m", "ha.cli", *words, "--servers", nodes.name_server_address]
-            # Exit code 3 is a message that was not SEND_OK, which is what this is about.
+            # Exit code 3 means that a message was not SEND_OK, which is expected here.
             done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
             if done.returncode not in (0, 3):
                 raise SystemExit(f"ha bench ended with {done.returncode}")
@@ -105,7 +104,7 @@ def gaps(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def heartbeats(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A pair with nothing to do, and then one that is frozen."""
+    """Measures an idle pair, then one whose slave is frozen."""
     runs = []
     for heartbeat_ms in HEARTBEATS_MS:
         below = folder / f"every-{heartbeat_ms}"
@@ -115,7 +114,7 @@ def heartbeats(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]
             for node in nodes.all:
                 node.start()
             wait_until_attached(nodes)
-            time.sleep(2)  # what a start leaves to do
+            time.sleep(2)  # work left by the start
             pair = {"master": nodes.master.pid, "slave": nodes.slave.pid}
             before = {name: cpu_s([pid]) for name, pid in pair.items()}
             time.sleep(options.idle)
@@ -128,12 +127,12 @@ def heartbeats(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def frozen(nodes: Cluster) -> dict[str, float]:
-    """How long a slave that was stopped (SIGSTOP) counts as in sync."""
+    """Returns how long a frozen slave (SIGSTOP) counts as in sync."""
     os.kill(nodes.slave.pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
         while nodes.master.status()["ha"]["in_sync"]:
-            time.sleep(0.05)  # whoever asks over HTTP is woken by nobody
+            time.sleep(0.05)  # HTTP has no notification
         return {"counts_s": time.monotonic() - began}
     finally:
         os.kill(nodes.slave.pid, signal.SIGCONT)
@@ -147,7 +146,7 @@ CASES: dict[str, Callable[[Path, argparse.Namespace], list[dict[str, Any]]]] = {
 
 
 def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """A question, a head and its rows, for each case that was run."""
+    """Returns title, heading and rows of each case that ran."""
     if found := [run for run in runs if run["case"] == "transfer"]:
         rows = []
         for size in TRANSFERS:
@@ -176,7 +175,7 @@ def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[li
 
 
 def draw(runs: list[dict[str, Any]], file: Path) -> None:
-    """Curves of all three cases, as a PNG. ImportError without matplotlib."""
+    """Plots all three cases as a PNG. ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -219,15 +218,17 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/run tuning", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cases", default=",".join(CASES), help="a comma list (default: %(default)s)")
+    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated list (default: %(default)s)")
     parser.add_argument("--mib", type=int, default=256, help="transfer: size of the log")
     parser.add_argument("--rounds", type=int, default=2, help="transfer: copies with each size")
     parser.add_argument("--behind-mib", type=int, default=96, help="gap: how far the slave is behind")
-    parser.add_argument("--link-mib", type=int, default=8, help="gap: MiB a second that the slave is sent")
-    parser.add_argument("--seconds", type=float, default=12.0, help="gap: how long messages are sent")
-    parser.add_argument("--idle", type=float, default=5.0, help="heartbeat: seconds with nothing to do")
-    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw all three cases, as a PNG; needs matplotlib")
+    parser.add_argument("--link-mib", type=int, default=8, help="gap: MiB per second to the slave")
+    parser.add_argument("--seconds", type=float, default=12.0, help="gap: duration of the load")
+    parser.add_argument(
+        "--idle", type=float, default=5.0, help="heartbeat: duration of the idle measurement in seconds"
+    )
+    parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot all three cases as a PNG; requires matplotlib")
     options = parser.parse_args()
     if options.plot and set(options.cases.split(",")) != CASES.keys():
         parser.error("--plot wants all cases")

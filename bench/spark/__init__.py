@@ -1,1 +1,1 @@
-"""The log as a Spark table beside spark-sql-kafka, and the Arrow core alone."""
+"""Compares the log as a Spark table with spark-sql-kafka, and measures the Arrow reader alone."""

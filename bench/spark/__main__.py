@@ -1,10 +1,10 @@
-"""The log as a Spark table beside spark-sql-kafka, the same messages in both, read by one Spark application.
+"""Compares the log as a Spark table with spark-sql-kafka: the same messages in both, read by one Spark application.
 
-Rounds are outermost and every second one goes backwards, so that both sides see the same foreign load. Each run is
-one line of JSON at once: wall time, processor time of the application (JVM and Python workers) and of Kafka's broker,
-and how many cores anybody else used. At the end a table of medians with (least-greatest).
+Rounds are outermost, and every second one runs in reverse order, so that other load affects both sides equally. Each
+run prints one line of JSON: wall time, processor time of the application (JVM and Python workers) and of Kafka's
+broker, and how many cores other programs used. At the end it prints a table of medians with (minimum-maximum).
 
-halog reads files, so no broker works for it; Kafka's broker is part of what Kafka costs and has its own column.
+halog reads files without a broker; Kafka's broker is part of Kafka's cost and has its own column.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run spark", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=2_000_000, help="messages of 1 KiB")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=1, help="rounds before, which do not count")
-    parser.add_argument("--only", help=f"comma list of {', '.join(QUESTIONS)}")
-    parser.add_argument("--sides", help="comma list of Kafka, Kafka-tuned, halog, halog-archive (default: all)")
-    parser.add_argument("--directory", type=Path, help="where data goes, about 6 GB (default: a temporary folder)")
-    parser.add_argument("--keep", action="store_true", help="leave the data in --directory for the next run")
-    parser.add_argument("--no-kafka", action="store_true", help="halog alone: no broker, no Maven")
+    parser.add_argument("--warm-up", type=int, default=1, help="warm-up rounds")
+    parser.add_argument("--only", help=f"comma-separated list of {', '.join(QUESTIONS)}")
+    parser.add_argument(
+        "--sides", help="comma-separated list of Kafka, Kafka-tuned, halog, halog-archive (default: all)"
+    )
+    parser.add_argument("--directory", type=Path, help="directory for about 6 GB of data (default: a temporary one)")
+    parser.add_argument("--keep", action="store_true", help="keep the data in --directory for the next run")
+    parser.add_argument("--no-kafka", action="store_true", help="only halog: no broker, no Maven")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--memory", default="4g", help="heap of the application's JVM")
     parser.add_argument("--stream-rows", type=int, default=20_000, help="rows of a micro-batch")
@@ -74,7 +76,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def data_folder(directory: Path | None, keep: bool) -> Iterator[Path]:
-    """Where store and broker live; what this run made in it is removed unless kept."""
+    """The directory of store and broker; deleted at the end unless kept."""
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="halog-bench-"))
     directory = directory.resolve()
@@ -109,7 +111,7 @@ def say(text: str) -> None:
 
 
 def one_run(case: Case, spark: SparkSession, application: ProcessTree, broker: ProcessTree | None) -> dict[str, Any]:
-    """One job, with what it cost."""
+    """Runs one job and measures its cost."""
     used, served = application.cpu_s(), broker.cpu_s() if broker else 0.0
     busy, began = machine_busy_s(), time.monotonic()
     found = case.run(spark)
@@ -132,21 +134,21 @@ def one_run(case: Case, spark: SparkSession, application: ProcessTree, broker: P
 
 
 def collect_garbage(spark: SparkSession) -> None:
-    """Start each run with a clean heap, whoever ran before."""
+    """Collects garbage, so that each run starts with a clean heap."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     jvm.java.lang.System.gc()
 
 
 def wake_workers(spark: SparkSession, sources: Sources) -> None:
-    """Have Spark start its Python workers: it ends those that idled for a minute, as they do while Kafka is asked."""
+    """Makes Spark start its Python workers, which it ends after an idle minute, for example while Kafka runs."""
     few = sources.halog(spark, ("queueId", "queueOffset"))
     few.where("queueOffset < 1").count()
     few.count()
 
 
 def warm_cache(folder: Path) -> None:
-    """Read every file once, so that the runs that follow find it in memory."""
+    """Reads every file once, so that the following runs find it in memory."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
@@ -155,14 +157,14 @@ def warm_cache(folder: Path) -> None:
 
 
 def check_same(runs: list[dict[str, Any]], rows: int) -> None:
-    """A run that saw other rows than it should is no measurement."""
+    """Rejects a run that saw other rows than it should."""
     for run in runs:
         if "rows" in run and run["rows"] != rows:
             raise SystemExit(f"{run['case']} by {run['side']} saw {run['rows']:,} rows of {rows:,}")
 
 
 def table(runs: list[dict[str, Any]]) -> list[list[str]]:
-    """A row for each case and side: seconds, how many times as long Kafka takes, processor seconds, others' load."""
+    """Returns a row per case and side: seconds, Kafka's time as a multiple, processor seconds, other load."""
     points: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         points.setdefault((run["case"], run["side"]), []).append(run)
@@ -191,21 +193,21 @@ HEAD = ["what", "side", "seconds", "Kafka / this", "tuned / this", "application 
 
 
 def show(runs: list[dict[str, Any]]) -> None:
-    """Print the table."""
+    """Prints the table."""
     print("| " + " | ".join(HEAD) + " |\n" + "|" + "---|" * len(HEAD))
     for row in table(runs):
         print("| " + " | ".join(row) + " |")
 
 
 def runs_of(file: Path) -> list[dict[str, Any]]:
-    """The runs that count among the lines of `--output`, also of a run that was broken off."""
+    """Returns the valid runs in the lines of `--output`, including those of an interrupted run."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return [line for line in lines if line.get("round", -1) >= 0]
 
 
 def measure(options: argparse.Namespace, folder: Path, emit: Any) -> list[dict[str, Any]]:
-    """Fill what is missing, then run all rounds. Returns the runs that count."""
-    settings = {"spark.python.unix.domain.socket.enabled": "true"}  # halog's gain; Kafka's side has no Python
+    """Fills missing stores, then runs all rounds. Returns the valid runs."""
+    settings = {"spark.python.unix.domain.socket.enabled": "true"}  # benefits only halog; Kafka's side has no Python
     settings |= dict(setting.split("=", 1) for setting in options.conf)
     with ExitStack() as stack:
         if not is_filled(folder / "store", options.rows):
@@ -279,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.table is not None:
         show(runs_of(options.table))
         return
-    # A broker that outlives its benchmark would hold the data folder: leave by the way on which it is stopped.
+    # A broker that outlives the benchmark would lock the data directory: exit through the code that stops it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with data_folder(options.directory, options.keep) as folder, ExitStack() as stack:
         file = stack.enter_context(options.output.open("a")) if options.output else None

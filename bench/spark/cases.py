@@ -1,7 +1,7 @@
-"""What is measured: each case the same question to both sides, each side as its users would write it.
+"""The cases: each is run on both sides, written as users of each side would write it.
 
-Kafka is asked twice: with its defaults, and with larger fetches (in streams: also with two tasks for its 16
-partitions). A case's function runs the job once and says what it found, so that both sides can be compared.
+Kafka runs with its defaults and with larger fetches (in streams also with two tasks for its 16 partitions). A case's
+function runs the job once and returns what it found, so that both sides can be compared.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ KAFKA_TUNING = {
     "kafka.receive.buffer.bytes": str(1 << 20),
     "kafka.fetch.max.wait.ms": "20",
 }
-"""Fewer and larger answers, and no wait at the log's end: the connector asks for offsets after each poll, and that
-question stands behind the fetch that waits for messages beyond the end, by default half a second in each partition.
-Found by trying 1 to 16 MiB, 500 to 16,000 records."""
+"""Fewer and larger responses, and no wait at the log's end: the connector asks for offsets after each poll, and that
+request waits behind a fetch for messages beyond the end, by default for half a second in each partition. Values were
+chosen by trying 1 to 16 MiB and 500 to 16,000 records.
+"""
 ZSTD_LEVEL = 3
-"""What Spark's Parquet writer takes by default."""
+"""The default of Spark's Parquet writer."""
 STREAM_ROWS = 20_000
 STREAM_BATCHES = 30
 
@@ -41,7 +42,7 @@ Run = Callable[[SparkSession], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """One question to one side. `unit` is "s" for the job's time, "s/batch" where `run` returns `seconds` itself."""
+    """One query on one side. `unit` is "s" for the job's time, "s/batch" if `run` returns `seconds` itself."""
 
     name: str
     side: str
@@ -51,7 +52,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the messages are. `bootstrap` is None without Kafka; `output` is a folder that runs may fill and empty."""
+    """Where the messages are. `bootstrap` is None without Kafka; `output` is a directory that runs may fill and
+    empty.
+    """
 
     store: Path
     bootstrap: str | None
@@ -73,7 +76,7 @@ class Sources:
 
 
 def all_cases(sources: Sources) -> list[Case]:
-    """Every case, sides of one question together."""
+    """Returns every case, the sides of one query next to each other."""
     kafka: list[tuple[str, Mapping[str, str]]] = [("Kafka", {}), ("Kafka, tuned", KAFKA_TUNING)]
     if sources.bootstrap is None:
         kafka = []
@@ -136,7 +139,7 @@ def _halog_filtered(table: DataFrame) -> DataFrame:
 
 
 def stream_kafka(spark: SparkSession, tuning: Mapping[str, str], sources: Sources, tasks: int | None) -> dict[str, Any]:
-    """Micro-batches from Kafka; `tasks` merges its partitions."""
+    """Reads micro-batches from Kafka; `tasks` merges its partitions."""
     assert sources.bootstrap is not None
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", sources.bootstrap)
     table = _limited(reader.option("subscribe", TOPIC).options(**tuning), sources).load().select(*KAFKA_COLUMNS)
@@ -144,7 +147,7 @@ def stream_kafka(spark: SparkSession, tuning: Mapping[str, str], sources: Source
 
 
 def stream_halog(spark: SparkSession, sources: Sources) -> dict[str, Any]:
-    """The same micro-batches from the store."""
+    """Reads the same micro-batches from the store."""
     reader = spark.readStream.format("halog").option("path", str(sources.store)).option("topic", TOPIC)
     reader = reader.options(columns=",".join(HALOG_COLUMNS), **dict(sources.halog_options or {}))
     return _stream(_limited(reader, sources).load(), sources)
@@ -155,7 +158,7 @@ def _limited(reader: DataStreamReader, sources: Sources) -> DataStreamReader:
 
 
 def _stream(table: DataFrame, sources: Sources) -> dict[str, Any]:
-    """Runs one query until enough batches of full size are through; seconds is the median of their trigger times."""
+    """Runs one query until enough full batches are done; `seconds` is the median of their trigger times."""
     checkpoint = sources.output / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = table.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
@@ -163,7 +166,7 @@ def _stream(table: DataFrame, sources: Sources) -> dict[str, Any]:
         wanted = sources.stream_batches_skipped + sources.stream_batches
         while True:
             query.awaitTermination(1)
-            done = [  # the limit is spread over the queues and rounded down
+            done = [  # the limit is divided among the queues and rounded down
                 progress
                 for progress in query.recentProgress
                 if progress["numInputRows"] > 0.9 * sources.stream_rows
@@ -205,7 +208,7 @@ def _archive(spark: SparkSession, sources: Sources) -> dict[str, Any]:
 
 
 def _written(folder: Path) -> dict[str, Any]:
-    """Counts and deletes what a job wrote. Parquet's footers have the rows."""
+    """Counts and deletes what a job wrote. Row counts come from Parquet's footers."""
     import pyarrow.parquet as parquet
 
     files = list(folder.rglob("*.parquet"))

@@ -1,6 +1,7 @@
-"""`ha.arrow` alone, without Spark, on one core: how fast a store becomes Arrow record batches.
+"""Measures `ha.arrow` without Spark, on one core: how fast a store becomes Arrow record batches.
 
-The store is the one of `bench/run spark` (warm cache). Each case reads all of it in this process; rounds outermost.
+The store is that of `bench/run spark`, in a warm page cache. Each case reads all of it in this process; rounds are
+outermost.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ COLUMN_SETS: dict[str, tuple[str, ...]] = {
 
 
 def cases(reader: LogReader) -> dict[str, Callable[[], tuple[int, int]]]:
-    """Name -> a function that does it and returns rows and the bytes of the log that it stands for."""
+    """Returns name -> a function that runs the case and returns rows and bytes of log."""
     begin, end = reader.min_offset, reader.end_offset()
     whole = end - begin
     queues = [(queue_id, *reader.queue_range(TOPIC, queue_id)) for _, queue_id in reader.queues()]
@@ -89,7 +90,7 @@ def cases(reader: LogReader) -> dict[str, Callable[[], tuple[int, int]]]:
 
 
 def count(batches: Iterable[pa.RecordBatch]) -> int:
-    """Rows, without keeping any batch."""
+    """Counts rows without keeping a batch."""
     return sum(batch.num_rows for batch in batches)
 
 
@@ -97,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench/run arrow", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="comma list of words; cases whose name has one of them")
+    parser.add_argument("--only", help="run cases whose name contains one of these comma-separated words")
     parser.add_argument("--directory", type=Path, help="as for bench/run spark")
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args(words)

@@ -1,7 +1,7 @@
-"""The same messages into a halog store (straight through `ha.store`, no broker) and into Kafka (by Spark's own sink).
+"""Writes the same messages into a halog store (through `ha.store`, without a broker) and into Kafka (by Spark's sink).
 
-Each side's folder gets a `filled.json` when it is whole, so that `--keep` finds it again; a folder without one is
-filled anew.
+Each side's directory gets a `filled.json` when it is complete, so that `--keep` finds it again; a directory without one
+is filled again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
 
 _FORMAT = 1
-"""Raise it when `messages` changes."""
+"""Increase this when `messages` changes."""
 _ROWS_AT_ONCE = 4096
 _KAFKA_SCHEMA = (
     "key binary, value binary, headers array<struct<key:string,value:binary>>, partition int"  # the sink's column names
@@ -57,7 +57,7 @@ def _stamp(rows: int) -> dict[str, Any]:
 
 
 def fill_store(folder: Path, rows: int) -> float:
-    """A new store of `rows` messages in `folder`, consume queues included, index left out. Returns seconds."""
+    """Creates a store of `rows` messages in `folder`, with consume queues and without an index. Returns seconds."""
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     trio.run(_fill_store, folder, rows)
@@ -92,7 +92,7 @@ async def _fill_store(folder: Path, rows: int) -> None:
 
 
 def fill_kafka(spark: SparkSession, kafka: Kafka, rows: int) -> float:
-    """The same messages into Kafka's topic, partition by partition in order. Returns seconds."""
+    """Writes the same messages into Kafka's topic, by partition and in order. Returns seconds."""
     began = time.monotonic()
     kafka.delete_topic()
     kafka.create_topic()
@@ -118,7 +118,7 @@ def fill_kafka(spark: SparkSession, kafka: Kafka, rows: int) -> float:
 
 
 def kafka_batches(queue: int, rows: int) -> Iterator[pa.RecordBatch]:
-    """The records of one partition, as the columns that Spark's Kafka sink takes."""
+    """Returns the records of one partition as columns for Spark's Kafka sink."""
     for numbers in messages.chunks(queue, rows, messages.QUEUE_COUNT, _ROWS_AT_ONCE):
         offsets = pa.array(range(0, (len(numbers) + 1) * messages.BODY_SIZE, messages.BODY_SIZE), pa.int32())
         bodies = pa.Array.from_buffers(

@@ -19,7 +19,7 @@ from typing import IO
 from bench.spark.messages import QUEUE_COUNT, TOPIC
 
 BROKER_VERSION = "4.3.1"
-"""The newest whose broker and tools are both on Maven Central."""
+"""The newest version whose broker and tools are both on Maven Central."""
 SPARK_VERSION = "4.2.0"
 CLIENT_VERSION = "3.9.2"
 _BROKER = (
@@ -27,7 +27,7 @@ _BROKER = (
     ("org.apache.kafka", "kafka-tools", BROKER_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
-# The token provider of 4.2.0 is not published, so what the connector needs is named one by one.
+# The token provider of 4.2.0 is not published, so this lists the connector's dependencies individually.
 _CONNECTOR = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_VERSION),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
@@ -48,7 +48,7 @@ _LOGGING = """Configuration:
 
 
 def connector_jars() -> list[Path]:
-    """What belongs into spark.jars. Raises SystemExit with Maven's words."""
+    """Returns the jars for spark.jars. SystemExit with Maven's output."""
     return sorted(_jars(f"spark-sql-kafka-{SPARK_VERSION}", _CONNECTOR, transitive=False).glob("*.jar"))
 
 
@@ -83,7 +83,7 @@ def _jars(name: str, artefacts: Sequence[tuple[str, str, str]], *, transitive: b
         )
         if done.returncode:
             raise SystemExit(f"Maven could not fetch {name}:\n{(done.stdout + done.stderr)[-3000:]}")
-        partial.rename(jars)  # only a complete folder ever has the final name
+        partial.rename(jars)  # only a complete directory has the final name
     return jars
 
 
@@ -102,12 +102,12 @@ class Kafka:
         return self._process.pid
 
     def create_topic(self) -> None:
-        """The topic of `messages` with its partitions, unless it is there."""
+        """Creates the topic of `messages` with its partitions, unless it exists."""
         arguments = ["--create", "--if-not-exists", "--topic", TOPIC, "--partitions", str(QUEUE_COUNT)]
         self._topics([*arguments, "--replication-factor", "1"])
 
     def delete_topic(self) -> None:
-        """Forget what an interrupted load left."""
+        """Deletes the topic of an interrupted load."""
         self._topics(["--delete", "--if-exists", "--topic", TOPIC])
 
     def _topics(self, arguments: list[str]) -> None:
@@ -139,7 +139,7 @@ def _free_ports() -> tuple[int, int]:
 
 @contextmanager
 def kafka_broker(folder: Path, *, heap: str = "1g") -> Iterator[Kafka]:
-    """A broker with its data in `folder`, which may hold that of an earlier run; stopped at the end, data kept."""
+    """A broker with its data in `folder`, which may contain that of an earlier run; stopped at the end, data kept."""
     folder.mkdir(parents=True, exist_ok=True)
     jars = _jars(f"kafka-{BROKER_VERSION}", _BROKER, transitive=True)
     port, controller_port = _free_ports()
@@ -170,7 +170,7 @@ def kafka_broker(folder: Path, *, heap: str = "1g") -> Iterator[Kafka]:
         process = _start([java[0], f"-Xmx{heap}", f"-Xms{heap}", *_JVM_FLAGS, *java[1:], "kafka.Kafka"], settings, log)
         try:
             kafka = Kafka(folder, jars, port, process)
-            kafka.create_topic()  # answered only by a broker that is up
+            kafka.create_topic()  # only a running broker responds
             yield kafka
         finally:
             process.terminate()
@@ -182,5 +182,5 @@ def kafka_broker(folder: Path, *, heap: str = "1g") -> Iterator[Kafka]:
 
 
 def _start(command: list[str], settings: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C reaches it through `terminate`, after Spark has let go of it.
+    # In its own session, Ctrl-C reaches it only through `terminate`, after Spark has disconnected.
     return subprocess.Popen([*command, str(settings)], stdout=log, stderr=log, start_new_session=True)

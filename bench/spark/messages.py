@@ -1,13 +1,14 @@
-"""The messages that both sides hold: number n of them is the same for Kafka and for halog.
+"""The messages that both sides have: message n is the same for Kafka and halog.
 
-body        1,024 bytes of JSON, its first field the number; 65,536 different rests, so that a compressor's window
-            finds no document again (zstd level 3 makes about a third of it)
+body        1,024 bytes of JSON, starting with the number; 65,536 different contents, so that a compressor's window
+            contains no document twice (zstd level 3 reduces it to about a third)
 key         F and ten digits                  Kafka: the record's key       halog: property KEYS
 TAGS        one of ten carriers               Kafka: a header               halog: property TAGS
 UNIQ_KEY    32 hexadecimal digits             Kafka: a header               halog: property UNIQ_KEY
 origin      one of 48 airports                Kafka: a header               halog: property origin
 destination one of 48 airports                Kafka: a header               halog: property destination
 queue       n modulo 16                       Kafka: the partition          halog: the queue
+
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ QUEUE_COUNT = 16
 BODY_SIZE = 1024
 CARRIERS = ("AA", "AS", "B6", "DL", "EV", "F9", "MQ", "UA", "US", "WN")
 WANTED_CARRIER = "UA"
-"""What the filter asks for: every tenth message."""
+"""The tag that the filter selects: every tenth message."""
 _POOL_SIZE = 1 << 16
 _PREFIX = b'{"n":"'
 _DIGITS = 10
 _MIXER = 40503
-"""Odd: the pool is gone through in another order than the log."""
+"""Odd, so that documents are used in another order than messages."""
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +41,7 @@ def _airports() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _pool() -> npt.NDArray[np.uint8]:
-    """65,536 documents of 1 KiB, the number left at zero."""
+    """Returns 65,536 documents of 1 KiB, with the number 0."""
     dice = random.Random(1)
     airports = _airports()
     words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(3, 9))) for _ in range(2000)]
@@ -60,7 +61,7 @@ def _pool() -> npt.NDArray[np.uint8]:
 
 
 def bodies(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The bodies of these messages, one a row of 1,024 bytes."""
+    """Returns the bodies of these messages, one row of 1,024 bytes each."""
     rows = _pool()[(numbers * _MIXER) % _POOL_SIZE]
     at = len(_PREFIX)
     rest = numbers.copy()
@@ -75,7 +76,7 @@ def key(number: int) -> str:
 
 
 def carrier(number: int) -> str:
-    """Tags follow the number within a queue, so that each queue has all of them."""
+    """Returns the tag; tags depend on the number within a queue, so that each queue has all of them."""
     return CARRIERS[number // QUEUE_COUNT % len(CARRIERS)]
 
 
@@ -84,7 +85,7 @@ def unique_key(number: int) -> str:
 
 
 def properties(number: int) -> list[tuple[str, str]]:
-    """Everything but the key, in order."""
+    """Returns all properties except the key, in order."""
     airports = _airports()
     return [
         ("TAGS", carrier(number)),
@@ -95,6 +96,6 @@ def properties(number: int) -> list[tuple[str, str]]:
 
 
 def chunks(begin: int, end: int, step: int, rows: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The numbers begin, begin + step, ... below `end`, at most `rows` at a time."""
+    """Yields the numbers begin, begin + step, … below `end`, at most `rows` at a time."""
     for first in range(begin, end, step * rows):
         yield np.arange(first, min(end, first + step * rows), step, dtype=np.int64)

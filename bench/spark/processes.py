@@ -1,7 +1,7 @@
-"""Processor time of a process with everything that it starts, also of children that are gone and were never waited for.
+"""Measures the processor time of a process and all its descendants, including ended ones that were never waited for.
 
-Spark's Python daemon ignores SIGCHLD, so /proc never adds a dead worker's time to its parent. A thread looks every
-`interval_s` and remembers the last figure of each process; what one uses between the last look and its end is lost.
+Spark's Python daemon ignores SIGCHLD, so /proc never adds a dead worker's time to its parent. A thread samples every
+`interval_s` and stores the last figure of each process; time used between the last sample and the end is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTree:
-    """The processes below (and with) `roots`; a context manager that keeps looking while open."""
+    """The processes in the trees of `roots`; a context manager that samples while it is open."""
 
     def __init__(self, roots: Iterable[int], *, interval_s: float = 0.2) -> None:
         self._roots = set(roots)
@@ -38,7 +38,7 @@ class ProcessTree:
         self._thread.join()
 
     def cpu_s(self) -> float:
-        """User and system seconds that all of them have used since they began."""
+        """Returns the user and system seconds that all of them have used since they started."""
         return self._look()
 
     def _keep_looking(self) -> None:
@@ -53,7 +53,7 @@ class ProcessTree:
                 continue
             try:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:  # it has just ended
+            except OSError:  # just ended
                 continue
             pid = int(entry.name)
             parents[pid] = int(fields[1])

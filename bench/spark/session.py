@@ -1,4 +1,4 @@
-"""The one Spark application in which both sides run."""
+"""The Spark application in which both sides run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def spark_application(
     folder: Path, *, cores: int, memory: str, jars: list[Path], settings: Mapping[str, str]
 ) -> Iterator[SparkSession]:
-    """`local[cores]` on loopback with everything temporary below `folder`; `settings` come last and win."""
+    """`local[cores]` on loopback with all temporary files below `folder`; `settings` override the defaults."""
     # Workers import the functions of this package; they are started with the JVM's environment.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update(
@@ -34,8 +34,8 @@ def spark_application(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(cores),
         "spark.sql.python.filterPushdown.enabled": "true",
-        # Kafka's consumers live 5 minutes after their query by default, with all that they fetched: a burden for the
-        # heap of an application that runs one query after another.
+        # By default, Kafka's consumers keep their fetched data for 5 minutes after their query, which fills the heap of
+        # an application that runs many queries.
         "spark.kafka.consumer.cache.timeout": "5s",
         "spark.kafka.consumer.cache.evictorThreadRunInterval": "2s",
         "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
@@ -54,7 +54,9 @@ def spark_application(
 
 
 def jvm_pid(spark: SparkSession) -> int:
-    """The driver's JVM, which is the executor too in local mode; Python's workers are its descendants."""
+    """Returns the pid of the driver's JVM, which is also the executor in local mode; Python workers are its
+    descendants.
+    """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     return int(jvm.java.lang.ProcessHandle.current().pid())
