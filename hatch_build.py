@@ -1,7 +1,7 @@
-"""Compiles every `_NAME.pyx` of the package `ha` (docs/releasing.md) for whoever builds or installs halog.
+"""Compiles every `_NAME.pyx` of the package `ha` when halog is built or installed (docs/releasing.md).
 
-Where there is no C compiler, or it or Cython fails, or HALOG_PURE is set, all the rest is built and installed as ever,
-and halog runs the Python twin of each compiled function; `ha --version` says so.
+Without a C compiler, if it or Cython fails, or if HALOG_PURE is set, halog is installed without compiled modules and
+runs the Python function of each twin; `ha --version` shows how many twins are in use.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 
+LAYOUT = "ha/protocol/_layout.pxd"
+"""What all of them include"""
+
 
 class CustomBuildHook(BuildHookInterface[BuilderConfig]):
-    """Adds the compiled modules to a wheel; of an editable installation, puts them beside their sources."""
+    """Adds the compiled modules to a wheel; for an editable installation, puts them next to their sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, in a folder of its own, so that no file of a build stays among the sources."""
+        """Compile in a temporary folder, so that no build files remain among the sources."""
         if self.target_name != "wheel" or os.environ.get("HALOG_PURE"):
             return
         self._folder = TemporaryDirectory()
@@ -34,7 +37,7 @@ class CustomBuildHook(BuildHookInterface[BuilderConfig]):
         for module in compiled(folder):
             name = module.relative_to(folder / "lib")
             if version == "editable":
-                # Replaced, never written into: a process that runs has the old one mapped.
+                # Replaced rather than overwritten: running processes have the old file mapped.
                 shutil.copy(module, root / f"{name}.new")
                 os.replace(root / f"{name}.new", root / name)
             else:
@@ -42,25 +45,29 @@ class CustomBuildHook(BuildHookInterface[BuilderConfig]):
                 build_data.update(pure_python=False, infer_tag=True)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Forget the folder."""
+        """Remove the temporary folder."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()
 
 
 def compiled(folder: Path) -> Iterator[Path]:
-    """Compile what is below the current folder, a build's root, and return what came of it, below `folder`/lib.
+    """Compile the package in the current folder and return the compiled modules, which are written to `folder`/lib.
 
-    Each module knows what it was compiled from (`SOURCE_CRC`): ha/protocol/compiled.py leaves one alone that is of
-    another source than the one beside it.
+    Each module holds the CRC of its sources (`SOURCE_CRC`): ha/protocol/compiled.py ignores a module whose sources have
+    changed since.
     """
     to_c: Any = cythonize
     modules = []
+    layout = (Path(__file__).parent / LAYOUT).read_bytes()
+    (folder / LAYOUT).parent.mkdir(parents=True)
+    (folder / LAYOUT).write_bytes(layout)
     for source in sorted(Path("ha").rglob("_*.pyx")):
         copy = folder / source
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(source.read_bytes() + b"\n\nSOURCE_CRC = %d\n" % crc32(source.read_bytes()))
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(source.read_bytes() + b"\n\nSOURCE_CRC = %d\n" % crc32(source.read_bytes() + layout))
         try:
-            modules += to_c([Extension(".".join(source.with_suffix("").parts), [str(copy)])], language_level=3)
+            extension = Extension(".".join(source.with_suffix("").parts), [str(copy)])
+            modules += to_c([extension], language_level=3, include_path=[str(folder)])
         except CompileError as error:
             print(f"{source} is not compiled: {error}", file=sys.stderr)
     for module in modules:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ha.arrow.heads import HEAD, Heads
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.queues import QueueFiles, QueueId
+from ha.arrow.queues import ENTRY_DTYPE, QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
-from ha.protocol.heads import HEAD, Heads
 from ha.protocol.queue_entries import BLANK_SIZE
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from isal.isal_zlib import crc32
 
 from ha.arrow.arrays import from_numpy, from_texts
+from ha.arrow.heads import Heads
 from ha.arrow.places import Mask, Places, queue_mask
 from ha.arrow.plain import MILLISECONDS_MAX, inflate, passes, plain_rows
 from ha.arrow.properties import PropertyTable
@@ -24,7 +25,6 @@ from ha.arrow.schema import COLUMNS, PROPERTY_COLUMNS, QUEUE_COLUMNS, TIMESTAMP,
 from ha.arrow.slices import Int64s, as_text, patched, take_slices
 from ha.errors import CorruptLog, RemoteProtocolError
 from ha.protocol.codes import SysFlag
-from ha.protocol.heads import Heads
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, decode_record
 

@@ -23,17 +23,16 @@ import pyarrow as pa
 from ha.arrow.arrays import from_texts
 from ha.arrow.confirmed import Confirmed
 from ha.arrow.decode import decode_batches
+from ha.arrow.heads import Heads
 from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
-from ha.arrow.queues import BATCH_ENTRY_DTYPE, Entries, QueueFiles, QueueId
+from ha.arrow.queues import BATCH_ENTRY_DTYPE, ENTRY_DTYPE, Entries, QueueFiles, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.segments import Segment, Segments, is_set_aside
 from ha.arrow.settled import settled_end
 from ha.arrow.slices import Int64s
 from ha.arrow.walking import Damage, Walker
 from ha.errors import RecordsGone, StoreUnreadable
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
-from ha.protocol.heads import Heads
 from ha.protocol.properties import tags_code
 from ha.protocol.queue_entries import BLANK_SIZE
 

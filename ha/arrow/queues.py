@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.store_files import segment_start
 
+ENTRY_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""Consume-queue entries (`ha.protocol.store_files.ENTRY`)"""
 BATCH_ENTRY_DTYPE = np.dtype(
     [
         ("physical_offset", ">i8"),

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from ha.arrow.confirmed import Confirmed
+from ha.arrow.heads import Heads
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, QueueFiles, QueueId
 from ha.arrow.segments import Segments
 from ha.arrow.walking import Walker
 from ha.protocol.codes import SysFlag
-from ha.protocol.heads import Heads
 from ha.protocol.record_digest import VISIBLE
 from ha.protocol.topic_names import is_queue_directory
 

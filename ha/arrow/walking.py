@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow.confirmed import Confirmed
+from ha.arrow.heads import HEAD, Heads
 from ha.arrow.queues import QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
 from ha.arrow.slices import Int64s
 from ha.errors import CorruptLog
-from ha.protocol.heads import HEAD, Heads
 from ha.protocol.queue_entries import BLANK_SIZE
 
 _WALK_BYTES = 16 << 20

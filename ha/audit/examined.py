@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ha.arrow import ReadOptions, decode_batch
+from ha.arrow.heads import Heads
 from ha.arrow.slices import Int64s
 from ha.audit.findings import HOUR_MS, Finding
 from ha.audit.walk import Walked
 from ha.protocol.codes import SysFlag
-from ha.protocol.heads import Heads
 from ha.protocol.properties import INNER_NUM, decode_properties
 from ha.protocol.record import MessageRecord, decode_record
 

@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow import LogReader
-from ha.arrow.queues import Entries
+from ha.arrow.queues import ENTRY_DTYPE, Entries
 from ha.arrow.slices import Int64s
 from ha.audit.compare import compare
 from ha.audit.examined import Examined
 from ha.audit.findings import Findings
 from ha.audit.queues import QueueFacts, queue_facts
 from ha.audit.walk import Damaged, RawLog, Walked, walk_range
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.properties import tags_code
 from ha.protocol.queue_entries import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC

@@ -1,25 +1,15 @@
-"""The compiled twin of what chooses the messages of an answer (choosing.py)."""
+"""Compiled twin of `choose` in choosing.py."""
 
 from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 import array
 
+from ha.protocol._layout cimport BLANK_SIZE, ENTRY_SIZE, read_int64, read_uint32
+
 from ha.broker.choosing import Choice, Wanted, WrongEntryError
 
-cdef enum:
-    BLANK_SIZE = 0x7FFFFFFF
-    ENTRY_SIZE = 20
-
 cdef array.array _NUMBERS = array.array("q")
-
-
-cdef inline unsigned int _uint32(const unsigned char *at) noexcept:
-    return (<unsigned int>at[0] << 24) | (<unsigned int>at[1] << 16) | (<unsigned int>at[2] << 8) | at[3]
-
-
-cdef inline long long _int64(const unsigned char *at) noexcept:
-    return <long long>((<unsigned long long>_uint32(at) << 32) | _uint32(at + 4))
 
 
 def choose(bytes entries not None, long long queue_offset, limits not None, tags_codes):
@@ -33,7 +23,7 @@ def choose(bytes entries not None, long long queue_offset, limits not None, tags
     cdef array.array places = array.clone(_NUMBERS, min(count, count_max), False)
     cdef array.array sizes = array.clone(_NUMBERS, min(count, count_max), False)
     while number < count:
-        place, size = _int64(at), <int>_uint32(at + 8)
+        place, size = read_int64(at), <int>read_uint32(at + 8)
         if size != BLANK_SIZE:
             if size <= 0 or place < previous_end or place > log_end - size:
                 if found:
@@ -42,7 +32,7 @@ def choose(bytes entries not None, long long queue_offset, limits not None, tags
             previous_end = place + size
         if place < log_start:
             has_removed = True
-        elif size != BLANK_SIZE and (tags_codes is None or _int64(at + 12) in tags_codes):
+        elif size != BLANK_SIZE and (tags_codes is None or read_int64(at + 12) in tags_codes):
             if found and (found == count_max or total_size + size > bytes_max):
                 break
             total_size += size

@@ -1,4 +1,4 @@
-"""The compiled twins of what an answer's messages are read and put together with (queue_read.py)."""
+"""Compiled twins of the functions in queue_read.py."""
 
 from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -7,18 +7,9 @@ from libc.string cimport memcpy
 
 import array
 
+from ha.protocol._layout cimport PLACE_SIZE, read_int64, read_uint32
+
 from ha.broker.choosing import WrongEntryError
-
-cdef enum:
-    PLACE_SIZE = 36
-
-
-cdef inline unsigned int _uint32(const unsigned char *at) noexcept:
-    return (<unsigned int>at[0] << 24) | (<unsigned int>at[1] << 16) | (<unsigned int>at[2] << 8) | at[3]
-
-
-cdef inline long long _int64(const unsigned char *at) noexcept:
-    return <long long>((<unsigned long long>_uint32(at) << 32) | _uint32(at + 4))
 
 
 def near_end(wanted, Py_ssize_t number, long long begin, long long gap_max, long long size_max):
@@ -70,10 +61,10 @@ def gathered(list spans not None, wanted, int queue_id):
                 left -= here
             if (
                 size < PLACE_SIZE
-                or _uint32(at - size) != <unsigned int>size
-                or <int>_uint32(at - size + 12) != queue_id
-                or _int64(at - size + 20) != queue_offsets.data.as_longlongs[number]
-                or _int64(at - size + 28) != places.data.as_longlongs[number]
+                or read_uint32(at - size) != <unsigned int>size
+                or <int>read_uint32(at - size + 12) != queue_id
+                or read_int64(at - size + 20) != queue_offsets.data.as_longlongs[number]
+                or read_int64(at - size + 28) != places.data.as_longlongs[number]
             ):
                 raise WrongEntryError(queue_offsets.data.as_longlongs[number])
     finally:

@@ -1,23 +1,13 @@
-"""The compiled twin of batch.py: what it says holds here."""
+"""Compiled twins of the functions in batch.py."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.string cimport memcpy
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+
+from ha.protocol._layout cimport (
+    BATCH_ENTRY_SIZE_MIN, BATCH_HEAD_SIZE, PROPERTIES_SIZE_MAX, read_uint16, read_uint32, write_bytes, write_uint16,
+    write_uint32,
+)
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
-
-
-cdef inline long long _int32(const unsigned char *at) noexcept nogil:
-    return <int>(<unsigned int>at[0] << 24 | <unsigned int>at[1] << 16 | <unsigned int>at[2] << 8 | at[3])
-
-
-cdef inline unsigned char *_put_int32(unsigned char *at, long long value) noexcept nogil:
-    at[0], at[1], at[2], at[3] = value >> 24 & 255, value >> 16 & 255, value >> 8 & 255, value & 255
-    return at + 4
-
-
-cdef inline unsigned char *_put_bytes(unsigned char *at, bytes value):
-    memcpy(at, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
-    return at + PyBytes_GET_SIZE(value)
 
 
 def encode_batch(entries):
@@ -29,19 +19,17 @@ def encode_batch(entries):
     cdef list known = list(entries)
     for entry in known:
         flag, body, properties = entry
-        if len(properties) > 32767:
+        if len(properties) > PROPERTIES_SIZE_MAX:
             raise LocalProtocolError(f"properties of {len(properties)} bytes")
-        size += 22 + len(body) + len(properties)
+        size += BATCH_ENTRY_SIZE_MIN + len(body) + len(properties)
     encoded = PyBytes_FromStringAndSize(NULL, size)
     at = <unsigned char *>PyBytes_AS_STRING(encoded)
     for entry in known:
         flag, body, properties = entry
-        at = _put_int32(at, 22 + len(body) + len(properties))
-        at = _put_int32(_put_int32(at, 0), 0)
-        at = _put_int32(_put_int32(at, flag), len(body))
-        at = _put_bytes(at, body)
-        at[0], at[1] = len(properties) >> 8, len(properties) & 255
-        at = _put_bytes(at + 2, properties)
+        at = write_uint32(at, BATCH_ENTRY_SIZE_MIN + len(body) + len(properties))
+        at = write_uint32(write_uint32(at, 0), 0)
+        at = write_bytes(write_uint32(write_uint32(at, flag), len(body)), body)
+        at = write_bytes(write_uint16(at, len(properties)), properties)
     return encoded
 
 
@@ -53,14 +41,15 @@ def decode_batch(raw, *, count_max=None):
     cdef long long left = -1 if count_max is None else count_max
     cdef list entries = []
     while position < end:
-        if end - position < 22:
+        if end - position < BATCH_ENTRY_SIZE_MIN:
             raise RemoteProtocolError(f"batch entry of {end - position} bytes")
-        size, flag, body_size = _int32(start + position), _int32(start + position + 12), _int32(start + position + 16)
-        properties_at = position + 22 + body_size
+        size, flag = <int>read_uint32(start + position), <int>read_uint32(start + position + 12)
+        body_size = <int>read_uint32(start + position + 16)
+        properties_at = position + BATCH_ENTRY_SIZE_MIN + body_size
         entry_end = position + size
         if body_size < 0 or entry_end > end or properties_at > entry_end:
             raise RemoteProtocolError(f"batch entry of {size} bytes and a body of {body_size}")
-        properties_size = <short>(start[properties_at - 2] << 8 | start[properties_at - 1])
+        properties_size = <short>read_uint16(start + properties_at - 2)
         if properties_at + properties_size != entry_end:
             raise RemoteProtocolError(f"batch entry of {size} bytes with properties of {properties_size}")
         if left == 0:
@@ -68,7 +57,7 @@ def decode_batch(raw, *, count_max=None):
         left -= 1
         entries.append((
             flag,
-            PyBytes_FromStringAndSize(<const char *>start + position + 20, body_size),
+            PyBytes_FromStringAndSize(<const char *>start + position + BATCH_HEAD_SIZE, body_size),
             PyBytes_FromStringAndSize(<const char *>start + properties_at, properties_size),
         ))
         position = entry_end

@@ -1,25 +1,11 @@
-"""The compiled twins of what chains the entries of an index file (index_entries.py)."""
+"""Compiled twins of the functions in index_entries.py."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
-cdef enum:
-    KEY_SIZE = 20
-    ENTRY_SIZE = 20
-    PAGE_SLOTS = 1024
-    SECONDS_MAX = 0x7FFFFFFF
-
-
-cdef inline void _put_int32(unsigned char *at, unsigned int value) noexcept:
-    at[0] = <unsigned char>(value >> 24)
-    at[1] = <unsigned char>(value >> 16)
-    at[2] = <unsigned char>(value >> 8)
-    at[3] = <unsigned char>value
-
-
-cdef inline unsigned int _uint32(const unsigned char *at) noexcept nogil:
-    return <unsigned int>at[0] << 24 | <unsigned int>at[1] << 16 | <unsigned int>at[2] << 8 | at[3]
-
+from ha.protocol._layout cimport (
+    INDEX_ENTRY_SIZE, KEY_SIZE, PAGE_SLOTS, SECONDS_MAX, read_int64, read_uint32, write_int64, write_uint32,
+)
 
 cdef inline int _hash_at(const char *at) noexcept:
     cdef int key_hash
@@ -31,7 +17,7 @@ def chain_keys(bytes keys not None, slots not None, int first, long long begin_m
     cdef int[::1] newest = slots
     cdef int slot_count = <int>newest.shape[0]
     cdef Py_ssize_t count = PyBytes_GET_SIZE(keys) // KEY_SIZE, place, free_count = 0
-    cdef bytes entries = PyBytes_FromStringAndSize(NULL, count * ENTRY_SIZE)
+    cdef bytes entries = PyBytes_FromStringAndSize(NULL, count * INDEX_ENTRY_SIZE)
     cdef const char *key = PyBytes_AS_STRING(keys)
     cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(entries)
     cdef long long physical_offset, store_ms, seconds
@@ -45,21 +31,20 @@ def chain_keys(bytes keys not None, slots not None, int first, long long begin_m
         slot = _hash_at(key) % slot_count
         previous = newest[slot]
         free_count += previous == 0
-        _put_int32(at, <unsigned int>_hash_at(key))
-        _put_int32(at + 4, <unsigned int>(physical_offset >> 32))
-        _put_int32(at + 8, <unsigned int>physical_offset)
-        _put_int32(at + 12, <unsigned int>min(seconds, SECONDS_MAX))
-        _put_int32(at + 16, <unsigned int>previous)
+        write_uint32(at, <unsigned int>_hash_at(key))
+        write_int64(at + 4, physical_offset)
+        write_uint32(at + 12, <unsigned int>min(seconds, SECONDS_MAX))
+        write_uint32(at + 16, <unsigned int>previous)
         newest[slot] = first + <int>place
         if first + place == 1:
             begin_ms = store_ms
         key += KEY_SIZE
-        at += ENTRY_SIZE
-    # As they were: slots may lead to entries only when these are written. Nobody else ran meanwhile.
+        at += INDEX_ENTRY_SIZE
+    # Restores the slots: they may point to entries only once these are written. No other thread ran meanwhile.
     for place in range(count):
         key -= KEY_SIZE
-        at -= ENTRY_SIZE
-        newest[_hash_at(key) % slot_count] = <int>_uint32(at + 16)
+        at -= INDEX_ENTRY_SIZE
+        newest[_hash_at(key) % slot_count] = <int>read_uint32(at + 16)
     return entries, free_count
 
 
@@ -94,16 +79,16 @@ def lead_within(slots not None, long long stop):
 def follow_chains(bytes entries not None, newest_of_slots not None, int first, long long last_physical):
     cdef int[::1] newest = newest_of_slots
     cdef int slot_count = <int>newest.shape[0], key_hash, previous, slot
-    cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // ENTRY_SIZE, place, fitting_count = 0, free_count = 0
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // INDEX_ENTRY_SIZE, place, fitting_count = 0, free_count = 0
     cdef const unsigned char *at = <const unsigned char *>PyBytes_AS_STRING(entries)
     cdef long long physical_offset
     if not slot_count:
         raise ZeroDivisionError("no slots")
     with nogil:
         for place in range(count):
-            key_hash, previous = <int>_uint32(at), <int>_uint32(at + 16)
-            physical_offset = <long long>(<unsigned long long>_uint32(at + 4) << 32 | _uint32(at + 8))
-            if key_hash < 0 or <int>_uint32(at + 12) < 0 or physical_offset < last_physical:
+            key_hash, previous = <int>read_uint32(at), <int>read_uint32(at + 16)
+            physical_offset = read_int64(at + 4)
+            if key_hash < 0 or <int>read_uint32(at + 12) < 0 or physical_offset < last_physical:
                 break
             slot = key_hash % slot_count
             if previous != newest[slot]:
@@ -112,5 +97,5 @@ def follow_chains(bytes entries not None, newest_of_slots not None, int first, l
             newest[slot] = first + <int>place
             last_physical = physical_offset
             fitting_count += 1
-            at += ENTRY_SIZE
+            at += INDEX_ENTRY_SIZE
     return fitting_count, free_count, last_physical

@@ -1,14 +1,8 @@
-"""The compiled twin of what counts the entries of a queue (queue_entries.py; store_files.py says where what stands)."""
+"""Compiled twin of `count_entries` in queue_entries.py."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
-cdef enum:
-    ENTRY_SIZE = 20
-    BLANK_SIZE = 0x7FFFFFFF
-
-
-cdef inline unsigned int _uint32(const unsigned char *at) noexcept nogil:
-    return <unsigned int>at[0] << 24 | <unsigned int>at[1] << 16 | <unsigned int>at[2] << 8 | at[3]
+from ha.protocol._layout cimport BLANK_SIZE, ENTRY_SIZE, read_int64, read_uint32
 
 
 def count_entries(bytes raw not None, unsigned long long last_end):
@@ -21,8 +15,8 @@ def count_entries(bytes raw not None, unsigned long long last_end):
         raise ValueError("no whole entries")
     with nogil:
         for place in range(size_of_raw // ENTRY_SIZE):
-            physical_offset = <unsigned long long>_uint32(at) << 32 | _uint32(at + 4)
-            size = <int>_uint32(at + 8)
+            physical_offset = <unsigned long long>read_int64(at)
+            size = <int>read_uint32(at + 8)
             if physical_offset >> 63 or size <= 0:
                 break
             if size != BLANK_SIZE:

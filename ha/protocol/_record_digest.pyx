@@ -1,12 +1,17 @@
-"""The compiled twin of what digests records for dispatch (record_digest.py; record.py's table says where what stands).
+"""Compiled twin of `digest_records` in record_digest.py.
 
-What is unusual (long topics, IPv6 hosts, keys that are not ASCII, delayed messages, damage) is `scan_record`'s.
+Delayed messages, records whose tags or keys are not ASCII, and damage are left to `scan_record`.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy
+
+from ha.protocol._layout cimport (
+    ENTRY_SIZE, KEY_SIZE, RECORD_SIZE_MIN, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK, Record,
+    parse_record, read_uint32, write_int64, write_uint32,
+)
 
 cdef extern from *:
     """
@@ -24,19 +29,6 @@ from ha.protocol.record_digest import (
 )
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 
-cdef enum:
-    MAGIC_V1 = 0xDAA320A7
-    HOSTS_V6 = 0x30
-    TRANSACTION_MASK = 0xC
-    COMMIT = 0x8
-    ROLLBACK = 0xC
-    RECORD_SIZE_MIN = 91
-    HEAD_SIZE = 88
-    TOPIC_SIZE_V1_MAX = 127
-    ENTRY_SIZE = 20
-    KEY_SIZE = 20
-
-
 cdef struct Row:
     Py_ssize_t run
     long long physical_offset
@@ -48,13 +40,6 @@ cdef struct Row:
 cdef struct Span:
     const unsigned char *at
     Py_ssize_t size
-
-
-cdef struct Record:
-    unsigned int size, sys_flag
-    int queue_id
-    long long queue_offset, physical_offset, store_ms
-    Span topic, properties
 
 
 cdef struct Queue:
@@ -81,55 +66,6 @@ cdef struct Buffer:
     Py_ssize_t size, room
 
 
-cdef inline unsigned int _int32(const unsigned char *at) noexcept:
-    return (<unsigned int>at[0] << 24) | (<unsigned int>at[1] << 16) | (<unsigned int>at[2] << 8) | at[3]
-
-
-cdef inline long long _int64(const unsigned char *at) noexcept:
-    return <long long>((<unsigned long long>_int32(at) << 32) | _int32(at + 4))
-
-
-cdef inline void _put_int32(unsigned char *at, unsigned int value) noexcept:
-    at[0] = <unsigned char>(value >> 24)
-    at[1] = <unsigned char>(value >> 16)
-    at[2] = <unsigned char>(value >> 8)
-    at[3] = <unsigned char>value
-
-
-cdef inline void _put_int64(unsigned char *at, long long value) noexcept:
-    _put_int32(at, <unsigned int>(<unsigned long long>value >> 32))
-    _put_int32(at + 4, <unsigned int>value)
-
-
-cdef bint _parse(const unsigned char *at, Py_ssize_t available, Record *record) noexcept:
-    """Read the record at `at` if it is sound and of the usual kind."""
-    cdef Py_ssize_t topic_at, properties_at, topic_size
-    cdef long long body_size
-    if available < RECORD_SIZE_MIN:
-        return False
-    record.size = _int32(at)
-    if _int32(at + 4) != MAGIC_V1 or record.size < RECORD_SIZE_MIN or <Py_ssize_t>record.size > available:
-        return False
-    record.queue_id = <int>_int32(at + 12)
-    record.queue_offset = _int64(at + 20)
-    record.physical_offset = _int64(at + 28)
-    record.sys_flag = _int32(at + 36)
-    record.store_ms = _int64(at + 56)
-    body_size = <int>_int32(at + 84)
-    topic_at = HEAD_SIZE + body_size + 1
-    if record.sys_flag & HOSTS_V6 or body_size < 0 or topic_at + 2 > record.size:
-        return False
-    topic_size = at[topic_at - 1]
-    properties_at = topic_at + topic_size + 2
-    if topic_size > TOPIC_SIZE_V1_MAX or properties_at > record.size:
-        return False
-    if properties_at + (<Py_ssize_t>at[properties_at - 2] << 8) + at[properties_at - 1] != record.size:
-        return False
-    record.topic.at, record.topic.size = at + topic_at, topic_size
-    record.properties.at, record.properties.size = at + properties_at, record.size - properties_at
-    return True
-
-
 cdef inline bint _is_ascii(const unsigned char *at, Py_ssize_t size) noexcept:
     cdef unsigned long long seen = 0, word = 0
     while size >= 8:
@@ -144,11 +80,10 @@ cdef inline bint _is_ascii(const unsigned char *at, Py_ssize_t size) noexcept:
     return not seen & <unsigned long long>0x8080808080808080
 
 
-cdef bint _find_values(Span properties, Values *values) noexcept:
-    """Find the values of properties that dispatch looks at: of several the last one that is not empty. False if one of
-    them is not ASCII."""
-    cdef const unsigned char *at = properties.at
-    cdef const unsigned char *end = properties.at + properties.size
+cdef bint _find_values(const unsigned char *at, Py_ssize_t properties_size, Values *values) noexcept:
+    """Finds the properties that dispatch needs in the string at `at`; of repeated ones the last that is not empty.
+    Returns False if one of them is not ASCII."""
+    cdef const unsigned char *end = at + properties_size
     cdef const unsigned char *stop
     cdef Span *value
     cdef Py_ssize_t mark_size, size
@@ -202,7 +137,7 @@ cdef inline bint _add_key(Buffer *keys, unsigned int key_hash, Record *record) e
         positive = 0
     memcpy(at, &positive, 4)
     memcpy(at + 4, &record.physical_offset, 8)
-    memcpy(at + 12, &record.store_ms, 8)
+    memcpy(at + 12, &record.store_timestamp_ms, 8)
     keys.size += KEY_SIZE
     return True
 
@@ -213,7 +148,7 @@ cdef bint _add_keys(Buffer *keys, Record *record, Values *values, unsigned int b
     cdef const unsigned char *at
     cdef const unsigned char *end
     cdef const unsigned char *stop
-    if record.sys_flag & TRANSACTION_MASK == ROLLBACK:
+    if record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
         return True
     if values.unique_key.size:
         _add_key(keys, _hash(before, values.unique_key.at, values.unique_key.size), record)
@@ -259,22 +194,23 @@ def digest_records(buffer, base_offset, segment_end, *, Py_ssize_t count_max, Py
         PyBuffer_Release(&view)
 
 
-cdef inline Queue *_find_queue(Queues *queues, Record *record) noexcept:
-    """The record's queue among those met before; a new one, with a run of -1 and no name, if it is none of them."""
+cdef inline Queue *_find_queue(Queues *queues, const unsigned char *topic, Record *record) noexcept:
+    """Returns the queue of a record; if it was not seen before, a new one with run -1 and no name."""
     cdef Queue *queue
-    # A topic's last four bytes, which digits often are. What is before a short one is the record's, too.
-    cdef unsigned int place = _int32(record.topic.at + record.topic.size - 4)
+    # The last four bytes of a topic are often digits. Before a short topic lie other bytes of the record.
+    cdef unsigned int place = read_uint32(topic + record.topic_size - 4)
     place = ((place ^ <unsigned int>record.queue_id * <unsigned int>0x9E3779B1) * <unsigned int>0x85EBCA6B) >> 8
     while queues.places[place & queues.mask]:
         queue = &queues.all[queues.places[place & queues.mask] - 1]
-        if (queue.queue_id == record.queue_id and queue.topic.size == record.topic.size
-                and not memcmp(queue.topic.at, record.topic.at, record.topic.size)):
+        if (queue.queue_id == record.queue_id and queue.topic.size == record.topic_size
+                and not memcmp(queue.topic.at, topic, record.topic_size)):
             return queue
         place += 1
     queue = &queues.all[queues.count]
     queues.count += 1
     queues.places[place & queues.mask] = <unsigned int>queues.count
-    queue.topic, queue.queue_id, queue.run = record.topic, record.queue_id, -1
+    queue.topic.at, queue.topic.size = topic, record.topic_size
+    queue.queue_id, queue.run = record.queue_id, -1
     queue.before = queue.before_tags = 0
     queue.is_usual = False
     return queue
@@ -294,8 +230,10 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
                     Py_ssize_t count_max, Py_ssize_t bytes_max, object delay_levels_ms, bint with_keys,
                     bint with_tags, Row *rows, Queues *queues, Buffer *keys):
     cdef const unsigned char *begin = <const unsigned char *>view.buf
+    cdef const unsigned char *at
     cdef Py_ssize_t end = view.len, position = 0, count = 0, row_count = 0, run, queue_count
-    cdef Record record, last
+    cdef Record record
+    cdef long long last_physical_offset = -1, last_store_timestamp_ms = -1
     cdef Values values
     cdef Queue *queue
     cdef bint is_usual
@@ -307,22 +245,23 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
     values.unique_key.size = values.keys.size = values.tags.size = 0
     while position < end and count < count_max and position < bytes_max:
         queue = NULL
-        is_usual = _parse(begin + position, end - position, &record)
+        at = begin + position
+        is_usual = parse_record(at, end - position, &record)
         is_usual = is_usual and record.physical_offset == base_offset + position
         if is_usual:
-            # Records are often alike. What isn't in the cache yet is fetched meanwhile; a wrong guess does no harm.
-            _prefetch(begin + position + 2 * record.size)
-            _prefetch(begin + position + 3 * record.size - 32)
+            # Records often have similar sizes. Fetching the next ones into the cache early is harmless if the guess is wrong.
+            _prefetch(at + 2 * record.size)
+            _prefetch(at + 3 * record.size - 32)
             queue_count = queues.count
-            queue = _find_queue(queues, &record)
+            queue = _find_queue(queues, at + record.topic_at, &record)
             if queues.count > queue_count:
-                topic = record.topic.at[: record.topic.size].decode("utf-8", "replace")
+                topic = (at + record.topic_at)[:record.topic_size].decode("utf-8", "replace")
                 topics.append(topic)
                 queue.is_usual = topic != SCHEDULE_TOPIC
                 if with_keys:
                     queue.before = <unsigned int><int>hash_before(topic, "")
                     queue.before_tags = <unsigned int><int>hash_before(topic, TAG_INFIX) if with_tags else 0
-            is_usual = queue.is_usual and _find_values(record.properties, &values)
+            is_usual = queue.is_usual and _find_values(at + record.properties_at, record.properties_size, &values)
         if is_usual:
             tags_code = <int>_hash(0, values.tags.at, values.tags.size)
             if with_keys:
@@ -335,12 +274,12 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
             queue, topic = NULL, found.topic
             record.size, record.sys_flag = found.total_size, <unsigned int><int>found.sys_flag
             record.queue_id, record.queue_offset = found.queue_id, found.queue_offset
-            record.physical_offset, record.store_ms = found.physical_offset, found.store_timestamp_ms
+            record.physical_offset, record.store_timestamp_ms = found.physical_offset, found.store_timestamp_ms
             tags_code = found.tags_code
             if with_keys:
                 for each in index_key_hashes(found, with_tags=with_tags):
                     _add_key(keys, each, &record)
-        if record.sys_flag & TRANSACTION_MASK in (0, COMMIT):
+        if record.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):
             if queue == NULL:
                 run = _run_of(runs, names, topic, record.queue_id)
             elif queue.run < 0:
@@ -351,9 +290,9 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
             rows[row_count].physical_offset = record.physical_offset
             rows[row_count].queue_offset = record.queue_offset
             rows[row_count].tags_code = tags_code
-            rows[row_count].size = record.size
+            rows[row_count].size = <unsigned int>record.size
             row_count += 1
-        last = record
+        last_physical_offset, last_store_timestamp_ms = record.physical_offset, record.store_timestamp_ms
         count += 1
         position += record.size
     return RecordDigest(
@@ -361,8 +300,8 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
         position,
         trouble,
         base_offset if count else -1,
-        last.physical_offset if count else -1,
-        last.store_ms if count else -1,
+        last_physical_offset,
+        last_store_timestamp_ms,
         _queue_runs(names, rows, row_count),
         PyBytes_FromStringAndSize(<char *>keys.at, keys.size),
     )
@@ -405,9 +344,9 @@ cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
             first = place
             while place < counts[run]:
                 row = order[place]
-                _put_int64(at, rows[row].physical_offset)
-                _put_int32(at + 8, rows[row].size)
-                _put_int64(at + 12, rows[row].tags_code)
+                write_int64(at, rows[row].physical_offset)
+                write_uint32(at + 8, rows[row].size)
+                write_int64(at + 12, rows[row].tags_code)
                 at += ENTRY_SIZE
                 if rows[row].tags_code != code:
                     code = rows[row].tags_code

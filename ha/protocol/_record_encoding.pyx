@@ -10,53 +10,25 @@ from cpython.object cimport PyObject
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
+from ha.protocol._layout cimport (
+    BORNHOST_V6, HEAD_SIZE, HOST_SIZE_V4, HOST_SIZE_V6, INT32_MAX, MAGIC_V1, MAGIC_V2, PROPERTIES_SIZE_MAX,
+    STOREHOST_V6, TOPIC_SIZE_V1_MAX, TRANSACTION_MASK, write_bytes, write_int64, write_uint16, write_uint32,
+)
+
 from isal.isal_zlib import crc32
 
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import PutStatus
 from ha.protocol.record_encoding import TOPIC_ALWAYS_FITS, _topic_field
 
-cdef enum:
-    MAGIC_V1 = 0xDAA320A7
-    MAGIC_V2 = 0xDAA320AB
-    BORNHOST_V6 = 0x10
-    STOREHOST_V6 = 0x20
-    TRANSACTION_MASK = 0xC
-    HEAD_SIZE_WITHOUT_HOSTS = 72
-    HEAD_SIZE_V4 = 88
-    PROPERTIES_SIZE_MAX = 32767
-    TOPIC_SIZE_V1_MAX = 127
-    INT32_MAX = 0x7FFFFFFF
-
-
-cdef inline unsigned char *_int16(unsigned char *at, Py_ssize_t value) noexcept:
-    at[0] = <unsigned char>(value >> 8)
-    at[1] = <unsigned char>value
-    return at + 2
-
-
-cdef inline unsigned char *_int32(unsigned char *at, unsigned int value) noexcept:
-    at[0] = <unsigned char>(value >> 24)
-    at[1] = <unsigned char>(value >> 16)
-    at[2] = <unsigned char>(value >> 8)
-    at[3] = <unsigned char>value
-    return at + 4
-
-
-cdef inline unsigned char *_int64(unsigned char *at, unsigned long long value) noexcept:
-    return _int32(_int32(at, <unsigned int>(value >> 32)), <unsigned int>value)
-
-
-cdef inline unsigned char *_bytes(unsigned char *at, bytes raw) noexcept:
-    memcpy(at, PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
-    return at + PyBytes_GET_SIZE(raw)
+cdef Py_ssize_t HEAD_SIZE_WITHOUT_HOSTS = HEAD_SIZE - 2 * HOST_SIZE_V4
 
 
 cdef inline unsigned int _host_flag(bytes host, unsigned int flag) except? 0xFFFFFFFF:
     """`flag` if `host` is an IPv6 one."""
-    if PyBytes_GET_SIZE(host) == 8:
+    if PyBytes_GET_SIZE(host) == HOST_SIZE_V4:
         return 0
-    if PyBytes_GET_SIZE(host) == 20:
+    if PyBytes_GET_SIZE(host) == HOST_SIZE_V6:
         return flag
     raise ValueError(f"host of {len(host)} bytes")
 
@@ -86,25 +58,25 @@ def record_pieces(message, queue_offset, physical_offset, store_timestamp_ms, by
         raise OverflowError(f"record of {size} bytes")
 
     behind = PyBytes_FromStringAndSize(NULL, topic_field_size + 2 + len(properties))
-    _bytes(_int16(_bytes(<unsigned char *>PyBytes_AS_STRING(behind), topic_field), properties_size), properties)
+    write_bytes(write_uint16(write_bytes(<unsigned char *>PyBytes_AS_STRING(behind), topic_field), properties_size), properties)
 
     before = PyBytes_FromStringAndSize(NULL, head_size)
     at = <unsigned char *>PyBytes_AS_STRING(before)
-    at = _int32(at, <unsigned int>size)
-    at = _int32(at, MAGIC_V1 if topic_field_size <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2)
-    at = _int32(at, <unsigned int>crc32(body) & INT32_MAX)
-    at = _int32(at, <unsigned int><int>message.queue_id)
-    at = _int32(at, <unsigned int><int>message.flag)
-    at = _int64(at, <unsigned long long><long long>queue_offset)
-    at = _int64(at, <unsigned long long><long long>physical_offset)
-    at = _int32(at, sys_flag)
-    at = _int64(at, <unsigned long long><long long>message.born_timestamp_ms)
-    at = _bytes(at, born_host)
-    at = _int64(at, <unsigned long long><long long>store_timestamp_ms)
-    at = _bytes(at, store_host)
-    at = _int32(at, <unsigned int><int>message.reconsume_times)
-    at = _int64(at, <unsigned long long><long long>message.prepared_transaction_offset)
-    _int32(at, <unsigned int>body_size)
+    at = write_uint32(at, <unsigned int>size)
+    at = write_uint32(at, MAGIC_V1 if topic_field_size <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2)
+    at = write_uint32(at, <unsigned int>crc32(body) & INT32_MAX)
+    at = write_uint32(at, <unsigned int><int>message.queue_id)
+    at = write_uint32(at, <unsigned int><int>message.flag)
+    at = write_int64(at, queue_offset)
+    at = write_int64(at, physical_offset)
+    at = write_uint32(at, sys_flag)
+    at = write_int64(at, message.born_timestamp_ms)
+    at = write_bytes(at, born_host)
+    at = write_int64(at, store_timestamp_ms)
+    at = write_bytes(at, store_host)
+    at = write_uint32(at, <unsigned int><int>message.reconsume_times)
+    at = write_int64(at, message.prepared_transaction_offset)
+    write_uint32(at, <unsigned int>body_size)
     if has_crc:
         digits = f"{crc32(behind, crc32(body, crc32(before))) & 0x7FFFFFFF:010d}"[::-1]
         behind = b"%b__CRC32#\x01%b\x02" % (behind, digits.encode())
@@ -175,25 +147,25 @@ cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_o
             break
         sys_flag &= ~<unsigned int>(BORNHOST_V6 | STOREHOST_V6)
         sys_flag |= _host_flag(born_host, BORNHOST_V6) | store_flag
-        at = _int32(_more(run, size), <unsigned int>size)
-        at = _int32(at, MAGIC_V1)
-        at = _int32(at, <unsigned int>crc32(body) & INT32_MAX)
-        at = _int32(at, <unsigned int><int>message.queue_id)
-        at = _int32(at, <unsigned int><int>message.flag)
-        at = _int64(at, <unsigned long long>queue_offset)
-        at = _int64(at, <unsigned long long>physical_offset)
-        at = _int32(at, sys_flag)
-        at = _int64(at, <unsigned long long><long long>message.born_timestamp_ms)
-        at = _bytes(at, born_host)
-        at = _int64(at, <unsigned long long>store_ms)
-        at = _bytes(at, store_host)
-        at = _int32(at, <unsigned int><int>message.reconsume_times)
-        at = _int64(at, <unsigned long long><long long>message.prepared_transaction_offset)
-        at = _int32(at, <unsigned int>body_size)
+        at = write_uint32(_more(run, size), <unsigned int>size)
+        at = write_uint32(at, MAGIC_V1)
+        at = write_uint32(at, <unsigned int>crc32(body) & INT32_MAX)
+        at = write_uint32(at, <unsigned int><int>message.queue_id)
+        at = write_uint32(at, <unsigned int><int>message.flag)
+        at = write_int64(at, queue_offset)
+        at = write_int64(at, physical_offset)
+        at = write_uint32(at, sys_flag)
+        at = write_int64(at, message.born_timestamp_ms)
+        at = write_bytes(at, born_host)
+        at = write_int64(at, store_ms)
+        at = write_bytes(at, store_host)
+        at = write_uint32(at, <unsigned int><int>message.reconsume_times)
+        at = write_int64(at, message.prepared_transaction_offset)
+        at = write_uint32(at, <unsigned int>body_size)
         PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
         memcpy(at, view.buf, body_size)
         PyBuffer_Release(&view)
-        _bytes(_int16(_bytes(at + body_size, topic_field), properties_size), properties)
+        write_bytes(write_uint16(write_bytes(at + body_size, topic_field), properties_size), properties)
         queue_offsets[key] = queue_offset + 1
         results.append(result(ok, physical_offset, size, queue_offset, store_timestamp_ms))
         physical_offset += size
@@ -241,11 +213,11 @@ def batch_pieces(messages, sizes, *, queue_offset, physical_offset, store_timest
     # From sysFlag to the prepared transaction offset.
     shared_size = HEAD_SIZE_WITHOUT_HOSTS - 40 + len(born_host) + len(store_host)
     shared = PyBytes_FromStringAndSize(NULL, shared_size)
-    at = _int32(<unsigned char *>PyBytes_AS_STRING(shared), sys_flag)
-    at = _bytes(_int64(at, <unsigned long long><long long>first.born_timestamp_ms), born_host)
-    at = _bytes(_int64(at, <unsigned long long><long long>store_timestamp_ms), store_host)
-    at = _int32(at, <unsigned int><int>first.reconsume_times)
-    _int64(at, <unsigned long long><long long>first.prepared_transaction_offset)
+    at = write_uint32(<unsigned char *>PyBytes_AS_STRING(shared), sys_flag)
+    at = write_bytes(write_int64(at, first.born_timestamp_ms), born_host)
+    at = write_bytes(write_int64(at, store_timestamp_ms), store_host)
+    at = write_uint32(at, <unsigned int><int>first.reconsume_times)
+    write_int64(at, first.prepared_transaction_offset)
 
     for size in sizes:
         if not 0 <= size <= INT32_MAX:
@@ -264,16 +236,16 @@ def batch_pieces(messages, sizes, *, queue_offset, physical_offset, store_timest
         size = one_size
         if size != 36 + shared_size + 4 + len(body) + topic_field_size + 2 + properties_size or size > end - at:
             raise ValueError(f"the record is not {size} bytes long")
-        at = _int32(at, <unsigned int>size)
-        at = _int32(at, MAGIC_V1 if topic_field_size <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2)
-        at = _int32(at, <unsigned int>crc32(body) & INT32_MAX)
-        at = _int32(at, queue_id)
-        at = _int32(at, <unsigned int><int>message.flag)
-        at = _int64(at, <unsigned long long>next_queue_offset)
-        at = _int64(at, <unsigned long long>next_physical_offset)
-        at = _bytes(at, shared)
-        at = _bytes(_int32(at, <unsigned int>len(body)), body)
-        at = _bytes(_int16(_bytes(at, topic_field), properties_size), properties)
+        at = write_uint32(at, <unsigned int>size)
+        at = write_uint32(at, MAGIC_V1 if topic_field_size <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2)
+        at = write_uint32(at, <unsigned int>crc32(body) & INT32_MAX)
+        at = write_uint32(at, queue_id)
+        at = write_uint32(at, <unsigned int><int>message.flag)
+        at = write_int64(at, next_queue_offset)
+        at = write_int64(at, next_physical_offset)
+        at = write_bytes(at, shared)
+        at = write_bytes(write_uint32(at, <unsigned int>len(body)), body)
+        at = write_bytes(write_uint16(write_bytes(at, topic_field), properties_size), properties)
         next_queue_offset += 1
         next_physical_offset += size
     return [records]

@@ -1,20 +1,18 @@
-"""The compiled twin of what reads usual sends (send_parser.py).
+"""Compiled twin of `read_sends` in send_parser.py.
 
-It reads headers as RocketMQ's clients write them: ASCII, no spaces, each name once, 310 or 320. Of any other `read_send`
-says what it is.
+Reads headers in the form RocketMQ's clients write: ASCII, no spaces, each name once, request code 310 or 320. Any other
+header is left to `read_send`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memcmp
 
+from ha.protocol._layout cimport PROPERTIES_SIZE_MAX, SEND_FIELD_COUNT, read_uint32
+
 from ha.protocol.codes import LanguageCode
 from ha.protocol.remoting import BODY_COPIED_MAX, LANGUAGE_BY_NAME
 from ha.protocol.send_parser import OnlyShort, SendCommand, read_send
-
-cdef enum:
-    EXT_COUNT = 14
-    TEXT_SIZE_MAX = 32767
 
 cdef Py_ssize_t BODY_COPIED = BODY_COPIED_MAX
 
@@ -28,11 +26,12 @@ cdef struct Span:
 cdef struct Header:
     long long code, flag, opaque, version
     Span language
-    Span ext[EXT_COUNT]
+    Span ext[SEND_FIELD_COUNT]
 
 
 cdef inline const unsigned char *_text(const unsigned char *at, const unsigned char *end, Span *span) noexcept:
-    """Where the string ends that begins behind the quote before `at`, behind its quote; NULL if it is not simple."""
+    """Returns the position after the closing quote of the string that starts at `at`; NULL if it has control or
+    non-ASCII characters, or no closing quote."""
     span.at, span.has_escapes = at, False
     while at < end:
         if at[0] == c'"':
@@ -47,9 +46,9 @@ cdef inline const unsigned char *_text(const unsigned char *at, const unsigned c
     return NULL
 
 
-cdef inline const unsigned char *_number(const unsigned char *at, const unsigned char *end, int digits_max,
-                                         long long *value) noexcept:
-    """Where the whole number at `at` ends; NULL if it is not written in the only usual way."""
+cdef inline const unsigned char *_parse_number(const unsigned char *at, const unsigned char *end, int digits_max,
+                                               long long *value) noexcept:
+    """Returns the end of the integer at `at`; NULL if it is not in canonical form (no leading zeros, no "-0")."""
     cdef bint is_negative = at < end and at[0] == c"-"
     cdef const unsigned char *begin
     at += is_negative
@@ -65,8 +64,9 @@ cdef inline const unsigned char *_number(const unsigned char *at, const unsigned
     return at
 
 
-cdef inline const unsigned char *_int32(const unsigned char *at, const unsigned char *end, long long *value) noexcept:
-    at = _number(at, end, 10, value)
+cdef inline const unsigned char *_parse_int32(const unsigned char *at, const unsigned char *end,
+                                              long long *value) noexcept:
+    at = _parse_number(at, end, 10, value)
     return at if at != NULL and -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else NULL
 
 
@@ -88,11 +88,11 @@ cdef const unsigned char *_ext_fields(const unsigned char *at, const unsigned ch
 
 
 cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *header) noexcept:
-    """Find the values of a header. False if it is not as usual."""
+    """Finds the values of a header. Returns False if it does not have the usual form."""
     cdef Span name, ignored
     cdef int place
     cdef unsigned int seen = 0, bit
-    for place in range(EXT_COUNT):
+    for place in range(SEND_FIELD_COUNT):
         header.ext[place].at = NULL
     header.code = header.flag = header.opaque = header.version = 0
     header.language.at = NULL
@@ -105,13 +105,13 @@ cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *heade
             return False
         at += 1
         if name.size == 4 and memcmp(name.at, b"code", 4) == 0:
-            bit, at = 1, _int32(at, end, &header.code)
+            bit, at = 1, _parse_int32(at, end, &header.code)
         elif name.size == 4 and memcmp(name.at, b"flag", 4) == 0:
-            bit, at = 2, _int32(at, end, &header.flag)
+            bit, at = 2, _parse_int32(at, end, &header.flag)
         elif name.size == 6 and memcmp(name.at, b"opaque", 6) == 0:
-            bit, at = 4, _int32(at, end, &header.opaque)
+            bit, at = 4, _parse_int32(at, end, &header.opaque)
         elif name.size == 7 and memcmp(name.at, b"version", 7) == 0:
-            bit, at = 8, _int32(at, end, &header.version)
+            bit, at = 8, _parse_int32(at, end, &header.version)
         elif name.size == 8 and memcmp(name.at, b"language", 8) == 0 and at < end and at[0] == c'"':
             bit, at = 16, _text(at + 1, end, &header.language)
         elif name.size == 9 and memcmp(name.at, b"extFields", 9) == 0 and at < end and at[0] == c"{":
@@ -134,15 +134,15 @@ cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *heade
 
 
 cdef object _string(Span *span):
-    """The string at a span; None if it has an unusual escape."""
-    cdef unsigned char text[TEXT_SIZE_MAX]
+    """Returns the string of a span; None if it has an escape that RocketMQ's clients don't write."""
+    cdef unsigned char text[PROPERTIES_SIZE_MAX]
     cdef const unsigned char *at = span.at
     cdef const unsigned char *end = span.at + span.size
     cdef Py_ssize_t size = 0
     cdef int digit, low
     if not span.has_escapes:
         return PyUnicode_DecodeASCII(<const char *>span.at, span.size, NULL)
-    if span.size > TEXT_SIZE_MAX:
+    if span.size > PROPERTIES_SIZE_MAX:
         return None
     while at < end:
         if at[0] != c"\\":
@@ -173,11 +173,11 @@ cdef inline bint _is(Span *span, const char *text, Py_ssize_t size) noexcept:
 
 cdef inline bint _ext_number(Span *span, bint is_long, long long *value) noexcept:
     cdef const unsigned char *end = span.at + span.size
-    return (_number(span.at, end, 18, value) if is_long else _int32(span.at, end, value)) == end
+    return (_parse_number(span.at, end, 18, value) if is_long else _parse_int32(span.at, end, value)) == end
 
 
 cdef object _request(Header *header):
-    """The request in a header's ext fields, or None if it is not as usual."""
+    """Returns the request in the ext fields of a header; None if one is missing or does not have the usual form."""
     cdef Span *ext = header.ext
     cdef long long queue_nums, queue_id, sys_flag, born_timestamp, flag, times = 0, times_max = 0
     cdef bint unit_mode = False, batch = False
@@ -228,10 +228,6 @@ cdef object _request(Header *header):
     )
 
 
-cdef inline unsigned int _uint32(const unsigned char *at) noexcept:
-    return (<unsigned int>at[0] << 24) | (<unsigned int>at[1] << 16) | (<unsigned int>at[2] << 8) | at[3]
-
-
 def read_sends(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_size_max):
     cdef const unsigned char *begin = <const unsigned char *>PyBytes_AS_STRING(data)
     cdef const unsigned char *at
@@ -243,9 +239,9 @@ def read_sends(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_siz
     known_language.at, known_language.size = NULL, -1
     while end - position >= 8:
         at = begin + position
-        length, header_size = <int>_uint32(at), _uint32(at + 4)
+        length, header_size = <int>read_uint32(at), read_uint32(at + 4)
         frame_end, body_at = position + 4 + length, position + 8 + header_size
-        # A header in another encoding seems to be too long.
+        # In another encoding, the first byte of the header size is not 0, so the size appears to be too large.
         if not 4 <= length <= length_max or header_size > header_size_max or frame_end > end or body_at > frame_end:
             break
         if header_size < 12 or memcmp(at + 8, b'{"code":', 8):

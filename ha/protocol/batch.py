@@ -27,7 +27,7 @@ ENTRY_SIZE_MIN = 22
 _HEAD = Struct(">iiiii")
 _OWN_HEAD = Struct(">i8xii")
 """What differs in the head: size of the entry, flag, body length."""
-_HEAD_SIZE = _HEAD.size
+HEAD_SIZE = _HEAD.size
 _INT16 = Struct(">h")
 
 
@@ -75,7 +75,7 @@ def decode_batch(
             raise RemoteProtocolError(f"batch entry of {size} bytes with properties of {properties_size}")
         if len(entries) == count_max:
             raise RemoteProtocolError(f"batch of more than {count_max} messages")
-        entries.append((flag, raw[position + _HEAD_SIZE : properties_at - 2], raw[properties_at:entry_end]))
+        entries.append((flag, raw[position + HEAD_SIZE : properties_at - 2], raw[properties_at:entry_end]))
         position = entry_end
     if not entries:
         raise RemoteProtocolError("empty batch")

@@ -1,11 +1,11 @@
-"""Which of two twins runs: a function in Python, or its compiled twin from a Cython module.
+"""Selects between a Python function and its compiled twin from a Cython module.
 
-The twin of a function of `ha.protocol.batch` has the same name and stands in `ha/protocol/_batch.pyx`. It takes the
-same arguments, returns the same and raises the same; tests run both. Where nothing is compiled, or HALOG_PURE is set
-in the environment, the function in Python runs.
+The twin of a function in `ha.protocol.batch` has the same name and is in `ha/protocol/_batch.pyx`. It takes the same
+arguments, returns the same values and raises the same errors; tests compare the two. The Python function runs if
+nothing is compiled or HALOG_PURE is set in the environment.
 
-It runs as well, and the log says so once for each module, beside a compiled module that can't be loaded or that is not
-of these sources: one that was compiled before they changed would do what they did then.
+It also runs, after one log line per module, if the compiled module can't be loaded or was compiled from other sources
+than those next to it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ from zlib import crc32
 
 logger = logging.getLogger(__name__)
 
+_LAYOUT_FILE = __file__.removesuffix("compiled.py") + "_layout.pxd"
+"""What all twins include"""
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 TWINS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""The function in Python of each compiled one that runs"""
+"""The Python function of each compiled twin in use"""
 
 
 def with_compiled_twin(function: FunctionT) -> FunctionT:
-    """Return the compiled twin of `function`, or `function` where there is none. For use as a decorator."""
+    """Return the compiled twin of `function`, or `function` if there is none. For use as a decorator."""
     module = compiled_twin(function.__module__)
     if module is None:
         return function
     twin: FunctionT | None = getattr(module, function.__name__, None)
     if twin is None:
-        _say(module.__name__, f"it has no {function.__name__}")
+        _log_ignored(module.__name__, f"has no {function.__name__}")
         return function
     TWINS[twin] = function
     return twin
 
 
 def pure(function: FunctionT) -> FunctionT:
-    """Return the function in Python, whichever of the twins `function` is."""
+    """Return the Python function of a pair of twins, given either of them."""
     return TWINS.get(function, function)  # type: ignore[return-value]
 
 
 @cache
 def compiled_twin(name: str) -> ModuleType | None:
-    """Return the compiled twin of the module `name` ("ha.protocol.batch"), or None where it is not to run."""
+    """Return the compiled twin of the module `name` ("ha.protocol.batch"), or None if it can't or must not be used."""
     if os.environ.get("HALOG_PURE"):
         return None
     package, _, last = name.rpartition(".")
@@ -57,28 +60,29 @@ def compiled_twin(name: str) -> ModuleType | None:
     except ModuleNotFoundError:
         return None
     except ImportError as error:
-        _say(twin, str(error))
+        _log_ignored(twin, str(error))
         return None
-    if not _is_of_its_source(module, last):
-        _say(twin, "it was compiled from another source than the one beside it")
+    if not _matches_sources(module, last):
+        _log_ignored(twin, "compiled from other sources")
         return None
     return module
 
 
-def _is_of_its_source(module: ModuleType, name: str) -> bool:
-    """Whether a module was compiled from the source that stands beside it, if one does; hatch_build.py notes which."""
+def _matches_sources(module: ModuleType, name: str) -> bool:
+    """Return whether `module` was compiled from the sources next to it (hatch_build.py adds their CRC), if there are
+    any."""
     loader: Any = module.__loader__
     folder, _, _ = (module.__file__ or "").rpartition("/")
     try:
-        source: bytes = loader.get_data(f"{folder}/_{name}.pyx")
+        sources: bytes = loader.get_data(f"{folder}/_{name}.pyx") + loader.get_data(_LAYOUT_FILE)
     except OSError:
         return True
-    return bool(getattr(module, "SOURCE_CRC", None) == crc32(source))
+    return bool(getattr(module, "SOURCE_CRC", None) == crc32(sources))
 
 
-def _say(twin: str, reason: str) -> None:
+def _log_ignored(twin: str, reason: str) -> None:
     logger.warning(
-        "compiled_module_left_alone module=%s reason=%r: Python does it, slower; install halog again", twin, reason
+        'compiled.module_ignored module=%s reason=%r fallback=python hint="install halog again"', twin, reason
     )
 
 

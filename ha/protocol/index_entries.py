@@ -10,7 +10,7 @@ Slots = memoryview
 """A slot table: int32 in the machine's byte order"""
 PAGE_SLOTS = 1024
 """Slots that are written together"""
-_SECONDS_MAX = 0x7FFFFFFF
+SECONDS_MAX = 0x7FFFFFFF
 
 
 @with_compiled_twin
@@ -26,7 +26,7 @@ def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[by
     free_count = 0
     pack = INDEX_ENTRY.pack
     for number, (key_hash, physical_offset, store_ms) in enumerate(KEY.iter_unpack(keys), first):
-        seconds = min(max((store_ms - begin_ms) // 1000, 0), _SECONDS_MAX) if begin_ms > 0 else 0
+        seconds = min(max((store_ms - begin_ms) // 1000, 0), SECONDS_MAX) if begin_ms > 0 else 0
         slot = key_hash % slot_count
         previous = staged.get(slot) or slots[slot]
         free_count += previous == 0

@@ -86,18 +86,9 @@ HEADS = {
     SysFlag.STOREHOST_V6: Struct(">iiiiiqqiq8sq20siqi"),
     HOSTS_V6: Struct(">iiiiiqqiq20sq20siqi"),
 }
-_HEAD_V4 = HEADS[0]
-# What dispatch needs of it: size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body size.
-_SCANS = {
-    0: Struct(">ii4xi4xqqi16xq20xi"),
-    SysFlag.BORNHOST_V6: Struct(">ii4xi4xqqi28xq20xi"),
-    SysFlag.STOREHOST_V6: Struct(">ii4xi4xqqi16xq32xi"),
-    HOSTS_V6: Struct(">ii4xi4xqqi28xq32xi"),
-}
-_SCAN_V4 = _SCANS[0]
 _SCANNED = (property_mark(TAGS), property_mark(KEYS), property_mark(UNIQ_KEY))
 _NONE_OF_THEM = (None, None, None)
-_SYS_FLAG_POSITION = 36
+_SYS_FLAG_AT = 36
 
 
 class Message(msgspec.Struct, gc=False):
@@ -209,58 +200,81 @@ class _Layout(msgspec.Struct, frozen=True, gc=False):
     topic_at: int
     topic_size: int
     properties_at: int
-    properties_size: int
+    end: int
 
 
-def _layout(buffer: Readable, position: int, end: int) -> _Layout:
-    """Parse the record at `position`, or raise RemoteProtocolError saying how it fails to be one within `end`."""
+def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unparsable | None:
+    """Return the layout of the record at `position`, or what else is there.
+
+    None: it ends (or claims to end) beyond `end`, so more bytes may complete it. Neither the body CRC nor the physical
+    offset is checked.
+    """
     available = end - position
     if available < FILLER_SIZE_MIN:
-        raise RemoteProtocolError(f"{available} bytes are too few for a record")
+        return None
     total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
-    if magic not in (MAGIC_V1, MAGIC_V2):
-        raise RemoteProtocolError(f"no record: magic {magic & 0xFFFFFFFF:08x}")
-    if not RECORD_SIZE_MIN <= total_size <= available:
-        raise RemoteProtocolError(f"record of {total_size} bytes where {available} are")
-    (sys_flag,) = _INT32.unpack_from(buffer, position + _SYS_FLAG_POSITION)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        if magic == FILLER_MAGIC:
+            return Filler(total_size)
+        return Unparsable(max(total_size, 0), f"magic {magic & 0xFFFFFFFF:08x}")
+    if total_size < RECORD_SIZE_MIN:
+        return Unparsable(0, f"total size {total_size}")
+    if total_size > available:
+        return None
+    (sys_flag,) = _INT32.unpack_from(buffer, position + _SYS_FLAG_AT)
     head = HEADS[sys_flag & HOSTS_V6]
-    end = position + total_size
-    body_at = position + head.size
-    length_size = 1 if magic == MAGIC_V1 else 2
-    if body_at + length_size + 2 > end:
-        raise RemoteProtocolError(f"record of {total_size} bytes is cut in its head")
+    if head.size > total_size:
+        return Unparsable(total_size, "cut in its head")
     fields = head.unpack_from(buffer, position)
+    record_end = position + total_size
+    body_at = position + head.size
     body_size = fields[14]
-    topic_at = body_at + body_size + length_size
-    if body_size < 0 or topic_at + 2 > end:
-        raise RemoteProtocolError(f"body of {body_size} bytes in a record of {total_size}")
-    topic_size = buffer[topic_at - 1] if length_size == 1 else _UINT16.unpack_from(buffer, topic_at - 2)[0]
+    topic_at = body_at + body_size + (1 if magic == MAGIC_V1 else 2)
+    if body_size < 0 or topic_at + 2 > record_end:
+        return Unparsable(total_size, f"body of {body_size} bytes")
+    topic_size = buffer[topic_at - 1] if magic == MAGIC_V1 else _UINT16.unpack_from(buffer, topic_at - 2)[0]
     properties_at = topic_at + topic_size + 2
-    if topic_size > (TOPIC_SIZE_V1_MAX if length_size == 1 else PROPERTIES_SIZE_MAX) or properties_at > end:
-        raise RemoteProtocolError(f"topic of {topic_size} bytes in a record of {total_size}")
+    if properties_at > record_end or topic_size > (TOPIC_SIZE_V1_MAX if magic == MAGIC_V1 else PROPERTIES_SIZE_MAX):
+        return Unparsable(total_size, f"topic of {topic_size} bytes")
     (properties_size,) = _UINT16.unpack_from(buffer, properties_at - 2)
-    if properties_size > PROPERTIES_SIZE_MAX or properties_at + properties_size != end:
-        raise RemoteProtocolError(
-            f"record of {total_size} bytes whose parts sum to {properties_at + properties_size - position}"
-        )
-    return _Layout(fields, body_at, topic_at, topic_size, properties_at, properties_size)
+    if properties_size > PROPERTIES_SIZE_MAX or properties_at + properties_size != record_end:
+        return Unparsable(total_size, f"properties of {properties_size} bytes")
+    return _Layout(fields, body_at, topic_at, topic_size, properties_at, record_end)
 
 
-def _body_crc(buffer: Readable, layout: _Layout) -> int:
+def _checked(buffer: Readable, position: int, end: int, *, verify_crc: bool) -> _Layout | Filler:
+    """Return what is at `position`; RemoteProtocolError if that is no whole record, or its body CRC is wrong."""
+    found = _parse(buffer, position, end)
+    if found is None:
+        raise RemoteProtocolError(f"{end - position} bytes are too few for the record")
+    if isinstance(found, Unparsable):
+        raise RemoteProtocolError(f"not a record: {found.reason}, total size {found.total_size}")
+    if verify_crc and isinstance(found, _Layout) and not _is_crc_right(buffer, found):
+        raise RemoteProtocolError(f"body CRC of the record at physical offset {found.fields[6]} is wrong")
+    return found
+
+
+def _is_crc_right(buffer: Readable, layout: _Layout) -> bool:
     with memoryview(buffer) as view, view[layout.body_at : layout.body_at + layout.fields[14]] as body:
-        return crc32(body) & CRC_MASK
+        return crc32(body) & CRC_MASK == layout.fields[2]
+
+
+def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
+    """Return the record at `position`; RemoteProtocolError as of `_checked`, also for a filler."""
+    found = _checked(buffer, position, len(buffer), verify_crc=verify_crc)
+    if isinstance(found, Filler):
+        raise RemoteProtocolError("not a record: a filler")
+    return found
 
 
 def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = True) -> MessageRecord:
-    """Return the record at `position`. RemoteProtocolError if there is none, or its body CRC is wrong and asked for.
+    """Return the record at `position`. RemoteProtocolError if there is none, or `verify_crc` and its body CRC is wrong.
 
-    The body and properties are copied, so the buffer may be reused. Bytes of topic and properties that are no UTF-8
-    become U+FFFD in str form, as in Java; `properties` keeps them.
+    The body and properties are copied, so the buffer may be reused. Invalid UTF-8 in the topic or in properties becomes
+    U+FFFD in str form, as in Java; `properties` keeps the bytes.
     """
-    layout = _layout(buffer, position, len(buffer))
+    layout = _record_at(buffer, position, verify_crc=verify_crc)
     f = layout.fields
-    if verify_crc and _body_crc(buffer, layout) != f[2]:
-        raise RemoteProtocolError(f"body CRC of the record at physical offset {f[6]} is wrong")
     return MessageRecord(
         total_size=f[0],
         version=1 if f[1] == MAGIC_V1 else 2,
@@ -278,18 +292,18 @@ def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = Tru
         prepared_transaction_offset=f[13],
         body=bytes(buffer[layout.body_at : layout.body_at + f[14]]),
         topic=str(buffer[layout.topic_at : layout.topic_at + layout.topic_size], "utf-8", "replace"),
-        properties=bytes(buffer[layout.properties_at : layout.properties_at + layout.properties_size]),
+        properties=bytes(buffer[layout.properties_at : layout.end]),
     )
 
 
 def record_properties(buffer: Readable, position: int = 0) -> bytes:
     """Return the raw property string of the record at `position`. RemoteProtocolError if there is no record."""
-    layout = _layout(buffer, position, len(buffer))
-    return bytes(buffer[layout.properties_at : layout.properties_at + layout.properties_size])
+    layout = _record_at(buffer, position, verify_crc=False)
+    return bytes(buffer[layout.properties_at : layout.end])
 
 
 def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRecord]:
-    """Return the records that follow one another in `body` (a pull response). RemoteProtocolError if any is not one."""
+    """Return the consecutive records in `body` (a pull response). RemoteProtocolError if any of them is invalid."""
     records = []
     position = 0
     while position < len(body):
@@ -304,135 +318,72 @@ RecordParts = tuple[tuple[int, int, int, int, int, int, int, int, int, bytes, in
 property string."""
 
 
-def _split_unusual(body: bytes, position: int, *, verify_crc: bool) -> tuple[RecordParts, int]:
-    """The record at `position`, of whatever kind, and where it ends."""
-    layout = _layout(body, position, len(body))
-    fields = layout.fields
-    content = body[layout.body_at : layout.body_at + fields[14]]
-    if verify_crc and crc32(content) & CRC_MASK != fields[2]:
-        raise _wrong_crc(fields[6])
-    record_end = position + fields[0]
-    return (fields, content, body[layout.properties_at : record_end]), record_end
-
-
-def _wrong_crc(physical_offset: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"body CRC of the record at physical offset {physical_offset} is wrong")
-
-
 @with_compiled_twin
 def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
-    """As `decode_records`, at half the price, for who needs no topic and looks at the fields where they are."""
+    """Return the parts of the records that `decode_records` would return, at a fraction of the cost."""
     found: list[RecordParts] = []
-    unpack, head_size, unpack_size = _HEAD_V4.unpack_from, _HEAD_V4.size, _UINT16.unpack_from
-    position, end = 0, len(body)
-    while position < end:
-        fields = None
-        if position + RECORD_SIZE_MIN <= end:
-            fields = unpack(body, position)
-            body_at = position + head_size
-            body_end = body_at + fields[14]
-            record_end = position + fields[0]
-            if fields[1] == MAGIC_V1 and not fields[7] & HOSTS_V6 and body_at <= body_end < record_end - 2 <= end - 2:
-                topic_size = body[body_end]
-                properties_at = body_end + topic_size + 3
-                if (
-                    topic_size > TOPIC_SIZE_V1_MAX
-                    or properties_at > record_end
-                    or unpack_size(body, properties_at - 2)[0] != record_end - properties_at
-                    or record_end - properties_at > PROPERTIES_SIZE_MAX
-                ):
-                    fields = None
-            else:
-                fields = None
-        if fields is None:
-            # Of another kind, or none: said there.
-            parts, position = _split_unusual(body, position, verify_crc=verify_crc)
-            found.append(parts)
-            continue
-        content = body[body_at:body_end]
-        if verify_crc and crc32(content) & CRC_MASK != fields[2]:
-            raise _wrong_crc(fields[6])
-        found.append((fields, content, body[properties_at:record_end]))
-        position = record_end
+    position = 0
+    while position < len(body):
+        layout = _record_at(body, position, verify_crc=verify_crc)
+        content = body[layout.body_at : layout.body_at + layout.fields[14]]
+        found.append((layout.fields, content, body[layout.properties_at : layout.end]))
+        position = layout.end
     return found
 
 
 def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
     """Check the record at `position` fully, as recovery does, and return its size in bytes, or the Filler found there.
 
-    RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't sum up, or a wrong body CRC.
+    RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't add up, or a wrong body CRC.
     Source: CommitLog.checkMessageAndReturnSize.
     """
-    if end - position >= FILLER_SIZE_MIN:
-        total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
-        if magic == FILLER_MAGIC:
-            return Filler(total_size)
-    layout = _layout(buffer, position, end)
-    if verify_crc and _body_crc(buffer, layout) != layout.fields[2]:
-        raise RemoteProtocolError(f"body CRC of the record at physical offset {layout.fields[6]} is wrong")
-    return layout.fields[0]
+    found = _checked(buffer, position, end, verify_crc=verify_crc)
+    return found if isinstance(found, Filler) else found.fields[0]
+
+
+@with_compiled_twin
+def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
+    """Return the bytes that the sound records at the start of `buffer` take, and the position of the last one (or -1).
+
+    They are consecutive within the first `end` bytes; `verify_record` accepts each, and each is at the physical offset
+    that it names, `base_offset` being that of the buffer's first byte.
+    """
+    position, last = 0, -1
+    end = min(end, len(buffer))
+    while isinstance(layout := _parse(buffer, position, end), _Layout):
+        if layout.fields[6] != base_offset + position or not _is_crc_right(buffer, layout):
+            break
+        last, position = position, layout.end
+    return position, last
 
 
 def scan_record(
     buffer: Readable, position: int, end: int, *, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS
 ) -> RecordHead | Filler | Unparsable | None:
-    """Return what dispatch needs of the record at `position`; no CRC is checked, the body is not touched.
+    """Return what dispatch needs of the record at `position`; no CRC is checked, the body is not read.
 
-    None: it ends (or says it ends) beyond `end`, so more bytes may complete it. If `end` is the end of the segment they
-    can't, and the record is damaged. Unparsable: no further bytes can make it a record.
+    None: it ends (or claims to end) beyond `end`, so more bytes may complete it. If `end` is the end of the segment,
+    the record is damaged. Unparsable: no further bytes can make it a record.
     """
-    available = end - position
-    queue_id = queue_offset = physical_offset = sys_flag = store_timestamp_ms = body_size = 0
-    if available >= RECORD_SIZE_MIN:
-        total_size, magic, queue_id, queue_offset, physical_offset, sys_flag, store_timestamp_ms, body_size = (
-            _SCAN_V4.unpack_from(buffer, position)
-        )
-    elif available >= FILLER_SIZE_MIN:
-        total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
-    else:
-        return None
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        if magic == FILLER_MAGIC:
-            return Filler(total_size)
-        return Unparsable(max(total_size, 0), f"magic {magic & 0xFFFFFFFF:08x}")
-    if total_size < RECORD_SIZE_MIN:
-        return Unparsable(0, f"total size {total_size}")
-    if total_size > available:
-        return None
-    body_at = position + _SCAN_V4.size
-    if sys_flag & HOSTS_V6:
-        scan = _SCANS[sys_flag & HOSTS_V6]
-        if total_size < scan.size:
-            return Unparsable(total_size, "cut in its head")
-        _, _, _, _, _, _, store_timestamp_ms, body_size = scan.unpack_from(buffer, position)
-        body_at = position + scan.size
-    record_end = position + total_size
-    topic_at = body_at + body_size + 1
-    if magic == MAGIC_V2:
-        topic_at += 1
-    if body_size < 0 or topic_at + 2 > record_end:
-        return Unparsable(total_size, f"body of {body_size} bytes")
-    topic_size = buffer[topic_at - 1] if magic == MAGIC_V1 else _UINT16.unpack_from(buffer, topic_at - 2)[0]
-    properties_at = topic_at + topic_size + 2
-    if properties_at > record_end or topic_size > (TOPIC_SIZE_V1_MAX if magic == MAGIC_V1 else PROPERTIES_SIZE_MAX):
-        return Unparsable(total_size, f"topic of {topic_size} bytes")
-    if properties_at + _UINT16.unpack_from(buffer, properties_at - 2)[0] != record_end:
-        return Unparsable(total_size, "parts don't sum up to the total size")
-    topic = str(buffer[topic_at : properties_at - 2], "utf-8", "replace")
-    properties = buffer[properties_at:record_end]
+    layout = _parse(buffer, position, end)
+    if not isinstance(layout, _Layout):
+        return layout
+    fields = layout.fields
+    topic = str(buffer[layout.topic_at : layout.topic_at + layout.topic_size], "utf-8", "replace")
+    properties = buffer[layout.properties_at : layout.end]
     tags, keys, unique_key = find_values(properties, _SCANNED) if properties else _NONE_OF_THEM
     if topic == SCHEDULE_TOPIC:
-        code = schedule_code(bytes(properties), tags_code(tags), store_timestamp_ms, delay_levels_ms)
+        code = schedule_code(bytes(properties), tags_code(tags), fields[10], delay_levels_ms)
     else:
         code = tags_code(tags)
     return RecordHead(
-        total_size,
+        fields[0],
         topic,
-        queue_id,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        store_timestamp_ms,
+        fields[3],
+        fields[5],
+        fields[6],
+        fields[7],
+        fields[10],
         code,
         tags,
         [] if keys is None else [keys] if " " not in keys else [key for key in keys.split(" ") if key],

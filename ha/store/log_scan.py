@@ -15,8 +15,7 @@ from struct import Struct
 import msgspec
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
-from ha.protocol.sound_records import sound_records
+from ha.protocol.record import Filler, RecordHead, scan_record, sound_records, verify_record
 from ha.store.files import data_ranges
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions

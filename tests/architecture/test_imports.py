@@ -134,8 +134,8 @@ def test_clients_and_name_servers_do_without_numpy() -> None:
 
 
 def test_a_node_serves_before_what_messages_do_without_is_there() -> None:
-    """Half of a start was their import. NumPy is for what has no compiled twin; a worker imports the rest of what a
-    node needs when it is READY (ha/node/later.py)."""
+    """Half of a start was their import. A node never needs NumPy; a worker imports the rest when the node is READY
+    (ha/node/later.py)."""
     late = {"numpy", "hypercorn", "starlette", "prometheus_client", "jinja2", "yaml", "asyncio", "opentelemetry"}
     program = f"import sys, ha.node; print(*{late!r} & sys.modules.keys()); import ha.node.later, hypercorn.trio"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout

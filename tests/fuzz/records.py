@@ -77,10 +77,8 @@ def check_record(buffer: bytes) -> MessageRecord | None:
     except RemoteProtocolError:
         assert record is None
     head = scan_record(buffer, 0, len(buffer))
-    if isinstance(head, RecordHead):
-        # What dispatch would enter into a queue must be readable; properties of 32768 and more bytes can't be stored.
-        assert broken is not None or int.from_bytes(buffer[36:40], "big") >= 0 or head.total_size > 32768
     if broken is None:
+        assert not isinstance(head, RecordHead)
         return None
     assert isinstance(head, RecordHead), head
     assert (head.topic, head.queue_id, head.queue_offset) == (broken.topic, broken.queue_id, broken.queue_offset)

@@ -85,18 +85,18 @@ def test_python_runs_where_it_is_asked_for(package: Path) -> None:
     assert run(package, HALOG_PURE="1") == ("('python', 8)", [])
 
 
-def test_one_compiled_before_its_source_changed_is_left_alone(package: Path) -> None:
+def test_module_compiled_before_its_source_changed_is_ignored(package: Path) -> None:
     compile_into(package)
     (package / "_twice.pyx").write_text(CYTHON.replace("2 * value", "value + value"))
     said, [warning] = run(package)
     assert said == "('python', 8)"
-    assert "compiled_module_left_alone module=twins._twice" in warning
-    assert "another source" in warning
+    assert "compiled.module_ignored module=twins._twice" in warning
+    assert "other sources" in warning
     assert "install halog again" in warning
 
 
-def test_one_that_says_not_what_it_was_compiled_from_is_left_alone(package: Path) -> None:
-    """An older halog's, or one that somebody compiled by hand."""
+def test_module_without_a_source_crc_is_ignored(package: Path) -> None:
+    """From an older halog, or compiled by hand."""
     (package / "_twice.pyx").write_text("")
     compile_into(package)
     [module] = package.glob("*.so")
@@ -105,25 +105,25 @@ def test_one_that_says_not_what_it_was_compiled_from_is_left_alone(package: Path
     module.write_bytes(code.replace(b"SOURCE_CRC", b"SOURCE_OLD"))
     said, [warning] = run(package)
     assert said == "('python', 8)"
-    assert "another source" in warning
+    assert "other sources" in warning
 
 
-def test_one_that_lacks_the_function_is_left_alone(package: Path) -> None:
+def test_module_without_the_function_is_ignored(package: Path) -> None:
     compile_into(package)
     (package / "_twice.pyx").unlink()
     (package / "twice.py").write_text(PYTHON.replace("doubled", "thrice") + "\ndoubled = thrice\n")
     said, [warning] = run(package)
     assert said == "('python', 8)"
-    assert "it has no thrice" in warning
+    assert "has no thrice" in warning
 
 
-def test_one_that_can_not_be_loaded_is_left_alone(package: Path) -> None:
+def test_module_that_cannot_be_loaded_is_ignored(package: Path) -> None:
     compile_into(package)
     [module] = package.glob("*.so")
     module.write_bytes(b"not of this machine")
     said, [warning] = run(package)
     assert said == "('python', 8)"
-    assert "compiled_module_left_alone module=twins._twice" in warning
+    assert "compiled.module_ignored module=twins._twice" in warning
 
 
 @pytest.mark.parametrize("compiler", ["none", "fails"])

@@ -12,12 +12,12 @@ import msgspec
 import pyarrow as pa
 
 from ha.arrow import LogReader, ReadOptions, RowFilter
+from ha.arrow.queues import ENTRY_DTYPE
 from ha.arrow.schema import TIMESTAMP
 from ha.cli.log.examination import Span, opened, span_of
 from ha.cli.showing import safe_json
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import BODY_SIZE_MAX
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
 
 _NAMES = {
     "topic": "topic",

@@ -12,14 +12,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ha.arrow.heads import HEAD, gather
+from ha.arrow.queues import ENTRY_DTYPE
 from ha.arrow.segments import Segment, Segments
 from ha.errors import CorruptLog, RecordsGone, RemoteProtocolError, StoreUnreadable
 from ha.protocol.codes import SysFlag
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
-from ha.protocol.heads import HEAD, gather
-from ha.protocol.record import RECORD_SIZE_MIN, Filler, verify_record
+from ha.protocol.record import RECORD_SIZE_MIN, Filler, sound_records, verify_record
 from ha.protocol.record_digest import KEY_SIZE, RecordDigest, digest_records
-from ha.protocol.sound_records import sound_records
 from ha.protocol.store_files import ENTRY_SIZE
 from ha.protocol.topic_names import is_queue_directory
 from ha.spark.jobs.reindex.queues import (

@@ -1,7 +1,8 @@
-"""The fixed fields of many records at once, and whether each record is sound.
+"""Reads the fixed fields of many records as columns, and determines whether each record is sound.
 
-The layout is that of `ha.protocol.record`; here it is NumPy types over the same offsets, gathered at the records'
-positions. Records with IPv6 hosts are wider: they are gathered by their own type and folded into the same columns.
+The reference is the parser of `ha.protocol.record`; a test compares the two. The fields are NumPy types over the same
+offsets, gathered at the records' positions. Records with IPv6 hosts have wider types and are folded into the same
+columns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ha.protocol.codes import SysFlag
+from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, TOPIC_SIZE_V1_MAX
 
 Bytes = npt.NDArray[np.uint8]
@@ -128,13 +130,15 @@ class Heads:
             if self.is_v2.any():
                 self.topic_size += np.where(self.is_v2, self.raw[at - 2].astype(np.int64) << 8, 0)
         topic_end = self.topic_at + self.topic_size
-        self.sound &= (topic_end + 2 <= self.record_end) & (self.is_v2 | (self.topic_size <= TOPIC_SIZE_V1_MAX))
+        self.sound &= topic_end + 2 <= self.record_end
+        self.sound &= self.topic_size <= np.where(self.is_v2, PROPERTIES_SIZE_MAX, TOPIC_SIZE_V1_MAX)
         at = np.where(self.sound, topic_end, 0)
         if len(self.raw) >= 2:
             self.properties_size = (self.raw[at].astype(np.int64) << 8) | self.raw[at + 1]
         else:
             self.properties_size = np.zeros(len(at), np.int64)
         self.properties_at = topic_end + 2
+        self.sound &= self.properties_size <= PROPERTIES_SIZE_MAX
         self.sound &= self.properties_at + self.properties_size == self.record_end
 
     def field(self, name: str) -> npt.NDArray[Any]:
