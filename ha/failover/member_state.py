@@ -1,16 +1,10 @@
-"""Where a member stands, and the moves between states.
+"""The states of a member of a failover group, and the transitions between them.
 
 FOLLOWING ──become_candidate──▶ CANDIDATE ──become_master──▶ MASTER
     ▲  ▲                            │                          │
     │  └──────become_following──────┘                    become_fenced
     └──────────become_following──────────── FENCED ◀───────────┘
                                               └──become_candidate──▶ CANDIDATE
-
-FOLLOWING   there is a master, or it isn't known whether there is one. With `master_id` None nobody is followed:
-            the service has not been heard yet, or the master is one that this member must not follow.
-CANDIDATE   there is no master. The log stands still; the member waits for its turn, or for somebody else.
-MASTER      this member's key is the master's; `master_id` is its own as soon as it serves, None until then.
-FENCED      it was master and has just stopped: what waited is refused, the key is given back.
 """
 
 from __future__ import annotations
@@ -28,12 +22,17 @@ class MemberState(Enum):
     """State of one member."""
 
     FOLLOWING = "following"
+    """There is a master, or it isn't known yet whether there is one. Without a `master_id` nobody is followed: etcd has
+    not answered yet, or this member must not follow the present master."""
     CANDIDATE = "candidate"
+    """There is no master. The log doesn't change; the member waits for its turn, or for another member's election."""
     MASTER = "master"
+    """The master's key is this member's. `master_id` is its own id once it serves, None until then."""
     FENCED = "fenced"
+    """It was master until just now: waiting requests are refused, and the key is released."""
 
 
-MOVES: dict[MemberState, frozenset[MemberState]] = {
+TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
     MemberState.FOLLOWING: frozenset({MemberState.FOLLOWING, MemberState.CANDIDATE}),
     MemberState.CANDIDATE: frozenset({MemberState.CANDIDATE, MemberState.FOLLOWING, MemberState.MASTER}),
     MemberState.MASTER: frozenset({MemberState.MASTER, MemberState.FENCED}),
@@ -87,7 +86,7 @@ class MemberProgress:
             logger.log(level, "member_waits state=%s epoch=%d reason=%r", self.state.value, self.epoch, reason)
 
     def _move(self, state: MemberState, master_id: int | None, epoch: int, reason: str) -> None:
-        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         if state is not self.state:
             self.since = trio.current_time()
         is_news = (state, master_id, epoch, reason) != (self.state, self.master_id, self.epoch, self.reason)

@@ -145,7 +145,7 @@ class HAConnection:
         try:
             reason = await half()
         except RemoteProtocolError as error:
-            logger.debug("ha_malformed_report peer=%s error=%s", self.progress.peer, error)
+            logger.debug("ha.report_malformed peer=%s error=%r", self.progress.peer, str(error))
             reason = CloseReason.MALFORMED_REPORT
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             reason = CloseReason.CONNECTION_LOST
@@ -280,7 +280,7 @@ class HAConnection:
         else:
             self.progress.become_transfer(offset, start, end)
             logger.info(
-                "ha_transfer_started peer=%s request=%d start=%d end=%d", self.progress.peer, offset, start, end
+                "ha.transfer_started peer=%s request=%d start=%d end=%d", self.progress.peer, offset, start, end
             )
             self._on_state(self.progress)
         self._requested.set()
@@ -289,7 +289,7 @@ class HAConnection:
     def _become_out_of_range(self, offset: int) -> None:
         self.progress.become_out_of_range(offset)
         logger.warning(
-            "ha_slave_out_of_range peer=%s identity=%s position=%d first_offset=%d missing_bytes=%d",
+            "ha.slave_out_of_range peer=%s identity=%s position=%d first_offset=%d missing_bytes=%d",
             self.progress.peer,
             self.progress.identity,
             offset,
@@ -398,7 +398,7 @@ class HAConnection:
         """Send nothing but heartbeats until the bytes at `position` are what was written again."""
         progress = self.progress
         progress.waits_for = damaged
-        logger.error("ha_transfer_paused peer=%s at=%d reason=%r", progress.peer, position, str(damaged))
+        logger.error("ha.transfer_paused peer=%s at=%d reason=%r", progress.peer, position, str(damaged))
         try:
             while True:
                 with trio.move_on_at(self._heartbeat_due) as scope:
@@ -408,7 +408,7 @@ class HAConnection:
                 await self._send(self._encode_header(position, 0))
         finally:
             progress.waits_for = None
-        logger.info("ha_transfer_resumed peer=%s at=%d", progress.peer, position)
+        logger.info("ha.transfer_resumed peer=%s at=%d", progress.peer, position)
 
     async def _keep_waiting(self) -> CloseReason:
         """Keep the connection of a slave that is out of range alive until it gives up or housekeeping ends it."""

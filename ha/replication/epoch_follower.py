@@ -106,7 +106,7 @@ class EpochFollower:
                 "node and empty its store"
             )
             return SessionEnd(Condition.CONFIRMED_DIVERGED, detail)
-        logger.warning("ha_truncating from=%d to=%d master_epoch=%d", own_end, point, self.epoch)
+        logger.warning("ha.truncation_started from=%d to=%d master_epoch=%d", own_end, point, self.epoch)
         try:
             await self._store.truncate(point)
         except ValueError as error:

@@ -161,7 +161,8 @@ class GroupTransfer:
         self._finish(refused, PutStatus.FLUSH_SLAVE_TIMEOUT)
         if bool(refused) != self._is_refusing:
             self._is_refusing = bool(refused)
-            logger.warning("ha_group_transfer_full is_full=%s waiting=%d", self._is_refusing, self.waiting_count)
+            event = "ha.ack_queue_filled" if refused else "ha.ack_queue_drained"
+            logger.warning("%s waiting=%d", event, self.waiting_count)
 
     def _advance_class(self, ack_count: int, waiters: OffsetWaiters[AckRequest]) -> None:
         slaves = self._slaves

@@ -41,7 +41,7 @@ from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.peers import leads_to_itself, open_tcp
 from ha.replication.reconnect import Reconnect
-from ha.replication.session_plan import SessionEnd, SessionPlan
+from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class HAClient:
                 end = await self._follow(address)
                 self._ended_counts[end.condition] += 1
                 self._note(end.condition, end.detail)
-                if end.condition is Condition.MASTER_CHANGED or self._start_differently(end):
+                if end.condition is Condition.MASTER_CHANGED or self._prepare_retry(end):
                     continue
                 if await self._resync(end):
                     continue
@@ -235,18 +235,16 @@ class HAClient:
             return await self._master_min_offset()
         return None
 
-    def _start_differently(self, end: SessionEnd) -> bool:
-        if end.has_refused_overlap:
+    def _prepare_retry(self, end: SessionEnd) -> bool:
+        """Remember what the next connection does differently; return whether it is made at once."""
+        if end.retry is Retry.WITHOUT_OVERLAP:
             self._refused_overlap_at = self._log.max_offset.value
-            return True
-        if end.has_only_asked:
+        elif end.retry is Retry.WITHOUT_QUESTION:
             self._has_asked_only = True
-            return True
-        if not end.has_refused_first_byte:
-            return False
-        self._has_refused_first_byte = True
-        logger.warning("ha_start_from_first_unknown fallback=last_segment reason=%s", end.detail)
-        return True
+        elif end.retry is Retry.FROM_LAST_SEGMENT:
+            self._has_refused_first_byte = True
+            logger.warning("ha.start_offset_unknown fallback=last_segment reason=%r", end.detail)
+        return end.retry is not None
 
     async def _resync(self, end: SessionEnd) -> bool:
         """If it is wanted and called for, set the log aside and start at the master's first offset; tell whether."""
@@ -254,11 +252,11 @@ class HAClient:
         if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
             return False
         if first <= own or first % self._log.segment_size:
-            logger.warning("ha_resync_refused own_end=%d master_first_offset=%d", own, first)
+            logger.warning("ha.resync_refused own_end=%d master_first_offset=%d", own, first)
             return False
         if trio.current_time() < self._resynced_at + RESYNC_PAUSE_S:
             return False
-        logger.warning("ha_resync own_end=%d master_first_offset=%d skipped_bytes=%d", own, first, first - own)
+        logger.warning("ha.resync_started own_end=%d master_first_offset=%d skipped_bytes=%d", own, first, first - own)
         try:
             await self._log.reset(first)
         except (DiskFull, OSError, trio.TooSlowError) as error:
@@ -274,7 +272,7 @@ class HAClient:
         if condition is not self._condition:
             level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
             master = self._master.value
-            logger.log(level, "ha_client_%s master=%s detail=%s", condition.value, master, detail)
+            logger.log(level, "ha.client_%s master=%s detail=%r", condition.value, master, detail)
         self._condition = condition
         self._detail = detail
 

@@ -166,7 +166,7 @@ class HAService:
             poller=self._poller,
         )
         self._connections.append(connection)
-        logger.info("ha_connected peer=%s identity=%s", peer, progress.identity)
+        logger.info("ha.slave_connected peer=%s identity=%s", peer, progress.identity)
         try:
             return await connection.run()
         finally:
@@ -180,7 +180,9 @@ class HAService:
         self._closed_counts[reason] += 1
         times = self._log_limiter.admit((host_of(peer), reason), trio.current_time())
         level = logging.WARNING if times else logging.DEBUG
-        logger.log(level, "ha_refused peer=%s reason=%s detail=%r times=%d", peer, reason.value, detail, times)
+        logger.log(
+            level, "ha.connection_refused peer=%s reason=%s detail=%r times=%d", peer, reason.value, detail, times
+        )
         await trio.aclose_forcefully(stream)
         return reason
 
@@ -207,7 +209,7 @@ class HAService:
         self._closed_counts[reason] += 1
         if progress.is_reader:
             logger.info(
-                "ha_reader_closed peer=%s reason=%s from=%d", progress.peer, reason.value, progress.start_offset
+                "ha.reader_disconnected peer=%s reason=%s from=%d", progress.peer, reason.value, progress.start_offset
             )
             return
         self._last_end = f"the last one, {progress.peer}, {progress.close_detail or ENDS_IN_WORDS[reason]}"
@@ -223,7 +225,7 @@ class HAService:
         level = logging.DEBUG if repeated else logging.INFO if reason in EXPECTED_ENDS else logging.WARNING
         logger.log(
             level,
-            "ha_closed peer=%s identity=%s reason=%s ack=%d end=%d%s",
+            "ha.slave_disconnected peer=%s identity=%s reason=%s ack=%d end=%d%s",
             progress.peer,
             progress.identity,
             reason.value,

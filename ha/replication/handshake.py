@@ -64,7 +64,7 @@ async def recognise_master(stream: trio.abc.Stream, options: HandshakeOptions) -
         await stream.send_all(HELLO)
         header = await _receive(stream, HEADER_SIZE)
         if not header:
-            return "the master hung up when asked for its challenge; if it is halog, its log says why (ha_closed)"
+            return "the master hung up at the handshake; if it is halog, its log says why (ha.slave_disconnected)"
         if not is_handshake_header(header):
             return "haSharedSecret is set here, and the master has none"
         nonce = await _receive(stream, NONCE_SIZE)

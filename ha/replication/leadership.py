@@ -170,7 +170,7 @@ class Leadership:
         # Who begins with the last segment lacks what is before it, for good, and can't be master of that.
         can_join = not handshake.is_learner and not handshake.syncs_from_last_file
         state.connect(broker_id, trio.current_time(), can_join=can_join)
-        logger.info("ha_member_connected peer=%s broker=%d epoch=%d", progress.peer, broker_id, state.epoch)
+        logger.info("ha.member_connected peer=%s broker=%d epoch=%d", progress.peer, broker_id, state.epoch)
         return EpochFrames(self._log, self._store.epochs, state)
 
     def take_ack(self, progress: SlaveProgress) -> None:
@@ -236,7 +236,7 @@ class Leadership:
             return
         wish = state.wish(self._log.max_offset.value, trio.current_time())
         if wish != self.wished_set.value:
-            logger.info("ha_set_wished set=%s agreed=%s", sorted(wish or ()), sorted(state.agreed))
+            logger.info("ha.sync_state_set_proposed set=%s agreed=%s", sorted(wish or ()), sorted(state.agreed))
             self.wished_set.value = wish
         self._confirm()
         self._on_change()

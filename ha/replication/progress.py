@@ -1,16 +1,10 @@
-"""What a master knows of one slave's connection: its state, its offsets, and the moves between states.
+"""What a master knows of one slave's connection: its state, its offsets, and the transitions between states.
 
     CONNECTED ──become_transfer──▶ TRANSFER ──become_out_of_range──▶ OUT_OF_RANGE
         │                              │                                  │
         └──────────────────────────────┴────────become_shutdown───────────┴──▶ SHUTDOWN
 
-    CONNECTED      the slave has not said where it is. Not counted for anything; no byte is sent.
-    TRANSFER       bytes flow from `transfer_offset` on, acknowledgements count.
-    OUT_OF_RANGE   the slave wants bytes that the log no longer holds. It gets heartbeats, as from RocketMQ, but it is
-                   not counted: it can't acknowledge anything any more. Only a new connection leads out.
-    SHUTDOWN       over; `close_reason` says why.
-
-RocketMQ (HAConnectionState) calls the first three TRANSFER. The shape follows etcd raft's tracker.Progress.
+RocketMQ (HAConnectionState) calls the first three TRANSFER. The design follows etcd raft's tracker.Progress.
 """
 
 from __future__ import annotations
@@ -26,12 +20,17 @@ class SlaveState(Enum):
     """State of one slave's connection on the master."""
 
     CONNECTED = "connected"
+    """The slave has not reported its position. It isn't counted, and no bytes are sent."""
     TRANSFER = "transfer"
+    """Bytes are sent from `transfer_offset` on, and acknowledgements count."""
     OUT_OF_RANGE = "out_of_range"
+    """The slave needs bytes that the log no longer holds. It gets heartbeats, as from RocketMQ, and isn't counted.
+    Only a new connection leaves this state."""
     SHUTDOWN = "shutdown"
+    """The connection has ended; `close_reason` says why."""
 
 
-MOVES: dict[SlaveState, frozenset[SlaveState]] = {
+TRANSITIONS: dict[SlaveState, frozenset[SlaveState]] = {
     SlaveState.CONNECTED: frozenset({SlaveState.TRANSFER, SlaveState.OUT_OF_RANGE, SlaveState.SHUTDOWN}),
     SlaveState.TRANSFER: frozenset({SlaveState.OUT_OF_RANGE, SlaveState.SHUTDOWN}),
     SlaveState.OUT_OF_RANGE: frozenset({SlaveState.SHUTDOWN}),
@@ -193,5 +192,5 @@ class SlaveProgress:
         return self.state is SlaveState.TRANSFER and not self.is_withheld and not self.is_reader
 
     def _move(self, state: SlaveState) -> None:
-        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state

@@ -1,12 +1,25 @@
-"""What a slave's client and one session of it tell each other: the plan before, the end after."""
+"""What a slave's client decides before a connection, and what the connection's session returns when it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import Enum
 
 import msgspec
 
 from ha.replication.statistics import Condition
+
+
+class Retry(Enum):
+    """What the next connection, made at once, does differently."""
+
+    FROM_LAST_SEGMENT = "from_last_segment"
+    """The master has no byte at offset 1: send a request of 0."""
+    WITHOUT_QUESTION = "without_question"
+    """The session only asked, and found nothing that keeps this slave from following."""
+    WITHOUT_OVERLAP = "without_overlap"
+    """The master sends no byte before the log's end, the start of a segment: request the end itself, unless the master
+    says that its log begins before that."""
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
@@ -16,24 +29,19 @@ class SessionEnd(msgspec.Struct, frozen=True):
     detail: str
     first_offset: int | None = None
     """With OUT_OF_RANGE: where the master's log begins."""
-    has_refused_first_byte: bool = False
-    """The master has no byte at offset 1: request 0 next."""
-    has_only_asked: bool = False
-    """Nothing was found out that keeps this slave from connecting again as usual."""
-    has_refused_overlap: bool = False
-    """The master sends no byte before our end, the begin of a segment: request the end itself next, unless it says that
-    its log begins before that."""
+    retry: Retry | None = None
+    """None: wait before the next connection, and make it in the same way."""
 
 
 class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client has decided before connecting."""
+    """What one connection does before it follows the master."""
 
     asks_range: bool
     asks_only: bool = False
-    """End after the question: an empty slave can't go on with a connection on which it asked, as its request of 0 means
-    another offset there. It asks why the last one was closed: a master may demand haSharedSecret."""
+    """End after the question: an empty slave that asked can't follow on the same connection, as its request of 0 has
+    another meaning there. It asks why the last connection was closed: a master may demand haSharedSecret."""
     tries_first_byte: bool
     compares_overlap: bool
-    """False: the master sent nothing before our end, so compare only if it says that its log begins before that."""
+    """False: the master sent nothing before the log's end, so compare only if it says that its log begins before."""
     master_min_offset: Callable[[], Awaitable[int | None]]
     watches_min_offset: bool

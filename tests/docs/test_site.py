@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from mkdocs.exceptions import PluginError
 
+from ha.replication.progress import SlaveState
 from scripts import docs_site, reference
 from scripts.reference import PAGES, handlers
 from tests.docs.pages import DOCS, ROOT
@@ -85,6 +86,12 @@ def test_every_picture_has_words_for_who_does_not_see_it() -> None:
         text = picture.read_text()
         assert "prefers-color-scheme: dark" in text
         assert "<title" in text
+
+
+def test_the_diagram_of_a_slaves_connection_shows_its_states() -> None:
+    text = (DOCS / "diagrams" / "slave-states.svg").read_text()
+    boxes = re.findall(r'rx="6"/><text[^>]*>([^<]*)<', text)
+    assert sorted(boxes) == sorted(state.value for state in SlaveState)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))

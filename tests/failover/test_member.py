@@ -9,7 +9,7 @@ import trio.testing
 from ha.errors import ConfigError
 from ha.failover.agreement import GroupRecord, MasterRecord, SwitchRequest
 from ha.failover.member import open_member
-from ha.failover.member_state import MOVES, MemberProgress, MemberState
+from ha.failover.member_state import TRANSITIONS, MemberProgress, MemberState
 from ha.failover.role import LogPosition
 from tests.failover.contract import MEMBER
 from tests.failover.group import Group, MemoryFile, Node, open_group, until
@@ -652,8 +652,8 @@ async def test_a_master_that_leaves_hands_over_and_is_waited_for_no_more(autojum
 
 
 def test_every_state_is_reached_and_left() -> None:
-    assert MOVES.keys() == set(MemberState)
-    assert set().union(*MOVES.values()) == set(MemberState)
+    assert TRANSITIONS.keys() == set(MemberState)
+    assert set().union(*TRANSITIONS.values()) == set(MemberState)
 
 
 async def test_a_move_that_is_none_is_a_bug(autojump_clock: Clock) -> None:

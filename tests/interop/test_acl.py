@@ -176,7 +176,7 @@ async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release:
     assert slave.child is not None
     errors = slave.child.log.with_suffix(".err")
     await eventually("tables copied", lambda: "slave_sync.done" in errors.read_text(), 20)
-    refused = "ha_client_not_authenticated .*RocketMQ's masters can't"
+    refused = "ha.client_not_authenticated .*RocketMQ's masters can't"
     await eventually("refused", lambda: re.search(refused, errors.read_text()), 20)
     assert ADMIN[1] not in errors.read_text()
 
@@ -234,7 +234,7 @@ async def test_a_real_slave_stays_out_where_a_secret_is_set(children: Children, 
     await slave.start()
     assert master.child is not None
     errors = master.child.log.with_suffix(".err")
-    reason = "ha_closed .*reason=not_authenticated.*it is RocketMQ's"
+    reason = "ha.slave_disconnected .*reason=not_authenticated.*it is RocketMQ's"
     await eventually("refused", lambda: re.search(reason, errors.read_text()), 30)
     assert not any(path.read_bytes().strip(b"\0") for path in slave.commitlog.glob("*"))
 

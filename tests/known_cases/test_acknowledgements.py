@@ -73,7 +73,7 @@ async def test_1155_a_slave_with_a_longer_log_does_not_acknowledge_what_comes(
         assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
         why = f"it claims to hold offset {end + 5000}, the log here ends at {end}"
         assert why in (answer.remark or "")
-        assert any("ha_closed" in record.message and why in record.message for record in caplog.records)
+        assert any("ha.slave_disconnected" in record.message and why in record.message for record in caplog.records)
 
         # One that follows and then claims more than it was sent is the same liar.
         liar = SlaveSide(node.ha, "10.0.0.3:40000")

@@ -44,7 +44,7 @@ async def test_246_a_blocked_ha_port(autojump_clock: MockClock) -> None:
         assert why.startswith("not connected to its master (connect_failed: 10.0.0.1:10912 (from the name server")
         assert "no answer within 5 s, as behind a firewall" in why
         warnings = [event.text for event in slave.events.newest_first() if event.level == "WARNING"]
-        assert sum("ha_client_connect_failed" in text for text in warnings) == 1
+        assert sum("ha.client_connect_failed" in text for text in warnings) == 1
 
         network.blocked.clear()
         await trio.sleep(15)

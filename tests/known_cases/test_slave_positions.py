@@ -41,7 +41,7 @@ async def test_3388_a_slave_whose_place_was_deleted_on_the_master(
         # By then it has asked, and knows: silence alone would look like a master without news.
         statistics = client.statistics()
         assert statistics.condition is Condition.OUT_OF_RANGE, statistics
-        assert sum("ha_slave_out_of_range" in record.message for record in caplog.records) <= 2
+        assert sum("ha.slave_out_of_range" in record.message for record in caplog.records) <= 2
         assert slave.content == CONTENT[:1000]
 
     async with following(service, slave, HAOptions(out_of_range="resync")):
@@ -71,7 +71,7 @@ async def test_3388_a_slave_beyond_the_end_of_its_master(
         assert slave.content == CONTENT
         assert "no slave is connected; the last one" in service.explain(2000)
         assert statistics.connection_count <= 600 / 5 + 1
-        assert sum("ha_client_master_behind" in record.message for record in caplog.records) == 1
+        assert sum("ha.client_master_behind" in record.message for record in caplog.records) == 1
 
 
 async def test_2784_a_rocketmq_slave_out_of_range_is_named_and_never_counted(autojump_clock: MockClock) -> None:

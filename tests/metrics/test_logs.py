@@ -31,10 +31,10 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
     ("message", "arguments", "fields"),
     [
         (
-            "ha_closed peer=%s identity=%s reason=%s ack=%d end=%d%s",
+            "ha.slave_disconnected peer=%s identity=%s reason=%s ack=%d end=%d%s",
             ("10.0.0.2:5", "10.0.0.2", "slave_closed", 7, 9, " detail='x'"),
             {
-                "event": "ha_closed",
+                "event": "ha.slave_disconnected",
                 "peer": "10.0.0.2:5",
                 "identity": "10.0.0.2",
                 "reason": "slave_closed",
@@ -54,9 +54,9 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
             },
         ),
         (
-            "ha_client_%s master=%s detail=%s",
+            "ha.client_%s master=%s detail=%s",
             ("connected", None, "all is well = fine"),
-            {"event": "ha_client_connected", "master": None, "detail": "all is well = fine"},
+            {"event": "ha.client_connected", "master": None, "detail": "all is well = fine"},
         ),
         (
             'process.shutdown_timed_out timeout_s=%g hint="the next start recovers"',

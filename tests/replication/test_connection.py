@@ -261,7 +261,7 @@ async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_no
         assert "asks for offset 5000, the log begins at 8192" in service.explain(log.max_offset.value)
         assert service.lowest_needed_offset() is None
         nursery.cancel_scope.cancel()
-    assert caplog.text.count("ha_slave_out_of_range") == 1
+    assert caplog.text.count("ha.slave_out_of_range") == 1
 
 
 async def test_a_slave_falls_out_of_range_while_it_is_served(autojump_clock: MockClock) -> None:

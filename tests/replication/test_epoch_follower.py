@@ -245,7 +245,7 @@ async def test_what_is_confirmed_is_never_cut_off(autojump_clock: MockClock, cap
             assert master.reports == []
             assert member.cuts == []
             assert "up to 1001 the log here is confirmed" in client.statistics().detail
-    assert caplog.text.count("ha_client_confirmed_diverged") == 1
+    assert caplog.text.count("ha.client_confirmed_diverged") == 1
 
 
 async def test_what_is_confirmed_up_to_the_cut_stays(autojump_clock: MockClock) -> None:

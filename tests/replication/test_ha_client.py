@@ -171,7 +171,7 @@ async def test_waits_grow_to_five_seconds_while_nobody_is_there_and_it_says_so_o
             assert master.connected_at == pytest.approx(expected)
             assert client.statistics().condition is Condition.CONNECT_FAILED
             assert "ConnectionRefused" not in client.statistics().detail
-    assert caplog.text.count("ha_client_connect_failed") == 1
+    assert caplog.text.count("ha.client_connect_failed") == 1
 
 
 async def test_a_master_that_does_not_answer_is_given_up_after_the_connect_timeout(autojump_clock: MockClock) -> None:
@@ -325,7 +325,7 @@ async def test_a_master_with_a_shorter_log_is_named_tried_slowly_and_logged_once
             assert statistics.condition is Condition.MASTER_BEHIND
             assert statistics.detail.startswith("the log here ends at 100, the master's at 50: it lost its tail")
     assert service.push2_slave_max_offset == 1  # where the comparison began
-    assert caplog.text.count("ha_client_master_behind") == 1
+    assert caplog.text.count("ha.client_master_behind") == 1
 
 
 # haOutOfRange
@@ -358,8 +358,8 @@ async def test_resync_sets_the_log_aside_and_starts_at_the_masters_first_offset(
         assert client.statistics().resync_count == 1
         assert client.statistics().skipped_bytes == 2 * SEGMENT_SIZE - 3
         assert service.acknowledged() == [master_log.max_offset.value]
-    assert caplog.text.count("ha_slave_out_of_range") == 1
-    assert f"ha_resync own_end=3 master_first_offset=8192 skipped_bytes={2 * SEGMENT_SIZE - 3}" in caplog.text
+    assert caplog.text.count("ha.slave_out_of_range") == 1
+    assert f"ha.resync_started own_end=3 master_first_offset=8192 skipped_bytes={2 * SEGMENT_SIZE - 3}" in caplog.text
 
 
 async def test_resync_happens_when_retention_overtakes_a_connected_slave(autojump_clock: MockClock) -> None:
@@ -527,7 +527,7 @@ async def test_first_falls_back_to_the_last_segment_and_says_so(
         await trio.sleep(12)
         assert (log.min_offset, bytes(log.content)) == (3 * SEGMENT_SIZE, content[-7:])
         assert len(master.connected_at) == 2
-    assert "ha_start_from_first_unknown fallback=last_segment" in caplog.text
+    assert "ha.start_offset_unknown fallback=last_segment" in caplog.text
 
 
 async def test_first_against_an_empty_rocketmq_master_gets_everything_later(autojump_clock: MockClock) -> None:

@@ -188,7 +188,7 @@ def test_a_full_disk_under_the_slave(tmp_path: Path) -> None:
             eventually("the slave says why", lambda: link_of(slave)["condition"] == "append_failed")
             link = link_of(slave)
             assert "no space left for" in link["detail"]
-            assert "ha_client_append_failed" in slave.log()
+            assert "ha.client_append_failed" in slave.log()
             assert not slave.status()["is_ready"]
             held = slave.end
             assert 0 < held < master.end

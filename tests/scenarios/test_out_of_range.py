@@ -111,7 +111,7 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         assert f"it asks for offset {asked}, the log holds [{first}, " in ha["slaves"][0]["why_not_in_sync"]
         assert (ha["in_sync"], ha["slave_count"], ha["push2_slave_max_offset"]) == (0, 0, own)
         line = f"position={asked} first_offset={first} missing_bytes={first - asked}"
-        assert sum("ha_slave_out_of_range" in each and line in each for each in master.log().splitlines()) == 1
+        assert sum("ha.slave_out_of_range" in each and line in each for each in master.log().splitlines()) == 1
         shown = ha_status(master)
         assert "out_of_range" in shown
         assert f"it asks for offset {asked}" in shown
@@ -128,7 +128,7 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         wait_caught_up(slave, master)
         link = slave.status()["ha_client"]
         assert (link["resync_count"], link["skipped_bytes"]) == (1, first - own)
-        assert f"ha_resync own_end={own} master_first_offset={first} skipped_bytes={first - own}" in slave.log()
+        assert f"ha.resync_started own_end={own} master_first_offset={first} skipped_bytes={first - own}" in slave.log()
         assert log_bytes(slave.root / "commitlog.aside-1") == old
         assert (slave.root / "consumequeue.aside-1" / "flights").exists()
         again = client.send(2001)

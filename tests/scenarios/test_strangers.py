@@ -148,7 +148,7 @@ def test_strangers_at_every_port(tmp_path: Path) -> None:
         print(f"{len(answers)} answers meanwhile, {grown >> 10} KiB grown")
         assert grown < GROWTH_MAX
         assert "Traceback" not in master.log()
-        assert "ha_transfer_started" not in master.log()
+        assert "ha.transfer_started" not in master.log()
 
         # And nobody has to start anew: a real slave is welcome.
         with slave_of(master, tmp_path / "s", haStartFrom="first") as slave:

@@ -199,7 +199,7 @@ async def test_whom_an_enforcing_ha_port_keeps_out(
             "no certificate": "peer did not return a certificate",
             "expired": "certificate has expired",
         }[what]
-        (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("ha_refused"))
+        (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("ha.connection_refused"))
         assert reason in line
         assert master.ha_service.statistics().closed_counts == {CloseReason.HANDSHAKE_FAILED: 1}
 
