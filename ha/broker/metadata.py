@@ -52,7 +52,7 @@ class MetadataProcessor:
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """43: every group's committed offsets. Slaves ask for them; hardly anybody else does."""
         if self._ha is not None:
-            self._ha.note_copier(connection.peer[0])
+            self._ha.record_table_copy(connection.peer[0])
         return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._offsets.snapshot()))
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

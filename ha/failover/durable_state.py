@@ -1,27 +1,26 @@
-"""What a member keeps on its disk beside the log: whether the log can be trusted after a crash, and the group's record.
+"""What a member keeps on its disk beside the log: whether the log is complete after a crash, and the group's record.
 
-A member is *complete* if its log still has every byte that it acknowledged. It can prove that at its start if
+A member is *complete* if its log still has every byte that it acknowledged. When it starts, it can prove that if
 
-- it was complete when it last wrote this, and
-- nothing that the kernel still had to write can have been lost since: the last stop was clean, or every byte was
-  flushed before it was acknowledged (SYNC_FLUSH), or the kernel is the one that the last process ran under, whose page
-  cache outlives a killed process. Another boot id, or none, proves nothing: power may have been lost, or the disk may
-  have moved to another machine.
+- it was complete when it last wrote this file, and
+- no unwritten page can have been lost since: the last stop was clean, or every byte was flushed before it was
+  acknowledged (SYNC_FLUSH), or the same kernel is still running, whose page cache outlives a killed process. Another
+  boot id, or none, proves nothing: power may have been lost, or the disk may have moved to another machine.
 
-A member that can't prove it is complete again once it has caught up with a master, or is elected itself, as the log of
-the elected member is the group's (`Role.wait_caught_up`). The file says so for the present boot, so a second power loss
-puts it in doubt again.
+A member that can't prove it becomes complete once it has caught up with a master, or is elected itself, as the log of
+the elected member is the group's (`Role.wait_caught_up`). The file then says so for the present boot, so that another
+power loss makes it incomplete again.
 
-A store without this file and without a log is *new*: incomplete, and if it is in the sync-state set, its disk has been
-replaced. It is complete in a group that never had a master, which has acknowledged nothing.
+A store with neither this file nor a log is *new*: incomplete, and if it is in the sync-state set, its disk has been
+replaced. In a group that never had a master it becomes complete, as that group has acknowledged nothing.
 
-The record shows whether the service has gone back to an older state, as a restored backup does. A master has it on the
-disk before the set that it names counts for acknowledgements; others as soon as they hear of it. It is kept whole, so
-that an operator can put it back (docs/failover.md).
+The record shows whether the service was rolled back to an older state, for example by restoring a backup. A master
+writes it to its disk before a new set counts for acknowledgements, other members when they learn of it. The whole
+record is kept, so that an operator can restore it (docs/failover.md).
 
     {"bootId": "…", "flushesFirst": false, "isComplete": true, "isNew": false, "group": {…}}
 
-It is written before the member acknowledges anything in this life. Pure but for `StateFile`, which the node provides.
+It is written before this process acknowledges anything. No I/O but through `StateFile`, which the node provides.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ logger = logging.getLogger(__name__)
 
 
 class StateFile(Protocol):
-    """The file. Errors of the disk propagate and end the process, but for a full one: `write` waits for room."""
+    """The file. Disk errors propagate and end the process, except that `write` waits while the disk is full."""
 
     async def read(self) -> bytes | None:
-        """Return its content; None if there is none."""
+        """Return its content; None if it does not exist."""
 
     async def write(self, content: bytes) -> None:
-        """Replace its content, whole or not at all; durable on return."""
+        """Replace its content atomically; durable on return."""
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """How this process finds the store."""
+class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the store and the kernel when this process starts."""
 
     boot_id: str | None
-    """Of the running kernel; None if it has none to tell."""
+    """Of the running kernel; None if it is not available."""
     flushes_first: bool
     """Every byte is flushed before it is acknowledged (flushDiskType=SYNC_FLUSH)."""
     was_stopped_cleanly: bool
-    """The last stop flushed everything, or there was none."""
+    """The last process flushed everything before it ended, or there was none."""
     is_empty: bool
     """There is no log."""
 
@@ -72,12 +71,12 @@ _UNKNOWN = _Content(boot_id=None, flushes_first=False, is_complete=False, is_new
 
 
 class DurableState:
-    """One member's. `begin` first."""
+    """One member's durable state. Call `begin` first."""
 
     def __init__(self, file: StateFile) -> None:
         self._file = file
         self._content = _UNKNOWN
-        self._changing = trio.Lock()
+        self._write_lock = trio.Lock()
 
     @property
     def is_complete(self) -> bool:
@@ -91,45 +90,45 @@ class DurableState:
 
     @property
     def group(self) -> GroupRecord | None:
-        """The newest record of the group that was noted; None: none was."""
+        """The newest record of the group that is known; None: none is."""
         return self._content.group
 
     @property
     def known_age(self) -> RecordAge:
-        """Of that record."""
+        """Age of that record."""
         return (0, 0) if self.group is None else self.group.age
 
     async def note(self, group: GroupRecord) -> None:
-        """Keep a record of the group unless it is older than what is known: durable on return."""
+        """Keep a record of the group unless a newer one is known; durable on return."""
         if group.age > self.known_age:
-            async with self._changing:
+            async with self._write_lock:
                 if group.age > self.known_age:
                     await self._write(msgspec.structs.replace(self._content, group=group))
 
-    async def begin(self, life: Life) -> None:
-        """Read what the last process left, judge the log by it, and write what holds for this one."""
+    async def begin(self, start: StartConditions) -> None:
+        """Read the last process's state, decide whether the log is complete, and write the state of this process."""
         last = await self._read()
-        is_new = life.is_empty if last is None else last.is_new
+        is_new = start.is_empty if last is None else last.is_new
         if last is None:  # a new store, or one of a release that did not write this
-            is_flushed = life.was_stopped_cleanly
+            is_flushed = start.was_stopped_cleanly
             is_complete = is_flushed and not is_new
         else:
-            is_flushed = life.was_stopped_cleanly or last.flushes_first
-            has_page_cache = life.boot_id is not None and life.boot_id == last.boot_id
+            is_flushed = start.was_stopped_cleanly or last.flushes_first
+            has_page_cache = start.boot_id is not None and start.boot_id == last.boot_id
             is_complete = last.is_complete and (is_flushed or has_page_cache)
         if not is_complete and not is_new:
             logger.warning(
-                "member_incomplete boot_id=%s last_boot_id=%s reason=%r",
-                life.boot_id,
+                "member.log_incomplete boot_id=%s last_boot_id=%s reason=%r hint=%r",
+                start.boot_id,
                 None if last is None else last.boot_id,
-                "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing "
-                "here; this member is not elected before others that have them, until it has caught up with a master",
+                "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing",
+                "members that have them are elected before this one, until it has caught up with a master",
             )
-        # What an earlier life left in the page cache is not flushed by being found there.
-        flushes_first = life.flushes_first and is_flushed
+        # What an earlier process left in the page cache may still not be flushed.
+        flushes_first = start.flushes_first and is_flushed
         await self._write(
             _Content(
-                boot_id=life.boot_id,
+                boot_id=start.boot_id,
                 flushes_first=flushes_first,
                 is_complete=is_complete,
                 is_new=is_new,
@@ -138,11 +137,11 @@ class DurableState:
         )
 
     async def mark_complete(self) -> None:
-        """The log has every acknowledged byte: durable on return. Cancelled, it is marked or not."""
+        """Record that the log has every acknowledged byte; durable on return. If cancelled, it may be done or not."""
         if not self.is_complete:
-            async with self._changing:
+            async with self._write_lock:
                 await self._write(msgspec.structs.replace(self._content, is_complete=True, is_new=False))
-            logger.info("member_complete")
+            logger.info("member.log_completed")
 
     async def _read(self) -> _Content | None:
         content = await self._file.read()
@@ -151,7 +150,7 @@ class DurableState:
         try:
             return msgspec.json.decode(content, type=_Content)
         except msgspec.DecodeError as error:  # ValidationError is one
-            logger.error("member_state_damaged reason=%r", str(error))
+            logger.error("member.state_file_damaged reason=%r", str(error))
             return _UNKNOWN
 
     async def _write(self, content: _Content) -> None:

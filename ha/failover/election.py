@@ -1,28 +1,28 @@
-"""Who may be master next, who goes first, and what the group's record says afterwards. Pure: views in, verdicts out.
+"""Who may become master, who tries first, and what the group's record says afterwards. Pure functions of a view.
 
-A master is elected by one transaction, which the service decides; what is here decides who tries, and when:
+A master is elected by one transaction of the service. These rules decide who tries it, and when:
 
-- Only a member of the sync-state set, because only it has every acknowledged byte. Where a message is acknowledged by n
-  of the set (`ack_count`) and not by all, so many of them have to stand that one surely has every byte, |set| - n + 1,
-  and nobody may be elected who has less of the log than one of them.
-- Only complete members count as having it (durable_state.py): one that may have lost the end of its log with the power
-  is elected only if its log is as long as that of a complete member (where n acknowledge: of all that stand).
-- If too few complete members are left, all of the set have to stand, as nothing more can be had by waiting. Then the
-  longest log wins, that of a member outside of the set included: it holds all that the set's longest one does.
-- Only with a log that stands still. A member first stops following anybody, then says how far it got and for which
-  election (`MemberRecord.stands_for`): a figure that could still grow says nothing.
-- In order: higher epoch of the log, higher offset, whoever was handed the office, lower priority number, lower id;
-  members that drain come last. Each lets those before it go first by a delay, which is a courtesy: if two try, the
-  transaction takes one. The confirmed offset plays no part: of two logs of one epoch the longer one contains the other,
-  and where n acknowledge, the member that holds the last acknowledged byte may have been told of a lower one.
-- Nobody while a member that lives knows a newer record of the group (`outdated_record`): the service was restored from
-  an older state, in which the set may name members that were dropped since.
-- Nobody whose log has a term that the group's record does not know: either the service has lost what it knew, or this
-  is another group's store. Nobody of the set whose log knows no term at all: its disk has been replaced.
+- Only members of the sync-state set are candidates, because only they have every acknowledged byte. If a message is
+  acknowledged by n of the set (`ack_count`) and not by all, |set| - n + 1 of them have to stand, so that one of them
+  has every byte, and no candidate may have less of the log than any of them.
+- Only complete members count as having every byte (durable_state.py). A member that may have lost the end of its log in
+  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as any that stands).
+- If there are too few complete members, the whole set has to stand, as waiting can't help further. Then the longest log
+  wins, even that of a member outside the set: it holds everything that the set's longest log does.
+- A candidate's log must not change. A member first stops following, then publishes how much of the log it has and for
+  which election (`MemberRecord.stands_for`): an offset that may still grow proves nothing.
+- Candidates are ranked by higher epoch of the log, higher offset, being the member that the last master handed over to,
+  lower priority number, lower id; members that drain come last. Each waits for a delay according to its rank. That only
+  avoids contention: if two try, the transaction takes one. The confirmed offset isn't used: of two logs of one epoch
+  the longer one contains the other, and with `ack_count` the member that holds the last acknowledged byte may have been
+  sent a lower confirmed offset.
+- Nobody is elected while a live member knows a newer record of the group (`outdated_record`): the service was restored
+  from an older state, whose set may contain members that were dropped since.
+- A member whose log contains an unknown term is never elected: either the service lost data, or the store belongs to
+  another group. Nor is a member of the set whose log has no term at all: its disk has been replaced.
 
-The set afterwards: where all of the set acknowledge, each complete member of it has every acknowledged byte, so whoever
-of them lives stays, and messages go on waiting for it until replication drops it. All others stay only if they have the
-same log as the winner.
+The set afterwards: if all of the set acknowledge, each complete member has every acknowledged byte, so all of them that
+live stay, and messages wait for them until replication drops them. Others stay only if their log equals the winner's.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from ha.failover.role import LogPosition
 
 
 class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
-    """This member may try."""
+    """This member may try to become master."""
 
     delay_s: float
-    """Counted from when it saw that there is no master."""
+    """To wait since it saw that there is no master."""
     group: GroupRecord
-    """What it puts in the place of the present record."""
+    """Replaces the present record."""
     is_unclean: bool = False
     """Acknowledged messages may be lost."""
     doubt: str = ""
-    """Why acknowledged messages may be lost although all that could be asked were: the set lost its power."""
+    """Why acknowledged messages may be lost although the whole set stands: it lost power. "" if they can't be."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """This member may not stand as things are."""
+    """This member may not become master now."""
 
     reason: str
-    is_wrong: bool = False
-    """Nothing the group does by itself changes it: an operator has to look."""
+    needs_operator: bool = False
+    """The group can't resolve it."""
 
 
-def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | Refusal:
-    """Tell whether `own_id`, whose standing record is in `view`, may take the office that is vacant there."""
+def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | Refusal:
+    """Return whether `own_id`, whose standing record is in `view`, may become master. There must be no master."""
     assert view.master is None, view.master
     group = view.group
     if group is None:
@@ -69,7 +69,7 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
     pool = _pool(group, standing)
     outdated = outdated_record(view)
     if own_id in pool.eligible and outdated is None:
-        before = _better(pool.eligible, own_id, group)
+        before = _ranked_before(pool.eligible, own_id, group)
         awaited = [
             id_
             for id_ in view.members
@@ -88,17 +88,17 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
             doubt=pool.why_not if pool.is_in_doubt else "",
         )
     if options.elects_unclean:
-        before = _better(standing, own_id, group)
-        # A log may know terms that the record does not: they must not be used again.
+        before = _ranked_before(standing, own_id, group)
+        # Logs may contain terms that the record doesn't know: those must not be reused.
         epoch = max(group.epoch, *(max(each.epoch, each.known_epoch) for each in view.members.values())) + 1
         return Candidacy(
             delay_s=options.unclean_delay_s + len(before) * options.rank_delay_s,
             group=_record(epoch, own_id, frozenset({own_id}), options, group),
             is_unclean=True,
         )
-    fault = outdated or fault_of(group, own_id, own)
-    if fault:
-        return fault
+    refusal = outdated or _refusal_of(group, own_id, own)
+    if refusal:
+        return refusal
     if not pool.eligible:
         return Refusal(pool.why_not)
     longest = max(pool.eligible, key=lambda id_: _log(pool.eligible[id_]))
@@ -107,17 +107,17 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
 
 
 class _Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may be elected of those that stand."""
+    """The members that stand and may be elected."""
 
     eligible: dict[int, MemberRecord]
     is_in_doubt: bool = False
-    """Too few of the set are complete, so all of it had to stand."""
+    """Too few of the set are complete, so the whole set had to stand."""
     why_not: str = ""
-    """Why nobody is, or why there is doubt."""
+    """Why nobody may be elected, or why there is doubt."""
 
 
 def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
-    sound = {id_: member for id_, member in standing.items() if not _fault_of_log(group, id_, member)}
+    sound = {id_: member for id_, member in standing.items() if not _refusal_of_log(group, id_, member)}
     if not group.epoch:
         return _Pool(eligible=sound)
     entitled = {id_: member for id_, member in sound.items() if _in_set(group, id_)}
@@ -147,14 +147,14 @@ def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
     return _Pool(eligible={}, why_not=why_not)
 
 
-def appointed(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
-    """Return the candidacy of whoever is to be the next master, or was the last one, by the group's record; else None.
+def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
+    """Return the candidacy of the member that the group's record names as next or last master; None for others.
 
-    Where all of the set acknowledge, a complete member of it has every acknowledged byte whatever the others have, so
-    it need not ask them. `own` is its record, which need not have been written yet.
+    If all of the set acknowledge, a complete member has every acknowledged byte, whatever the others have, so it need
+    not compare logs. `own`: its record, which need not be in `view` yet.
     """
     group = view.group
-    if group is None or group.master_id != own_id or acknowledges_by_count(group) or fault_of(group, own_id, own):
+    if group is None or group.master_id != own_id or acknowledges_by_count(group) or _refusal_of(group, own_id, own):
         return None
     if not own.is_complete or outdated_record(view, own.known_age) is not None:
         return None
@@ -162,9 +162,9 @@ def appointed(view: GroupView, own_id: int, own: MemberRecord, options: MemberOp
 
 
 def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
-    """Return why the group's record is not the newest one, None if nobody knows of a newer one.
+    """Return why the group's record is not the newest one, None if no live member knows a newer one.
 
-    `own_known`: what this member knows, which need not be in `view` yet.
+    `own_known`: the age that this member knows, which need not be in `view` yet.
     """
     group = view.group
     if group is None:
@@ -179,54 +179,54 @@ def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal |
         f"the group's record is of epoch {epoch}, version {version}, and {who} knows one of epoch {known_epoch}, "
         f"version {known_version}: the service was restored from an older state; put the newer record back from that "
         "member's file memberstate (docs/failover.md)",
-        is_wrong=True,
+        needs_operator=True,
     )
 
 
-def fault_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
+def _refusal_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
     """Return why a member may not be elected, None if it may."""
-    fault = _fault_of_log(group, id_, member)
-    if fault or not group.epoch or _in_set(group, id_):
-        return fault
+    refusal = _refusal_of_log(group, id_, member)
+    if refusal or not group.epoch or _in_set(group, id_):
+        return refusal
     return Refusal(f"member {id_} is not in the sync-state set {sorted(group.sync_state_set)}")
 
 
-def _fault_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
-    """Return what is wrong with a member's log, whether or not it is in the set."""
+def _refusal_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
+    """Return why a member's log excludes it, whether or not it is in the set."""
     if member.epoch > group.epoch:
         return Refusal(
             f"member {id_}'s log has epoch {member.epoch}, the group's record only knows of {group.epoch}: has the "
-            "service lost what it knew, or is this the store of another group?",
-            is_wrong=True,
+            "service lost data, or is this the store of another group?",
+            needs_operator=True,
         )
-    # A master that was killed before the first byte of its first term knows of no epoch either.
+    # A master that was killed before the first byte of its first term has no epoch in its log either.
     is_replaced = member.is_new or (not member.epoch and group.sync_state_set != {id_})
     if group.epoch and _in_set(group, id_) and is_replaced:
         return Refusal(
-            f"member {id_} is in the sync-state set, but its log knows of no epoch: has its disk been replaced?",
-            is_wrong=True,
+            f"member {id_} is in the sync-state set, but its log has no epoch: has its disk been replaced?",
+            needs_operator=True,
         )
     return None
 
 
-def may_found(view: GroupView, own: LogPosition, options: MemberOptions) -> Refusal | None:
-    """Return why no record may be written for a group that has none, None if it may."""
+def why_not_create(view: GroupView, own: LogPosition, options: MemberOptions) -> Refusal | None:
+    """Return why the first record of a group may not be written, None if it may."""
     known = max([own.epoch, *(member.epoch for member in view.members.values())])
     if known and not options.elects_unclean:
         return Refusal(
-            f"the group has no record, but a log has epoch {known}: has the service lost what it knew?", is_wrong=True
+            f"the group has no record, but a log has epoch {known}: has the service lost data?", needs_operator=True
         )
     return None
 
 
-FOUNDED = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
+NEW_GROUP = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
 """The record of a group that never had a master."""
 
 
 def candidates_needed(group: GroupRecord) -> int:
-    """Return how many of the set have to stand so that one of them surely has every acknowledged byte.
+    """Return how many of the set have to stand so that one of them has every acknowledged byte.
 
-    Where the master alone acknowledges, nobody else has them for sure; that has been told at its start.
+    With ack_count 1 no other member is sure to have them, as the master warned when it started.
     """
     if not acknowledges_by_count(group):
         return 1
@@ -235,10 +235,10 @@ def candidates_needed(group: GroupRecord) -> int:
 
 
 def choose_target(view: GroupView, own_id: int, request: SwitchRequest) -> int | str:
-    """Return the id of the member that the master `own_id` is to hand over to, or in words why it is to do nothing."""
+    """Return the id of the member that the master `own_id` should hand over to, or why it should not hand over."""
     assert view.group is not None
     if request.epoch not in (None, view.group.epoch):
-        return f"it was asked for in epoch {request.epoch}, this is {view.group.epoch}: ask again"
+        return f"it was requested in epoch {request.epoch}, this is {view.group.epoch}: request it again"
     if request.to == own_id:
         return f"member {own_id} is the master"
     fit = {
@@ -248,31 +248,31 @@ def choose_target(view: GroupView, own_id: int, request: SwitchRequest) -> int |
     }
     if request.to is None:
         best = min(fit, key=lambda id_: (fit[id_].priority, id_), default=None)
-        return "no other member of the sync-state set is there" if best is None else best
+        return "no other member of the sync-state set is live" if best is None else best
     if request.to in fit:
         return request.to
     if request.to not in view.members:
-        return f"member {request.to} is not there"
+        return f"member {request.to} is not live"
     if not _in_set(view.group, request.to):
         return f"member {request.to} is not in the sync-state set {sorted(view.group.sync_state_set)}"
     return f"member {request.to} drains"
 
 
-def _better(candidates: dict[int, MemberRecord], own_id: int, group: GroupRecord) -> list[int]:
+def _ranked_before(candidates: dict[int, MemberRecord], own_id: int, group: GroupRecord) -> list[int]:
     own = _rank(own_id, candidates[own_id], group)
     return [id_ for id_, member in candidates.items() if _rank(id_, member, group) < own]
 
 
 def _rank(id_: int, member: MemberRecord, group: GroupRecord) -> tuple[int | bool, ...]:
-    """Lower goes first."""
+    """Return the rank of a candidate; the lowest goes first."""
     log = (-member.epoch, -member.max_offset)
     rest = (id_ != group.master_id, member.priority, id_)
-    # Where n acknowledge, only the longest log has every acknowledged byte, whatever its member would like.
+    # With ack_count only the longest log is sure to have every acknowledged byte, so `drains` comes second.
     return (*log, member.drains, *rest) if acknowledges_by_count(group) else (member.drains, *log, *rest)
 
 
 def acknowledges_by_count(group: GroupRecord) -> bool:
-    """Tell whether some of the set acknowledge a message, more than the master and fewer than all."""
+    """Whether a message is acknowledged by a number of members: more than the master alone, not all of the set."""
     return group.ack_count is not None and group.ack_count > 1
 
 
@@ -285,7 +285,7 @@ def _next(
     *,
     keeps_complete: bool,
 ) -> GroupRecord:
-    """The record after the election of `own_id`. `keeps_complete`: complete members have all that it has to have."""
+    """Return the record after the election of `own_id`. `keeps_complete`: complete members stay in the set."""
     kept = {own_id}
     for id_, member in view.members.items():
         is_equal = member.stands_for == group.epoch + 1 and _log(member) == _log(own)

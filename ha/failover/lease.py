@@ -1,17 +1,17 @@
-"""Until when a master may act as one: the arithmetic of its lease, and the right that hangs on it.
+"""Until when a member may act as master: the deadline of its lease, and the right that depends on it.
 
     deadline = (time before the grant or renewal was sent) + granted seconds x (1 - drift)
 
-The service counts from when it carried the request out, which is no earlier, so its lease ends later than this deadline
-as long as the two clocks disagree by no more than `drift` of what they count. A renewal whose answer was lost counts
-for nothing, one that is answered late only for what is left of it.
+The service counts from when it processed the request, which is later than when it was sent, so its lease outlives this
+deadline as long as the two clocks disagree by no more than `drift` of the time they measure. A renewal whose answer was
+lost doesn't count; one that is answered late counts only for the time that is left of it.
 
-The clock is the event loop's, which nobody can step. It is asked at each question, and no answer is kept: a process
-that was stopped finds the deadline past at the very first question after it. Not so where that clock stands still as
-well: in a virtual machine that its host stops, on a machine that sleeps. Then what protects is that the members of the
-sync-state set acknowledge nothing to a master of a lower epoch (docs/failover.md).
+The clock is the event loop's, which can't be stepped. It is read for each question, and no answer is cached: a process
+that was stopped finds the deadline passed at the first question after it resumes. That is not so where the clock stops
+as well: in a virtual machine that its host pauses, on a machine that sleeps. There the members of the sync-state set
+protect the log: they acknowledge nothing to a master of a lower epoch (docs/failover.md).
 
-Knows no service, no tasks.
+Knows no service and no tasks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collections.abc import Callable
 import trio
 
 DRIFT = 0.1
-"""By so much of what they count the clocks of a member and of the service may disagree."""
+"""Share of the measured time by which the clocks of a member and of the service may disagree."""
 
 Clock = Callable[[], float]
-"""Seconds from some moment on, never stepped."""
+"""Seconds since any fixed moment, never stepped."""
 
 
 class LeaseDeadline:
-    """When one lease ends, as its owner has to see it; not yet held before the first `renewed`."""
+    """When one lease ends, as its owner must assume; not held before the first `renewed`."""
 
     def __init__(self, clock: Clock = trio.current_time, drift: float = DRIFT) -> None:
         self._clock = clock
@@ -39,18 +39,18 @@ class LeaseDeadline:
         self._subscribers: list[Callable[[], None]] = []
 
     def renewed(self, sent_at: float, granted_s: float) -> None:
-        """The service granted `granted_s` seconds in answer to what was sent at `sent_at` of the clock.
+        """Extends the deadline: the service granted `granted_s` seconds to a request sent at `sent_at` of the clock.
 
-        Answers may come in another order than the requests: an older one never shortens what a newer one gave.
+        Answers may arrive out of order: an older one never shortens what a newer one granted.
         """
-        self._tell()  # a deadline that has passed unseen is past all the same
+        self._notify()  # a deadline that passed unnoticed must not be extended unnoticed
         self._deadline = max(self._deadline, sent_at + granted_s * (1 - self._drift))
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
-        """The service says that the lease has ended; whatever else is still answered counts no more."""
+        """Ends the lease, because the service says that it ended; later answers don't count."""
         self._has_ended = True
-        self._tell()
+        self._notify()
 
     @property
     def at(self) -> float:
@@ -59,64 +59,64 @@ class LeaseDeadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that are left; 0 or less if it has ended."""
+        """Seconds until the deadline; 0 or less once it has passed."""
         return self.at - self._clock()
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the deadline may be another one."""
+        """Calls `callback` whenever the deadline may have changed."""
         self._subscribers.append(callback)
 
     def unsubscribe(self, callback: Callable[[], None]) -> None:
-        """Call it no more."""
+        """Reverses `subscribe`."""
         self._subscribers.remove(callback)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for callback in tuple(self._subscribers):
             callback()
 
 
-class Mandate:
-    """The right to act as master for one term: held until its lease's deadline, or until it is laid down.
+class MasterLease:
+    """The right to act as master for one term: held until the lease's deadline, or until `end`.
 
-    Over is over: a lease that is renewed after its deadline, or granted anew, does not bring a mandate back. Somebody
-    who asked in between has been told that it is over, and has begun to act on it.
+    It never comes back: a lease that is renewed after its deadline, or granted again, doesn't revive it. Somebody who
+    asked in between was told that it is over, and has acted on that.
     """
 
-    def __init__(self, lease: LeaseDeadline) -> None:
-        self._lease = lease
+    def __init__(self, deadline: LeaseDeadline) -> None:
+        self._deadline = deadline
         self._is_over = False
-        self._on_until: Callable[[float], None] | None = None
-        lease.subscribe(self._note)
+        self._on_change: Callable[[float], None] | None = None
+        deadline.subscribe(self._on_deadline)
 
     @property
     def is_held(self) -> bool:
-        """Whether this node may acknowledge and admit at this very moment. To be asked each time, never kept."""
-        if not self._is_over and self._lease.remaining_s <= 0:
-            self.lay_down()
+        """Whether this node may acknowledge and accept requests at this moment. Ask each time, never cache."""
+        if not self._is_over and self._deadline.remaining_s <= 0:
+            self.end()
         return not self._is_over
 
     @property
     def until(self) -> float:
-        """The moment at which it ends unless the lease is renewed, by the clock; minus infinity if it is over."""
-        return self._lease.at if self.is_held else -math.inf
+        """When it ends unless the lease is renewed, by the clock; minus infinity if it is over."""
+        return self._deadline.at if self.is_held else -math.inf
 
     @property
     def remaining_s(self) -> float:
         """Seconds until then; 0 if it is over."""
-        return max(0.0, self._lease.remaining_s) if self.is_held else 0.0
+        return max(0.0, self._deadline.remaining_s) if self.is_held else 0.0
 
-    def tell(self, on_until: Callable[[float], None]) -> None:
-        """Call `on_until` with `until` whenever that changes: for whoever compares it with the clock himself."""
-        self._on_until = on_until
+    def on_change(self, callback: Callable[[float], None]) -> None:
+        """Calls `callback` with `until` whenever that changes, for a caller that compares it with the clock itself."""
+        self._on_change = callback
 
-    def lay_down(self) -> None:
-        """End it now, for good."""
+    def end(self) -> None:
+        """Ends it now, for good."""
         if not self._is_over:
             self._is_over = True
-            self._lease.unsubscribe(self._note)
-            if self._on_until is not None:
-                self._on_until(-math.inf)
+            self._deadline.unsubscribe(self._on_deadline)
+            if self._on_change is not None:
+                self._on_change(-math.inf)
 
-    def _note(self) -> None:
-        if self.is_held and self._on_until is not None:
-            self._on_until(self._lease.at)
+    def _on_deadline(self) -> None:
+        if self.is_held and self._on_change is not None:
+            self._on_change(self._deadline.at)

@@ -1,16 +1,17 @@
-"""Keeps one member's lease alive, and its record on it; finds out whether its broker id is its own.
+"""Keeps one member's lease alive and its record attached to it; finds out whether another process has its broker id.
 
-A member has one lease: its own record hangs on it, and the master's key while it is master, so that whoever dies loses
-both at once. It is renewed every third of its time; one that was lost is replaced by a new one, which brings back the
-record, but no mandate.
+A member has one lease. Its own record is attached to it, and so is the master's key while it is master: a member that
+dies loses both at once. The lease is renewed every third of its time. If it is lost, a new one replaces it and brings
+back the record, but not the mastership.
 
-The record's key tells whose the broker id is. A member whose key hangs on another lease plays no role: that lease is
-its own earlier life's, which ends by itself, or that of another process, in which case this one ends:
+The lease of the record's key shows whose the broker id is. A member whose key is attached to another lease plays no
+role. That lease belongs to its own earlier process, and will expire, or to another process, in which case this process
+ends:
 
-    not owned ──the record is written──▶ owned ──another lease has the key──▶ not owned
-        └──the other lease has not ended within WAIT_LEASES lease times──▶ ConfigError
+    not owned ──the record is written──▶ owned ──the key is on another lease──▶ not owned
+        └──the other lease has not ended after FOREIGN_LEASE_PERIODS──▶ ConfigError
 
-A lease of a member that loses its key is given back, and with it the master's key if that hung on it.
+A member that loses its key revokes its lease, and with it the master's key if that was attached to it.
 """
 
 from __future__ import annotations
@@ -38,72 +39,72 @@ from ha.failover.options import MemberOptions
 logger = logging.getLogger(__name__)
 
 RENEWALS = 3
-"""In the time of one lease."""
+"""Renewals in the time of one lease."""
 
-WAIT_LEASES = 2
-"""Lease times that a member waits for another lease to release its key: one that ends does so within one of them, or
-two if the service's leader changes meanwhile."""
+FOREIGN_LEASE_PERIODS = 2
+"""Lease times that a member waits for another lease to release its key: a lease that isn't renewed ends within one, or
+within two if the service's leader changes meanwhile."""
 
 FIT_SHARE = 0.3
-"""Of its time a lease must have left for a member to become master on it: less is gone before the first renewal."""
+"""Share of a lease's time that must remain to become master on it, so that the first renewal is in time."""
 
 
 class HeldLease(msgspec.Struct, frozen=True):
-    """A lease and until when it counts."""
+    """A lease and its deadline."""
 
     lease: Lease
     deadline: LeaseDeadline
     granted_at: float
-    """When the answer came, by the trio clock: no earlier than the service granted it."""
+    """When the answer arrived, by the trio clock: after the service granted it."""
 
     @property
     def is_fit(self) -> bool:
-        """Whether enough of it is left to begin a term with."""
+        """Whether enough of it is left to start a term."""
         return self.deadline.remaining_s >= self.lease.ttl_s * FIT_SHARE
 
 
 class BrokerIdState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose a member's broker id is, as far as it knows."""
+    """Who has a member's broker id, as far as is known."""
 
     is_owned: bool = False
-    """Its key was written on its lease, and has not been found on another one since."""
+    """Its key was written on its own lease, and has not been found on another one since."""
     taken: BrokerIdTaken | None = None
-    """Who has the key instead; None also where that is not known yet."""
+    """Who has the key instead; None if nobody has, or if it is not known yet."""
 
 
 class LeaseKeeper:
-    """One member's lease. `run` owns it; `held` tells the present one, None while there is none."""
+    """One member's lease. `run` is its task; `held` is the present lease, None while there is none."""
 
     def __init__(self, agreement: Agreement, options: MemberOptions, record: Callable[[], MemberRecord]) -> None:
-        """`record` is asked what the member says of itself, each time it is written."""
+        """`record` returns what the member publishes of itself, each time that is written."""
         self._agreement = agreement
         self._options = options
         self._record = record
         self._published: tuple[int, MemberRecord] | None = None
         self._published_revision = 0
-        """Of the record's last write on the present lease; 0 before the first"""
+        """Revision of the record's last write on the present lease; 0 before the first"""
         self._taken_since: float | None = None
         self._revoking: Lease | None = None
-        """A lease that is not used any more, and has not ended yet"""
-        self._writing = trio.Lock()
-        self._is_over = False
-        self._wanted = trio.Event()
+        """A lease that is no longer used and has not ended yet"""
+        self._write_lock = trio.Lock()
+        self._is_revoked = False
+        self._wake = trio.Event()
         self._tried = trio.Event()
         self.held: AsyncValue[HeldLease | None] = AsyncValue(None)
-        self.fault = ""
-        """Why the last call failed; "" if it did not."""
+        self.last_error = ""
+        """Why the last call failed; "" if it succeeded."""
         self.broker_id: AsyncValue[BrokerIdState] = AsyncValue(BrokerIdState())
 
     async def run(self) -> None:
-        """Hold a lease until cancelled, when it ends by itself, or until `revoke`.
+        """Hold a lease until cancelled, after which it expires, or until `revoke`.
 
         ConfigError if another process has this member's broker id.
         """
-        while not self._is_over:
-            self._wanted = trio.Event()
+        while not self._is_revoked:
+            self._wake = trio.Event()
             pause_s = self._options.retry_s
             try:
-                await self._give_back()
+                await self._revoke_unused()
                 held = self.held.value
                 if held is None:
                     held = await self._grant()
@@ -112,27 +113,27 @@ class LeaseKeeper:
                 await self.publish()
                 pause_s = held.lease.ttl_s / RENEWALS
             except LeaseLost as error:
-                self.lose(error.lease)
-                self._note(str(error))
+                self.mark_lost(error.lease)
+                self._log_change(str(error))
             except BrokerIdTaken as error:
-                self._note(str(error))
-                pause_s = self._patience_s(error)
+                self._log_change(str(error))
+                pause_s = self._foreign_lease_pause_s(error)
             except AgreementUnavailable as error:
-                self._taken_since = None  # while the service is away no lease ends
-                self._note(str(error))
+                self._taken_since = None  # no lease ends while the service is not available
+                self._log_change(str(error))
             else:
-                self._note("")
+                self._log_change("")
             self._tried.set()
             self._tried = trio.Event()
             with trio.move_on_after(pause_s):
-                await self._wanted.wait()
+                await self._wake.wait()
 
     async def publish(self) -> None:
-        """Write the member's record as it is now, unless it stands there.
+        """Write the member's record as it is now, unless that was written already.
 
         AgreementUnavailable, LeaseLost; BrokerIdTaken, after which this member plays no role.
         """
-        async with self._writing:
+        async with self._write_lock:
             held, record = self.held.value, self._record()
             if held is None:
                 raise AgreementUnavailable("put_member", "this member has no lease", outcome_unknown=False)
@@ -144,87 +145,92 @@ class LeaseKeeper:
                     self._options.broker_id, record, lease=held.lease, timeout_s=self._options.call_timeout_s
                 )
             except BrokerIdTaken as error:
-                self._disown(error)
+                self._lose_broker_id(error)
                 raise
             self._published = (held.lease.id, record)
             self._taken_since = None
             self.broker_id.value = BrokerIdState(is_owned=True)
 
-    def saw(self, view: GroupView) -> None:
-        """The group is so now: see whether the member's key is still what was written."""
+    def check_view(self, view: GroupView) -> None:
+        """Write the record again soon if its key in `view` is missing or attached to another lease."""
         held, taken = self.held.value, self.broker_id.value.taken
         if held is None or view.revision < self._published_revision or not (self._published_revision or taken):
             return
         lease_id = view.member_lease_ids.get(self._options.broker_id, 0)
         if lease_id != held.lease.id and (taken is None or lease_id != taken.lease_id):
-            # It is gone, or another lease's than was known: writing it again tells which.
+            # It is missing, or on an unknown lease: writing it again shows which.
             self._published = None
-            self._wanted.set()
+            self._wake.set()
 
-    def publish_again(self) -> None:
-        """Write the record soon even if it was written on this lease: the service may have lost it."""
+    def republish(self) -> None:
+        """Write the record soon although it was written on this lease: the service may have lost it."""
         self._published = None
         self._published_revision = 0
-        self._wanted.set()
-
-    async def try_soon(self) -> None:
-        """Have the lease renewed now rather than when it is due; return when that has been tried."""
-        self._wanted.set()
-        await self._tried.wait()
+        self._wake.set()
 
     async def wait_held(self) -> HeldLease:
         """Wait for a lease and return it."""
         held: HeldLease = await self.held.wait_value(lambda now: now is not None)
         return held
 
-    def lose(self, lease: Lease) -> None:
-        """That lease has ended, the service says."""
+    async def wait_fit(self) -> HeldLease | None:
+        """Wait for a lease with enough time left to start a term, renewing it once if need be; None if it isn't."""
+        held = await self.wait_held()
+        if not held.is_fit:
+            self._wake.set()
+            await self._tried.wait()
+            held = await self.wait_held()
+        return held if held.is_fit else None
+
+    def mark_lost(self, lease: Lease) -> None:
+        """Stop using `lease`: the service says that it has ended."""
         held = self.held.value
         if held is not None and held.lease.id == lease.id:
             held.deadline.end()
             self.held.value = None
 
     async def revoke(self) -> None:
-        """Give the lease back. AgreementUnavailable: it then ends by itself."""
-        self._is_over = True
+        """End the lease. AgreementUnavailable: it then expires."""
+        self._is_revoked = True
         held = self.held.value
         if held is not None:
-            self.lose(held.lease)
+            self.mark_lost(held.lease)
             await self._agreement.revoke(held.lease, timeout_s=self._options.call_timeout_s)
 
-    def _disown(self, taken: BrokerIdTaken) -> None:
-        """The key is on another lease."""
+    def _lose_broker_id(self, taken: BrokerIdTaken) -> None:
+        """The key is on another lease: plays no role until that has ended."""
         known = self.broker_id.value
         if known.is_owned:
-            logger.error("member_id_lost reason=%r: this member stops serving", str(taken))
+            logger.error("member.id_lost reason=%r hint=%r", str(taken), "this member stops serving")
             held = self.held.value
             if held is not None:
                 self._revoking = held.lease
-                self.lose(held.lease)
+                self.mark_lost(held.lease)
         elif known.taken is None or known.taken.lease_id != taken.lease_id:
-            logger.warning("member_id_taken reason=%r: waiting for that lease to end", str(taken))
+            logger.warning("member.id_taken reason=%r hint=%r", str(taken), "waiting for that lease to end")
         self.broker_id.value = BrokerIdState(taken=taken)
 
-    async def _give_back(self) -> None:
-        """End the lease of a member that lost its key, as the master's key may still hang on it."""
+    async def _revoke_unused(self) -> None:
+        """End the lease with which this member lost its key, as the master's key may still be attached to it."""
         if self._revoking is not None:
             await self._agreement.revoke(self._revoking, timeout_s=self._options.call_timeout_s)
             self._revoking = None
 
-    def _patience_s(self, taken: BrokerIdTaken) -> float:
-        """Return for how long to wait until the key is tried again. ConfigError if there is nothing to wait for."""
+    def _foreign_lease_pause_s(self, taken: BrokerIdTaken) -> float:
+        """Return the pause before the next try to write the key. ConfigError if the other lease is being renewed."""
         held = self.held.value
         lease_s = self._options.lease_ttl_s if held is None else held.lease.ttl_s
         now = trio.current_time()
         if self._taken_since is None:
             self._taken_since = now
-        left_s = self._taken_since + WAIT_LEASES * lease_s - now
+        left_s = self._taken_since + FOREIGN_LEASE_PERIODS * lease_s - now
         if left_s <= 0:
             holder = taken.holder
             raise ConfigError(
                 "brokerId",
                 f"{taken.broker_id} belongs to another process, which runs at {holder.broker_address} "
-                f"(HA address {holder.ha_address}) and has kept its lease in etcd for {WAIT_LEASES * lease_s:g} s",
+                f"(HA address {holder.ha_address}) and has kept its lease in etcd for "
+                f"{FOREIGN_LEASE_PERIODS * lease_s:g} s",
                 "an id that no other broker of the group has; if both are meant to be one, stop the other",
             )
         return min(left_s, self._options.retry_s if held is None else lease_s / RENEWALS)
@@ -243,10 +249,10 @@ class LeaseKeeper:
         timeout_s = min(self._options.call_timeout_s, held.lease.ttl_s / RENEWALS)
         held.deadline.renewed(sent_at, await self._agreement.renew(held.lease, timeout_s=timeout_s))
 
-    def _note(self, fault: str) -> None:
-        if bool(fault) != bool(self.fault):
-            if fault:
-                logger.warning("member_lease_in_doubt reason=%r", fault)
+    def _log_change(self, error: str) -> None:
+        if bool(error) != bool(self.last_error):
+            if error:
+                logger.warning("member.lease_not_renewed reason=%r", error)
             else:
-                logger.info("member_lease_held")
-        self.fault = fault
+                logger.info("member.lease_renewed")
+        self.last_error = error

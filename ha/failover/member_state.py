@@ -43,56 +43,56 @@ TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {
 class MemberProgress:
     """One member's state. Owned by its Member; others read, and wait for `changed`.
 
-    master_id   whom it follows, itself as a master that serves; None: nobody
-    epoch       the master's, else the highest it has heard of
-    reason      why it is where it is, in words; "" where the state says it all
+    master_id   the master that it follows, its own id while it serves as master; None: none
+    epoch       the master's, else the highest known one
+    reason      why it is in this state, for people; "" if the state says it all
     """
 
     def __init__(self) -> None:
         self.state = MemberState.FOLLOWING
         self.master_id: int | None = None
         self.epoch = 0
-        self.reason = "the group has not been heard of yet"
+        self.reason = "nothing is known of the group yet"
         self.since = trio.current_time()
         self.changed: AsyncValue[tuple[MemberState, int | None]] = AsyncValue((self.state, None))
-        """State and whom it follows."""
+        """State and `master_id`."""
 
     def become_following(self, master_id: int | None, epoch: int, reason: str = "") -> None:
-        """Follow a master, or nobody for that reason."""
+        """The member follows `master_id`, or nobody for `reason`."""
         self._move(MemberState.FOLLOWING, master_id, epoch, reason)
 
     def become_candidate(self, epoch: int) -> None:
-        """There is no master since the one of `epoch`."""
+        """There has been no master since the one of `epoch`."""
         self._move(MemberState.CANDIDATE, None, epoch, "")
 
     def become_master(self, epoch: int) -> None:
-        """The key is this member's; it gets ready."""
+        """The master's key is this member's; it prepares to serve."""
         self._move(MemberState.MASTER, None, epoch, "")
 
     def become_serving(self, own_id: int) -> None:
-        """As master it admits what it is sent."""
+        """The master accepts requests."""
         assert self.state is MemberState.MASTER, self.state
         self._move(MemberState.MASTER, own_id, self.epoch, "")
 
     def become_fenced(self, reason: str) -> None:
-        """Its time as master is over."""
+        """The term as master is over."""
         self._move(MemberState.FENCED, None, self.epoch, reason)
 
-    def note(self, reason: str, *, is_wrong: bool = False) -> None:
-        """Say why nothing goes on in this state, once each."""
+    def explain(self, reason: str, *, needs_operator: bool = False) -> None:
+        """Set why the member stays in this state; log it if it is another reason than before."""
         if reason != self.reason:
             self.reason = reason
-            level = logging.ERROR if is_wrong else logging.INFO
-            logger.log(level, "member_waits state=%s epoch=%d reason=%r", self.state.value, self.epoch, reason)
+            level = logging.ERROR if needs_operator else logging.INFO
+            logger.log(level, "member.waits state=%s epoch=%d reason=%r", self.state.value, self.epoch, reason)
 
     def _move(self, state: MemberState, master_id: int | None, epoch: int, reason: str) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         if state is not self.state:
             self.since = trio.current_time()
-        is_news = (state, master_id, epoch, reason) != (self.state, self.master_id, self.epoch, self.reason)
+        has_changed = (state, master_id, epoch, reason) != (self.state, self.master_id, self.epoch, self.reason)
         self.state, self.master_id, self.epoch, self.reason = state, master_id, epoch, reason
-        if is_news:
+        if has_changed:
             level = logging.WARNING if state is MemberState.FENCED else logging.INFO
-            text = "member_state state=%s epoch=%d master=%s reason=%r"
+            text = "member.state_changed state=%s epoch=%d master=%s reason=%r"
             logger.log(level, text, state.value, epoch, master_id, reason)
         self.changed.value = (state, master_id)

@@ -1,4 +1,4 @@
-"""What a member is to the rest of its node: the few things that whoever decides about roles asks of who plays them."""
+"""What a member needs of its node: the interface through which an election changes the node's role."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 import msgspec
 
 from ha.failover.agreement import MasterRecord
-from ha.failover.lease import Mandate
+from ha.failover.lease import MasterLease
 
 
 class LogPosition(msgspec.Struct, frozen=True, order=True):
-    """How much of the group's log a member has; of two the greater one has more."""
+    """How much of the group's log a member has; the greater of two positions has more."""
 
     epoch: int
     """Last term in its epoch history; 0 if there is none."""
@@ -21,63 +21,62 @@ class LogPosition(msgspec.Struct, frozen=True, order=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One master's time in office."""
+    """One master's term."""
 
     epoch: int
     sync_state_set: frozenset[int]
-    """As it is at the begin; afterwards `Role.confirm_set` tells."""
-    mandate: Mandate
-    """Asked at each admission and at each acknowledgement."""
+    """At the start of the term; `Role.confirm_set` passes on changes."""
+    lease: MasterLease
+    """To be checked before each message is stored, and again before it is acknowledged."""
 
 
 class Role(Protocol):
     """A node that can be master or slave. One task calls; a call that is cancelled is followed by `become_slave`.
 
-    Errors of the store propagate and end the process; there are no others.
+    The only errors are the store's, which propagate and end the process.
     """
 
     @property
     def position(self) -> LogPosition:
-        """What the log holds now."""
+        """How much of the log is here now."""
 
     async def become_master(self, term: Term) -> None:
-        """Be master of `term`; return when puts are admitted.
+        """Become master of `term`; return when messages are accepted.
 
-        Before the first byte of the term is written its epoch is durable in the log's history.
+        The term's epoch is durable in the log's history before the first byte of the term is written.
         """
 
     async def become_slave(self, epoch: int, master: MasterRecord | None) -> None:
-        """Follow `master`, or nobody; nothing of an epoch below `epoch` is taken or acknowledged any more.
+        """Follow `master`, or nobody; accept and acknowledge nothing of an epoch below `epoch` from now on.
 
-        The same master again is no change. With None the log stands still when this returns: its position can be told
-        to others. A master that becomes a slave has answered or refused what waited.
+        The same master again changes nothing. With None the log has stopped growing when this returns, so its position
+        can be published. A master that becomes a slave has answered all waiting requests when this returns.
         """
 
     async def wait_caught_up(self) -> None:
         """Wait until the log has every acknowledged byte, whatever was lost before the node started.
 
-        That is so once it has had all that the log of a master had which it followed in this life, flushed if the node
-        flushes before it acknowledges; or once it has become master. Returns at once from then on.
+        That is so once this process has copied the whole log that a master had when they connected (flushed, if the
+        node flushes before it acknowledges), or has become master. From then on it returns at once.
         """
 
     async def wait_wanted_set(self) -> frozenset[int]:
         """As master: wait until replication wants another sync-state set than the confirmed one, and return it.
 
-        From before this returns until `confirm_set` the union of both counts, and the wish stays as it is.
+        Both sets count from before this returns until `confirm_set`, and the wanted set does not change meanwhile.
         """
 
-    def note_living(self, members: Mapping[int, int]) -> None:
-        """As master: these broker ids have a lease now, and no others, as far as is known; each with the run id of the
-        process whose lease it is, 0 if that is not told."""
+    def set_live_members(self, members: Mapping[int, int]) -> None:
+        """As master: the members that have a lease, as far as is known: broker id -> run id, 0 if unknown."""
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
-        """As master: the group's record says this now."""
+        """As master: the group's record now has this set."""
 
     def hold_puts(self) -> None:
-        """As master: admit nothing more for a moment; what arrives waits."""
+        """As master: accept no messages until `release_puts` or the end of the term."""
 
-    async def wait_held_by(self, broker_id: int) -> None:
-        """As master that holds puts: wait until that member has acknowledged all of the log, and no put waits."""
+    async def wait_replicated_to(self, broker_id: int) -> None:
+        """As master, with puts on hold: wait until that member has acknowledged the whole log, and no put waits."""
 
     def release_puts(self) -> None:
-        """Admit again, what waits first."""
+        """Accept messages again."""

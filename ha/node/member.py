@@ -24,10 +24,10 @@ from ha.broker.registration import MasterAddresses
 from ha.config import SecretStr
 from ha.errors import DiskFailed
 from ha.failover.agreement import MasterRecord
-from ha.failover.durable_state import DurableState, Life
+from ha.failover.durable_state import DurableState, StartConditions
 from ha.failover.member import Member, open_member
-from ha.failover.planned_switch import SwitchOutcome
 from ha.failover.role import LogPosition, Term
+from ha.failover.switchover import SwitchOutcome
 from ha.replication.statistics import HAClientState
 from ha.replication.sync_state import SyncStateSet
 from ha.store.files import is_passing
@@ -124,7 +124,7 @@ class NodeRole:
                 rules=make.sync_state_rules(node.config),
             )
         )
-        term.mandate.tell(node.broker.standing.extend)
+        term.lease.on_change(node.broker.standing.extend)
         await self._promote_front(term)
         logger.info(
             "member.became_master epoch=%d start=%d sync_state_set=%s", term.epoch, end, sorted(term.sync_state_set)
@@ -146,7 +146,7 @@ class NodeRole:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call_off)
             with trio.CancelScope(shield=True):
-                await broker.become_master(term.epoch, term.mandate.until)
+                await broker.become_master(term.epoch, term.lease.until)
                 is_done = True
             nursery.cancel_scope.cancel()
 
@@ -183,8 +183,8 @@ class NodeRole:
         wanted: frozenset[int] = await self._leadership.wished_set.wait_value(lambda wish: wish is not None)
         return wanted
 
-    def note_living(self, members: Mapping[int, int]) -> None:
-        self._leadership.note_living(members)
+    def set_live_members(self, members: Mapping[int, int]) -> None:
+        self._leadership.set_live_members(members)
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
         self._leadership.confirm_set(sync_state_set)
@@ -192,7 +192,7 @@ class NodeRole:
     def hold_puts(self) -> None:
         self._node.broker.standing.stop_storing(SWITCHING)
 
-    async def wait_held_by(self, broker_id: int) -> None:
+    async def wait_replicated_to(self, broker_id: int) -> None:
         puts = self._node.broker.put_service
         await puts.wait_appended()
         await self._leadership.wait_held(broker_id, self._node.store.log.max_offset.value)
@@ -214,7 +214,7 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
         leave_timeout_s = config.shutdown_timeout_ms / 1000 * LEAVE_SHARE
         state, store = DurableState(NodeStateFile(node)), node.store.statistics()
         await state.begin(
-            Life(
+            StartConditions(
                 boot_id=await node.platform.run_blocking(node.platform.boot_id),
                 flushes_first=config.flush_disk_type == "SYNC_FLUSH",
                 was_stopped_cleanly=store.recovered_clean,
@@ -258,7 +258,7 @@ def describe_member(member: Member) -> Mapping[str, object]:
         "lease_remaining_s": None if held is None else round(held.deadline.remaining_s, 3),
         "lease_ttl_s": None if held is None else held.lease.ttl_s,
         "id_taken_by": None if taken is None else taken.holder.broker_address,
-        "agreement_fault": member.keeper.fault or member.known.fault,
+        "agreement_fault": member.keeper.last_error or member.known.last_error,
         "sync_state_set": None if group is None else sorted(group.sync_state_set),
         "members": [] if view is None else sorted(view.members),
         "switch": None if switch is None else msgspec.to_builtins(switch),
@@ -270,6 +270,6 @@ async def switch_master(node: Node, to: int | None, reason: str, wait_s: float) 
     if node.member is None:
         outcome = SwitchOutcome(is_done=False, master_id=None, epoch=0, seconds=0.0, why_not=NOT_JOINED)
     else:
-        outcome = await node.member.switches.ask(to, reason, wait_s=wait_s)
+        outcome = await node.member.switches.request(to, reason, wait_s=wait_s)
     found: Mapping[str, object] = msgspec.to_builtins(outcome)
     return found

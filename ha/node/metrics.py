@@ -247,7 +247,7 @@ def _member(node: Node, member: Member) -> Iterator[Sample]:
         {
             "halog_epoch": member.progress.epoch,
             "halog_lease_remaining_seconds": 0.0 if held is None else max(0.0, held.deadline.remaining_s),
-            "halog_agreement_ok": float(not (member.keeper.fault or member.known.fault)),
+            "halog_agreement_ok": float(not (member.keeper.last_error or member.known.last_error)),
             "halog_sync_state_set_members": 0 if group is None else len(group.sync_state_set),
         }
     )

@@ -172,7 +172,7 @@ class HAService:
         finally:
             self._connections.remove(connection)
             if self.leadership is not None:
-                self.leadership.part_with(connection)
+                self.leadership.remove(connection)
             self._changed.unpark_all()
 
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
@@ -346,7 +346,7 @@ class HAService:
             reasons.append((Cause.NOT_REPORTED, f"{silent} connected, not yet reported an offset"))
         return reasons
 
-    def note_copier(self, host: str) -> None:
+    def record_table_copy(self, host: str) -> None:
         """`host` copies this broker's tables, as slaves do: one that has no HA connection is worth telling about."""
         self._copied_at[host] = trio.current_time()
         self._copied_at.move_to_end(host)

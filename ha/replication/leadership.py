@@ -104,11 +104,11 @@ class Leadership:
         self.wished_set.value = None
         self._look()
 
-    def note_living(self, members: Mapping[int, int]) -> None:
+    def set_live_members(self, members: Mapping[int, int]) -> None:
         """The agreement service knows these broker ids to live, and no others; each with its run id, 0 if not told."""
         if self.sync_state is None:
             return
-        self.sync_state.note_living(frozenset(members))
+        self.sync_state.set_live_members(frozenset(members))
         for broker_id, run_id in members.items():
             self._note_run(broker_id, run_id)
         self._look()
@@ -128,7 +128,7 @@ class Leadership:
         if connection is not None and self._is_other_run(broker_id, connection.progress.run_id):
             connection.progress.close_detail = f"another process has broker id {broker_id} now"
             connection.close(CloseReason.OTHER_RUN)
-            self.part_with(connection)
+            self.remove(connection)
 
     def _is_other_run(self, broker_id: int, run_id: int) -> bool:
         """Whether a process is not the one with this id. One never heard of may be newer than what is known."""
@@ -187,7 +187,7 @@ class Leadership:
             self._confirm()
             self._on_change()
 
-    def part_with(self, connection: HAConnection) -> None:
+    def remove(self, connection: HAConnection) -> None:
         """A connection is over."""
         broker_id = connection.progress.broker_id
         if broker_id is None or not self._is_current(connection.progress):

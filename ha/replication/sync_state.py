@@ -229,7 +229,7 @@ class SyncStateSet:
         """The log grows at this moment, and up to it the slave had all of it."""
         self._slaves[broker_id].caught_up.at = now
 
-    def note_living(self, members: Collection[int]) -> None:
+    def set_live_members(self, members: Collection[int]) -> None:
         """The leases of `members` live, and no others."""
         self._living = frozenset(members)
 

@@ -12,7 +12,7 @@ import trio
 
 from ha.errors import ConfigError
 from ha.failover.agreement import GroupRecord, GroupView, Lease, MasterRecord, Seen, Watch
-from ha.failover.durable_state import DurableState, Life
+from ha.failover.durable_state import DurableState, StartConditions
 from ha.failover.member import Member
 from ha.failover.member_state import MemberState
 from ha.failover.options import MemberOptions
@@ -132,7 +132,7 @@ class FakeRole:
         self.become_master_s = 0.0
         self.is_holding = False
         self.held_by: set[int] = set()
-        """Members that have everything, for `wait_held_by`."""
+        """Members that have everything, for `wait_replicated_to`."""
         self.confirmed: frozenset[int] = frozenset()
         self.living: Mapping[int, int] = {}
         self._wanted: frozenset[int] | None = None
@@ -159,7 +159,7 @@ class FakeRole:
         await trio.lowlevel.checkpoint()
         following = None if master is None else master.broker_id
         if self.term is not None:
-            assert not self.term.mandate.is_held
+            assert not self.term.lease.is_held
         self.term, self._wanted, self.is_holding = None, None, False
         if following != self.following or not self.story:
             self.story.append(f"slave of {following}")
@@ -179,20 +179,20 @@ class FakeRole:
         self._wanted = frozenset(ids)
         self._moved.unpark_all()
 
-    def note_living(self, members: Mapping[int, int]) -> None:
+    def set_live_members(self, members: Mapping[int, int]) -> None:
         self.living = members
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
         group = self._group.view.group
         assert group is not None
-        assert self.term is None or not self.term.mandate.is_held or group.sync_state_set == sync_state_set
+        assert self.term is None or not self.term.lease.is_held or group.sync_state_set == sync_state_set
         self.confirmed, self._wanted = sync_state_set, None
 
     def hold_puts(self) -> None:
         assert self.term is not None, "not master"
         self.is_holding = True
 
-    async def wait_held_by(self, broker_id: int) -> None:
+    async def wait_replicated_to(self, broker_id: int) -> None:
         while broker_id not in self.held_by:
             await self._moved.park()
 
@@ -233,7 +233,7 @@ class Node:
 
     async def begin(self) -> None:
         await self.state_on_disk.begin(
-            Life(
+            StartConditions(
                 boot_id=self.boot_id,
                 flushes_first=False,
                 was_stopped_cleanly=self.was_stopped_cleanly,
@@ -264,7 +264,7 @@ class Node:
 
     @property
     def may_acknowledge(self) -> bool:
-        return self.role.term is not None and self.role.term.mandate.is_held
+        return self.role.term is not None and self.role.term.lease.is_held
 
 
 class Group:

@@ -52,7 +52,7 @@ class ModelRole(FakeRole):
         self.following = None if master is None else master.broker_id
         self._place()
 
-    async def wait_held_by(self, broker_id: int) -> None:
+    async def wait_replicated_to(self, broker_id: int) -> None:
         while self.held.get(broker_id, -1) < len(self.log):  # noqa: ASYNC110
             await trio.sleep(COPY_S)
 
@@ -66,12 +66,12 @@ class ModelRole(FakeRole):
         term = self.term
         if term is None:
             return
-        if not self.is_holding and term.mandate.is_held:
+        if not self.is_holding and term.lease.is_held:
             self.log.append((term.epoch, len(self.log)))
             self._place()
         sets = [self.confirmed] if self._wanted is None else [self.confirmed, self._wanted]
         everywhere = min(self._has(members) for members in sets)
-        if term.mandate.is_held:
+        if term.lease.is_held:
             self.model.acknowledge(self.log[:everywhere])
         self._look_at_set()
 

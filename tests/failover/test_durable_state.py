@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ha.failover.durable_state import DurableState, Life
+from ha.failover.durable_state import DurableState, StartConditions
 from tests.failover.group import MemoryFile
 
 Changes = dict[str, object]
@@ -16,68 +16,68 @@ NO_BOOT: Changes = {"boot_id": None}
 EMPTY: Changes = {"is_empty": True}
 
 
-def life(*changes: Changes) -> Life:
+def start(*changes: Changes) -> StartConditions:
     made: Changes = {"boot_id": "a", "flushes_first": False, "was_stopped_cleanly": False, "is_empty": False}
     for change in changes:
         made |= change
-    return Life(**made)  # type: ignore[arg-type]
+    return StartConditions(**made)  # type: ignore[arg-type]
 
 
-async def state_after(*lives: Life) -> DurableState:
+async def state_after(*starts: StartConditions) -> DurableState:
     file = MemoryFile()
-    for each in lives:
+    for each in starts:
         state = DurableState(file)
         await state.begin(each)
     return state
 
 
 @pytest.mark.parametrize(
-    ("lives", "is_complete"),
+    ("starts", "is_complete"),
     [
-        ([life(CLEAN)], True),
-        ([life()], False),  # of a release that kept nothing, and ended uncleanly
-        ([life(CLEAN), life()], True),  # killed: the kernel still had its pages
-        ([life(CLEAN), life(OTHER_BOOT)], False),
-        ([life(CLEAN), life(OTHER_BOOT, CLEAN)], True),
-        ([life(CLEAN, NO_BOOT), life(NO_BOOT)], False),
-        ([life(CLEAN, SYNC), life(OTHER_BOOT, SYNC)], True),
-        ([life(CLEAN), life(OTHER_BOOT, SYNC)], False),  # what the earlier life acknowledged was not flushed
-        ([life(CLEAN), life(SYNC), life(OTHER_BOOT, SYNC)], False),  # nor is it by being found in the page cache
-        ([life(CLEAN), life(CLEAN, SYNC), life(OTHER_BOOT, SYNC)], True),
-        ([life(CLEAN, SYNC), life(), life(OTHER_BOOT)], False),
-        ([life(CLEAN), life(OTHER_BOOT), life(OTHER_BOOT)], False),  # in doubt until it has caught up
-        ([life(CLEAN), life(OTHER_BOOT), life(OTHER_BOOT, CLEAN)], False),
+        ([start(CLEAN)], True),
+        ([start()], False),  # of a release that kept nothing, and ended uncleanly
+        ([start(CLEAN), start()], True),  # killed: the kernel still had its pages
+        ([start(CLEAN), start(OTHER_BOOT)], False),
+        ([start(CLEAN), start(OTHER_BOOT, CLEAN)], True),
+        ([start(CLEAN, NO_BOOT), start(NO_BOOT)], False),
+        ([start(CLEAN, SYNC), start(OTHER_BOOT, SYNC)], True),
+        ([start(CLEAN), start(OTHER_BOOT, SYNC)], False),  # what the earlier life acknowledged was not flushed
+        ([start(CLEAN), start(SYNC), start(OTHER_BOOT, SYNC)], False),  # nor is it by being found in the page cache
+        ([start(CLEAN), start(CLEAN, SYNC), start(OTHER_BOOT, SYNC)], True),
+        ([start(CLEAN, SYNC), start(), start(OTHER_BOOT)], False),
+        ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT)], False),  # in doubt until it has caught up
+        ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT, CLEAN)], False),
     ],
 )
-async def test_a_start_trusts_the_log_if_nothing_can_be_lost(lives: list[Life], is_complete: bool) -> None:
-    assert (await state_after(*lives)).is_complete is is_complete
+async def test_a_start_trusts_the_log_if_nothing_can_be_lost(starts: list[StartConditions], is_complete: bool) -> None:
+    assert (await state_after(*starts)).is_complete is is_complete
 
 
 async def test_who_has_caught_up_is_trusted_again_under_the_same_kernel() -> None:
     file = MemoryFile()
-    for each, is_complete in ((life(CLEAN), True), (life(OTHER_BOOT), False)):
+    for each, is_complete in ((start(CLEAN), True), (start(OTHER_BOOT), False)):
         state = DurableState(file)
         await state.begin(each)
         assert state.is_complete is is_complete
     await state.mark_complete()
-    for each, is_complete in ((life(OTHER_BOOT), True), (life(), False)):
+    for each, is_complete in ((start(OTHER_BOOT), True), (start(), False)):
         state = DurableState(file)
         await state.begin(each)
         assert state.is_complete is is_complete
 
 
 async def test_an_empty_store_is_new_until_it_has_caught_up() -> None:
-    state = await state_after(life(CLEAN, EMPTY), life(), life(OTHER_BOOT, CLEAN))
+    state = await state_after(start(CLEAN, EMPTY), start(), start(OTHER_BOOT, CLEAN))
     assert state.is_new
     assert not state.is_complete
     await state.mark_complete()
     assert not state.is_new
-    assert not (await state_after(life(CLEAN), life(OTHER_BOOT, EMPTY))).is_new  # it had a log, and lost all of it
+    assert not (await state_after(start(CLEAN), start(OTHER_BOOT, EMPTY))).is_new  # it had a log, and lost all of it
 
 
 async def test_a_damaged_file_proves_nothing() -> None:
     file = MemoryFile()
     file.content = b'{"bootId":"a","flushesFirst":tru'
     state = DurableState(file)
-    await state.begin(life(CLEAN))
+    await state.begin(start(CLEAN))
     assert not state.is_complete

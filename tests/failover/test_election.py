@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from ha.config import Config
 from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, SwitchRequest
-from ha.failover.election import Candidacy, Refusal, appointed, candidates_needed, choose_target, judge, may_found
+from ha.failover.election import (
+    Candidacy,
+    Refusal,
+    appointed_candidacy,
+    candidates_needed,
+    choose_target,
+    evaluate,
+    why_not_create,
+)
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition
 from ha.member import ENTRY
@@ -46,13 +54,13 @@ def view(
 
 
 def candidacy(seen: GroupView, id_: int, **changes: object) -> Candidacy:
-    verdict = judge(seen, id_, options(id_, **changes))
+    verdict = evaluate(seen, id_, options(id_, **changes))
     assert isinstance(verdict, Candidacy), verdict
     return verdict
 
 
 def refusal(seen: GroupView, id_: int, **changes: object) -> Refusal:
-    verdict = judge(seen, id_, options(id_, **changes))
+    verdict = evaluate(seen, id_, options(id_, **changes))
     assert isinstance(verdict, Refusal), verdict
     return verdict
 
@@ -92,7 +100,7 @@ def test_who_was_handed_the_office_is_waited_for_longer() -> None:
 def test_only_the_set_is_elected() -> None:
     seen = view({4: member(max_offset=10_000)})
     assert "not in the sync-state set" in refusal(seen, 4).reason
-    assert not refusal(seen, 4).is_wrong
+    assert not refusal(seen, 4).needs_operator
 
 
 def test_an_offset_that_may_still_grow_is_no_candidacy() -> None:
@@ -102,7 +110,7 @@ def test_an_offset_that_may_still_grow_is_no_candidacy() -> None:
 
 def test_a_log_with_a_term_that_nobody_knows_is_refused_loudly() -> None:
     verdict = refusal(view({1: member(epoch=EPOCH + 1)}), 1)
-    assert verdict.is_wrong
+    assert verdict.needs_operator
     assert "epoch 8" in verdict.reason
 
 
@@ -112,9 +120,9 @@ def test_and_is_no_better_candidate_for_the_others() -> None:
 
 
 def test_a_replaced_disk_is_refused_loudly() -> None:
-    assert refusal(view({1: member(epoch=0, max_offset=0)}), 1).is_wrong
+    assert refusal(view({1: member(epoch=0, max_offset=0)}), 1).needs_operator
     new = view({1: member(max_offset=0, is_new=True, is_complete=False)}, sync_state_set=(1,))
-    assert refusal(new, 1).is_wrong  # also where it is the only one
+    assert refusal(new, 1).needs_operator  # also where it is the only one
     founder = view({1: member(epoch=0, max_offset=0, stands_for=2)}, sync_state_set=(1,), epoch=1)
     assert candidacy(founder, 1).group.epoch == 2  # killed between its election and the first byte of its history
 
@@ -133,21 +141,21 @@ def test_where_two_of_three_acknowledge_two_must_stand_and_the_longer_log_wins()
 
 def test_and_a_longer_log_wins_even_if_it_drains() -> None:
     seen = view({1: member(max_offset=900), 2: member(drains=True)}, ack_count=2)
-    assert isinstance(judge(seen, 1, options(1)), Refusal)
+    assert isinstance(evaluate(seen, 1, options(1)), Refusal)
     assert candidacy(seen, 2).delay_s == 0
 
 
 def test_who_was_handed_the_office_need_not_ask_where_all_acknowledge() -> None:
     own = member(max_offset=900, stands_for=0)
     seen = view({1: own, 2: member(), 4: member()}, master_id=1)
-    taken = appointed(seen, 1, own, options(1))
+    taken = appointed_candidacy(seen, 1, own, options(1))
     assert taken is not None
     assert taken.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 2}), version=1)
-    assert appointed(seen, 2, member(), options(2)) is None
-    assert appointed(view({1: own}, master_id=1, ack_count=2), 1, own, options(1)) is None
-    assert appointed(view({1: own}, (2, 3), master_id=1), 1, own, options(1)) is None
-    assert appointed(seen, 1, member(epoch=EPOCH + 1), options(1)) is None
-    assert appointed(GroupView(revision=1), 1, own, options(1)) is None
+    assert appointed_candidacy(seen, 2, member(), options(2)) is None
+    assert appointed_candidacy(view({1: own}, master_id=1, ack_count=2), 1, own, options(1)) is None
+    assert appointed_candidacy(view({1: own}, (2, 3), master_id=1), 1, own, options(1)) is None
+    assert appointed_candidacy(seen, 1, member(epoch=EPOCH + 1), options(1)) is None
+    assert appointed_candidacy(GroupView(revision=1), 1, own, options(1)) is None
 
 
 def test_a_member_is_told_what_its_configuration_says() -> None:
@@ -218,13 +226,13 @@ def test_a_new_group_takes_whoever_has_most() -> None:
 
 def test_a_record_is_not_written_over_logs_that_knew_one() -> None:
     nothing = GroupView(revision=1)
-    assert may_found(nothing, LogPosition(0, 500), options()) is None
-    verdict = may_found(nothing, LogPosition(3, 500), options())
+    assert why_not_create(nothing, LogPosition(0, 500), options()) is None
+    verdict = why_not_create(nothing, LogPosition(3, 500), options())
     assert verdict is not None
-    assert verdict.is_wrong
-    assert may_found(nothing, LogPosition(3, 500), options(elects_unclean=True)) is None
+    assert verdict.needs_operator
+    assert why_not_create(nothing, LogPosition(3, 500), options(elects_unclean=True)) is None
     other = GroupView(revision=1, members={2: member(epoch=3)})
-    assert may_found(other, LogPosition(0, 0), options()) is not None
+    assert why_not_create(other, LogPosition(0, 0), options()) is not None
 
 
 @pytest.mark.parametrize(("count", "needed"), [(None, 1), (1, 1), (2, 4), (3, 3), (5, 1), (9, 1)])
@@ -238,13 +246,13 @@ def test_whom_a_master_hands_over_to() -> None:
     assert choose_target(seen, 1, SwitchRequest(to=None)) == 3
     assert choose_target(seen, 1, SwitchRequest(to=2)) == 2
     assert choose_target(seen, 1, SwitchRequest(to=4)) == "member 4 is not in the sync-state set [1, 2, 3]"
-    assert choose_target(seen, 1, SwitchRequest(to=5)) == "member 5 is not there"
+    assert choose_target(seen, 1, SwitchRequest(to=5)) == "member 5 is not live"
     assert choose_target(seen, 1, SwitchRequest(to=1)) == "member 1 is the master"
     assert choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH)) == 2
     assert "ask again" in str(choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH - 1)))
     drained = view({1: member(), 2: member(drains=True)})
     assert choose_target(drained, 1, SwitchRequest(to=2)) == "member 2 drains"
-    assert choose_target(drained, 1, SwitchRequest(to=None)) == "no other member of the sync-state set is there"
+    assert choose_target(drained, 1, SwitchRequest(to=None)) == "no other member of the sync-state set is live"
 
 
 logs = st.tuples(st.integers(1, EPOCH), st.integers(0, 3))
@@ -261,7 +269,7 @@ def test_whoever_may_be_elected_by_count_has_all_that_was_acknowledged(
         ack_count=ack_count,
     )
     for id_ in found:
-        verdict = judge(seen, id_, options(id_, ack_count=ack_count))
+        verdict = evaluate(seen, id_, options(id_, ack_count=ack_count))
         if isinstance(verdict, Candidacy):
             assert len(found) + ack_count > 5  # each set of `ack_count` has one of those that stand
             assert found[id_] == max(found.values())
@@ -273,7 +281,7 @@ def test_whoever_may_be_elected_by_count_has_all_that_was_acknowledged(
 @given(st.dictionaries(st.integers(1, 6), logs, min_size=1))
 def test_no_two_have_the_same_turn(found: dict[int, tuple[int, int]]) -> None:
     seen = view({id_: member(epoch=epoch, max_offset=offset) for id_, (epoch, offset) in found.items()})
-    delays = [verdict.delay_s for id_ in found if isinstance(verdict := judge(seen, id_, options(id_)), Candidacy)]
+    delays = [verdict.delay_s for id_ in found if isinstance(verdict := evaluate(seen, id_, options(id_)), Candidacy)]
     assert len(set(delays)) == len(delays)
     assert (0 in delays) == (not found.keys().isdisjoint({1, 2, 3}))
 
@@ -284,8 +292,8 @@ def test_no_two_have_the_same_turn(found: dict[int, tuple[int, int]]) -> None:
 def test_who_may_have_lost_bytes_does_not_take_the_office_at_once() -> None:
     own = member(max_offset=900, stands_for=0, is_complete=False)
     seen = view({1: own, 2: member(stands_for=0)}, master_id=1)
-    assert appointed(seen, 1, own, options(1)) is None
-    assert appointed(seen, 1, msgspec.structs.replace(own, is_complete=True), options(1)) is not None
+    assert appointed_candidacy(seen, 1, own, options(1)) is None
+    assert appointed_candidacy(seen, 1, msgspec.structs.replace(own, is_complete=True), options(1)) is not None
 
 
 def test_nor_before_a_complete_member_with_more_of_the_log() -> None:
@@ -371,7 +379,7 @@ def test_nothing_acknowledged_is_lost_while_a_complete_member_has_it(
         {id_: member(max_offset=logs[id_], is_complete=found[id_ - 1][2]) for id_ in standing},
         ack_count=ack_count if ack_count < 3 else None,
     )
-    elected = [id_ for id_ in standing if isinstance(judge(seen, id_, options(id_)), Candidacy)]
+    elected = [id_ for id_ in standing if isinstance(evaluate(seen, id_, options(id_)), Candidacy)]
     for id_ in elected:
         verdict = candidacy(seen, id_)
         kept = verdict.group.sync_state_set
@@ -392,9 +400,9 @@ def test_nobody_is_elected_by_a_record_that_is_older_than_what_a_member_knows() 
     stale = view({1: member(), 2: member(), 4: member(known_epoch=EPOCH, known_version=3)}, (1, 2), master_id=1)
     for id_ in (1, 2):
         verdict = refusal(stale, id_)
-        assert verdict.is_wrong
+        assert verdict.needs_operator
         assert "version 0, and member 4 knows one of epoch 7, version 3" in verdict.reason
-    assert appointed(stale, 1, member(), options(1)) is None
+    assert appointed_candidacy(stale, 1, member(), options(1)) is None
     newest = view({1: member(known_epoch=EPOCH), 2: member(known_epoch=EPOCH - 1, known_version=9)})
     assert candidacy(newest, 1).group.version == 1
     unclean = candidacy(stale, 4, elects_unclean=True)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ha.failover.lease import LeaseDeadline, Mandate
+from ha.failover.lease import LeaseDeadline, MasterLease
 
 
 class HandClock:
@@ -32,7 +32,7 @@ def test_counts_from_before_the_request_was_sent_and_leaves_a_tenth_for_drift(cl
 
 
 def test_is_not_held_before_the_first_answer(clock: HandClock) -> None:
-    assert not Mandate(LeaseDeadline(clock)).is_held
+    assert not MasterLease(LeaseDeadline(clock)).is_held
 
 
 def test_an_answer_slower_than_the_lease_gives_nothing(clock: HandClock) -> None:
@@ -40,7 +40,7 @@ def test_an_answer_slower_than_the_lease_gives_nothing(clock: HandClock) -> None
     clock.now = 103.0
     lease.renewed(sent_at=100.0, granted_s=2.0)
     assert lease.remaining_s < 0
-    assert not Mandate(lease).is_held
+    assert not MasterLease(lease).is_held
 
 
 def test_an_older_answer_does_not_shorten(clock: HandClock) -> None:
@@ -53,51 +53,51 @@ def test_an_older_answer_does_not_shorten(clock: HandClock) -> None:
 def test_the_end_is_found_at_the_first_question_after_a_pause(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
-    mandate = Mandate(lease)
-    assert mandate.is_held
+    lease_held = MasterLease(lease)
+    assert lease_held.is_held
     clock.now = 101.8  # stopped in between: no timer has run
-    assert not mandate.is_held
-    assert mandate.remaining_s == 0
+    assert not lease_held.is_held
+    assert lease_held.remaining_s == 0
 
 
 def test_a_renewal_after_the_end_was_seen_does_not_bring_it_back(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
-    mandate = Mandate(lease)
+    lease_held = MasterLease(lease)
     clock.now = 102.0
-    assert not mandate.is_held
+    assert not lease_held.is_held
     lease.renewed(sent_at=101.9, granted_s=2.0)
     assert lease.remaining_s > 0
-    assert not mandate.is_held
-    assert mandate.remaining_s == 0
+    assert not lease_held.is_held
+    assert lease_held.remaining_s == 0
 
 
 def test_laid_down_is_over_with_time_left(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
-    mandate = Mandate(lease)
-    mandate.lay_down()
-    assert not mandate.is_held
+    lease_held = MasterLease(lease)
+    lease_held.end()
+    assert not lease_held.is_held
 
 
 def test_a_lost_lease_ends_whatever_is_still_answered(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
-    mandate = Mandate(lease)
+    lease_held = MasterLease(lease)
     lease.end()
     lease.renewed(sent_at=100.0, granted_s=2.0)
-    assert not mandate.is_held
+    assert not lease_held.is_held
 
 
 def test_tells_whoever_compares_with_the_clock_himself(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
-    mandate = Mandate(lease)
+    lease_held = MasterLease(lease)
     told: list[float] = []
-    mandate.tell(told.append)
+    lease_held.on_change(told.append)
     lease.renewed(sent_at=100.5, granted_s=2.0)
     assert told[-1] == pytest.approx(102.3)
     clock.now = 103.0  # past, and nobody has asked since
     lease.renewed(sent_at=102.9, granted_s=2.0)
     assert told[-1] == -math.inf
-    assert not mandate.is_held
+    assert not lease_held.is_held

@@ -10,7 +10,7 @@ from trio_util import AsyncValue
 
 from ha.broker.standing import Standing
 from ha.config import Config
-from ha.failover.lease import LeaseDeadline, Mandate
+from ha.failover.lease import LeaseDeadline, MasterLease
 from ha.failover.role import Term
 from ha.node.member import NodeRole
 from ha.replication.ha_service import HAService
@@ -83,7 +83,7 @@ async def test_a_term_begins_with_what_was_confirmed_and_leaves_nothing_behind(
         store.log.limit_dispatch(results[5].physical_offset)
         lease = LeaseDeadline()
         lease.renewed(trio.current_time(), 2.0)
-        await role.become_master(Term(epoch=5, sync_state_set=frozenset({1, 2}), mandate=Mandate(lease)))
+        await role.become_master(Term(epoch=5, sync_state_set=frozenset({1, 2}), lease=MasterLease(lease)))
         assert store.log.dispatch_limit.value == results[5].physical_offset
         assert [(entry.epoch, entry.start_offset) for entry in store.epochs.entries] == [(4, 0), (5, len(log))]
         role.hold_puts()

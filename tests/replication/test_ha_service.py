@@ -116,7 +116,7 @@ class SlowToClose(trio.abc.Stream):
 async def test_a_connection_that_is_closing_is_no_slave_any_more(autojump_clock: MockClock) -> None:
     """A put that meets it is told why it is alone: that the slave has left, not that one can't get here."""
     _, service = new_service()
-    service.note_copier("10.0.0.1")
+    service.record_table_copy("10.0.0.1")
     stream = SlowToClose()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.handle, stream, "10.0.0.1:1")

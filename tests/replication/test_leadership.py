@@ -306,7 +306,7 @@ async def test_sends_go_on_soon_after_a_member_stands_still(autojump_clock: Mock
     leadership = leadership_of(service)
     async with served(service) as nursery:
         await joined(service, nursery, 1000)
-        leadership.note_living({MASTER: 11, SLAVE: 0})
+        leadership.set_live_members({MASTER: 11, SLAVE: 0})
         await trio.sleep(100.3)
         began = trio.current_time()
         member.log.put(b"x" * 10)
@@ -463,9 +463,9 @@ async def test_what_a_process_acknowledges_that_has_lost_its_id_counts_no_more(a
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
-        leadership.note_living({MASTER: 11, SLAVE: 21})
+        leadership.set_live_members({MASTER: 11, SLAVE: 21})
         first = await joined(service, nursery, 1000, run_id=21)
-        leadership.note_living({MASTER: 11})  # its lease has ended: as long as nobody else has the id, it counts
+        leadership.set_live_members({MASTER: 11})  # its lease has ended: as long as nobody else has the id, it counts
         member.log.put(b"x" * 10)
         put = Put(service, 1010)
         await first.report(1010)
@@ -473,7 +473,7 @@ async def test_what_a_process_acknowledges_that_has_lost_its_id_counts_no_more(a
         assert put.status is PutStatus.PUT_OK
         member.log.put(b"x" * 10)
         put = Put(service, 1020)
-        leadership.note_living({MASTER: 11, SLAVE: 22})
+        leadership.set_live_members({MASTER: 11, SLAVE: 22})
         await wait_all_tasks_blocked()
         assert first.close_reason is CloseReason.OTHER_RUN
         assert leadership.acknowledged_offset != 1020
@@ -492,10 +492,10 @@ async def test_a_report_that_is_under_way_when_the_id_is_lost_does_not_count(aut
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
-        leadership.note_living({SLAVE: 21})
+        leadership.set_live_members({SLAVE: 21})
         slave = await joined(service, nursery, 900, run_id=21)
         await slave.report(1000)
-        leadership.note_living({SLAVE: 22})
+        leadership.set_live_members({SLAVE: 22})
         await wait_all_tasks_blocked()
         assert leadership.acknowledged_offset != 1000
 
@@ -505,9 +505,9 @@ async def test_a_process_that_is_not_known_yet_is_let_in_and_stays(autojump_cloc
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
-        leadership.note_living({SLAVE: 21})
+        leadership.set_live_members({SLAVE: 21})
         slave = await joined(service, nursery, 1000, run_id=22)
-        leadership.note_living({SLAVE: 22})
+        leadership.set_live_members({SLAVE: 22})
         await wait_all_tasks_blocked()
         assert slave.close_reason is None
         assert leadership.acknowledged_offset == 1000
@@ -521,9 +521,9 @@ async def test_a_slave_that_tells_no_run_id_is_let_in_unless_one_is_known(
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         leadership = leadership_of(service)
-        leadership.note_living({SLAVE: 21})
+        leadership.set_live_members({SLAVE: 21})
         if not is_known:
-            leadership.note_living({SLAVE: 0})
+            leadership.set_live_members({SLAVE: 0})
         slave = await joined(service, nursery, 1000)
         assert slave.close_reason is (CloseReason.OTHER_RUN if is_known else None)
 
@@ -531,7 +531,7 @@ async def test_a_slave_that_tells_no_run_id_is_let_in_unless_one_is_known(
 async def test_the_same_process_may_connect_again(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
-        leadership_of(service).note_living({SLAVE: 21})
+        leadership_of(service).set_live_members({SLAVE: 21})
         old = await joined(service, nursery, 1000, run_id=21)
         new = await joined(service, nursery, 1000, run_id=21)
         assert (old.close_reason, new.close_reason) == (CloseReason.REPLACED, None)

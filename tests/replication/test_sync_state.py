@@ -359,9 +359,9 @@ def test_a_member_whose_lease_has_ended_is_waited_for_a_second() -> None:
     state = connected(term(B, C), B, C)
     state.report(C, 2000, 2000, 5)
     state.grow(B, 5)
-    state.note_living({MASTER, B, C})
+    state.set_live_members({MASTER, B, C})
     assert state.wish(2000, 6.1) is None
-    state.note_living({MASTER, C})
+    state.set_live_members({MASTER, C})
     assert state.next_look_at(2000, 5.5) == pytest.approx(6 + TICK_S)
     assert state.wish(2000, 6) is None
     assert state.wish(2000, 6.1) == ids(MASTER, C)
@@ -369,7 +369,7 @@ def test_a_member_whose_lease_has_ended_is_waited_for_a_second() -> None:
 
 def test_a_member_that_has_all_is_not_dropped_because_its_lease_has_ended() -> None:
     state = connected(term(B), B)
-    state.note_living({MASTER})
+    state.set_live_members({MASTER})
     assert state.wish(1000, 1e6) is None
 
 

@@ -156,4 +156,4 @@ def member_key_taken_over(plant: Planting) -> None:
         pass
 
     plant.replace(SimAgreementService.put_member)(put_member)
-    plant.replace(LeaseKeeper.saw)(saw)
+    plant.replace(LeaseKeeper.check_view)(saw)

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from ha.failover.agreement import SwitchRequest
-from ha.failover.planned_switch import SwitchOutcome
+from ha.failover.switchover import SwitchOutcome
 from tests.failover.group import Group, Node, open_group, until
 
 Clock = trio.testing.MockClock
@@ -21,7 +21,7 @@ async def three(group: Group) -> Node:
 
 
 async def ask(node: Node, to: int | None, wait_s: float = 10.0) -> SwitchOutcome:
-    return await node.member.switches.ask(to, "test", wait_s=wait_s)
+    return await node.member.switches.request(to, "test", wait_s=wait_s)
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3])
@@ -56,9 +56,9 @@ async def test_who_is_master_already_need_not_become_it(autojump_clock: Clock) -
 @pytest.mark.parametrize(
     ("to", "why_not"),
     [
-        (9, "member 9 is not there"),
+        (9, "member 9 is not live"),
         (4, "member 4 is not in the sync-state set [1, 2, 3]"),
-        (2, "member 2 did not have everything within 2 s"),
+        (2, "member 2 did not have the whole log within 2 s"),
     ],
 )
 async def test_it_says_why_not(autojump_clock: Clock, to: int, why_not: str) -> None:
@@ -114,7 +114,7 @@ async def test_a_request_that_nobody_answered_does_not_outlive_the_term(autojump
         await trio.sleep(30)
         assert group.masters == [(1, 1), (2, 2)]
         assert group.view.switch is not None
-        assert group.view.switch.refusal == "it was asked for in epoch 1, this is 2: ask again"
+        assert group.view.switch.refusal == "it was requested in epoch 1, this is 2: request it again"
 
 
 async def test_the_later_of_two_requests_counts(autojump_clock: Clock) -> None:
@@ -136,7 +136,7 @@ async def test_the_later_of_two_requests_counts(autojump_clock: Clock) -> None:
         await until(lambda: len(outcomes) == 1)
         master.way.hold_watch(False)
         await until(lambda: len(outcomes) == 2)
-        assert outcomes[0].why_not == "another switch has been asked for since"
+        assert outcomes[0].why_not == "another switch has been requested since"
         assert (outcomes[1].is_done, outcomes[1].master_id) == (True, 3)
 
 
@@ -147,5 +147,5 @@ async def test_if_another_one_takes_the_office_that_is_said(autojump_clock: Cloc
         group.nodes[2].kill()  # its record lives on for its lease
         outcome = await ask(group.nodes[3], 2)
         assert not outcome.is_done
-        assert outcome.why_not == f"member {outcome.master_id} has taken the office"
+        assert outcome.why_not == f"member {outcome.master_id} became master instead"
         assert outcome.master_id in (1, 3)

@@ -1,0 +1,166 @@
+"""How one member becomes master when there is none: it stops its log, publishes how much it has, and waits its turn.
+
+    take at once    the member that the group's record names, if it surely has every acknowledged byte
+    else            publish, read the group, ask `evaluate` (election.py) who goes first, wait for that long, take it
+
+A transaction whose answer was lost may or may not have made this member master: the view shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+import trio
+
+from ha.failover.agreement import AgreementUnavailable, GroupView, LeaseLost, MemberRecord, Outdated
+from ha.failover.election import NEW_GROUP, Candidacy, Refusal, appointed_candidacy, evaluate, why_not_create
+from ha.failover.lease_keeper import HeldLease
+from ha.failover.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+
+class Campaign:
+    """One member's candidacy, while there is no master. The role must follow nobody, and its log must not change."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._known = membership.known
+        self._keeper = membership.keeper
+        self._options = membership.options
+        self._vacant_since = trio.current_time()
+
+    async def run(self, view: GroupView) -> None:
+        """Return when there is a master, or was one meanwhile, or when this member leaves."""
+        membership = self._membership
+        membership.stand(_epoch(view) + 1)
+        try:
+            assert membership.standing is not None
+            if not membership.is_leaving:
+                await self._take_at_once(view, membership.standing)
+            if membership.is_electable:
+                await membership.announce()
+                while membership.is_electable and await self._step(self._view):
+                    pass
+        finally:
+            membership.standing = None
+
+    @property
+    def _view(self) -> GroupView:
+        view = self._known.view
+        assert view is not None
+        return view
+
+    async def _take_at_once(self, view: GroupView, own: MemberRecord) -> None:
+        """Take the master's key without an election: a planned switch saves two round trips to the service."""
+        membership = self._membership
+        candidacy = appointed_candidacy(view, self._options.broker_id, own, self._options)
+        if candidacy is None:
+            return
+        held = await self._keeper.wait_fit()
+        if held is None or not membership.is_electable:
+            return
+        if membership.settled_at(view, lease_count=1) <= trio.current_time():
+            await self._take(view, candidacy)
+
+    async def _step(self, view: GroupView) -> bool:
+        """Do what the group as it is now calls for; return whether the campaign goes on."""
+        membership, options = self._membership, self._options
+        if view.group is None:
+            await self._create_group(view)
+            return True
+        if view.group.epoch + 1 != membership.record().stands_for:
+            return False  # there was another master meanwhile
+        if view.members.get(options.broker_id) != membership.standing:  # the service was rolled back
+            self._keeper.republish()
+            await membership.announce()
+            return True
+        verdict = evaluate(view, options.broker_id, options)
+        if isinstance(verdict, Refusal):
+            membership.progress.explain(verdict.reason, needs_operator=verdict.needs_operator)
+            await self._wait_newer(view)
+            return True
+        all_stand = all(each.stands_for > view.group.epoch for each in view.members.values())
+        settled_at = membership.settled_at(view, lease_count=1 if all_stand else 2)
+        wait_s = max(self._vacant_since, settled_at) + verdict.delay_s - trio.current_time()
+        if wait_s > 0 and await self._wait_newer(view, wait_s):
+            return True
+        if await self._keeper.wait_fit() is None:
+            membership.progress.explain("the lease is too short for the response time of the service")
+            await trio.sleep(options.retry_s)
+        else:
+            await self._take(view, verdict)
+        return True
+
+    async def _wait_newer(self, view: GroupView, timeout_s: float = math.inf) -> bool:
+        """Wait for a newer view; return whether there is one."""
+        with trio.move_on_after(timeout_s):
+            await self._known.latest.wait_value(lambda now: now.revision != view.revision)
+            return True
+        return False
+
+    async def _create_group(self, view: GroupView) -> None:
+        """Write the first record of the group."""
+        membership = self._membership
+        refusal = why_not_create(view, membership.role.position, self._options)
+        if refusal is not None:
+            membership.progress.explain(refusal.reason, needs_operator=refusal.needs_operator)
+            await self._wait_newer(view)
+            return
+        try:
+            await membership.agreement.create_group(NEW_GROUP, timeout_s=self._options.call_timeout_s)
+        except Outdated as error:
+            self._known.update(error.view)
+        except AgreementUnavailable as error:
+            membership.progress.explain(str(error))
+            await trio.sleep(self._options.retry_s)
+        await self._known.refresh()
+
+    async def _take(self, view: GroupView, candidacy: Candidacy) -> None:
+        """Try to become master; the view shows afterwards whether it worked."""
+        membership, options, epoch = self._membership, self._options, candidacy.group.epoch
+        if candidacy.is_unclean:
+            logger.error("member.elected_unclean epoch=%d hint=%r", epoch, MAY_BE_LOST)
+        elif candidacy.doubt:
+            logger.warning("member.elected_in_doubt epoch=%d reason=%r hint=%r", epoch, candidacy.doubt, MAY_BE_LOST)
+        if epoch == 1:  # such a group has acknowledged nothing that could be missing
+            with trio.move_on_after(options.call_timeout_s):  # a full disk must not prevent an election
+                await membership.state.mark_complete()
+        held: HeldLease = await self._keeper.wait_held()
+        master = membership.master_record(epoch)
+        try:
+            revision = await membership.agreement.take_mastership(
+                candidacy.group,
+                master,
+                lease=held.lease,
+                group_revision=view.group_revision,
+                timeout_s=options.call_timeout_s,
+            )
+        except Outdated as error:
+            self._known.update(error.view)
+        except LeaseLost as error:
+            self._keeper.mark_lost(error.lease)
+        except AgreementUnavailable as error:
+            membership.progress.explain(str(error))
+            await self._known.refresh()
+        else:
+            self._known.update(
+                msgspec.structs.replace(
+                    view,
+                    revision=revision,
+                    group=candidacy.group,
+                    group_revision=revision,
+                    master=master,
+                    master_revision=revision,
+                    master_lease_id=held.lease.id,
+                )
+            )
+
+
+MAY_BE_LOST = "acknowledged messages may be lost"
+
+
+def _epoch(view: GroupView) -> int:
+    return 0 if view.group is None else view.group.epoch

@@ -1,0 +1,123 @@
+"""One member's place in its group: what it knows, its lease, and the record that it publishes of itself."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import trio
+
+from ha.failover.agreement import (
+    Agreement,
+    AgreementUnavailable,
+    BrokerIdTaken,
+    GroupView,
+    LeaseLost,
+    MasterRecord,
+    MemberRecord,
+)
+from ha.failover.durable_state import DurableState
+from ha.failover.known_group import KnownGroup
+from ha.failover.lease_keeper import HeldLease, LeaseKeeper
+from ha.failover.member_state import MemberProgress
+from ha.failover.options import MemberOptions
+from ha.failover.role import LogPosition, Role
+
+
+class Membership:
+    """What the tasks of one member share. Owned by its Member."""
+
+    def __init__(self, agreement: Agreement, role: Role, options: MemberOptions, state: DurableState) -> None:
+        self.agreement = agreement
+        self.role = role
+        self.options = options
+        self.state = state
+        self.known = KnownGroup(agreement, options)
+        self.progress = MemberProgress()
+        self.keeper = LeaseKeeper(agreement, options, self.record)
+        self.is_leaving = False
+        """The node stops: this member must not become master any more."""
+        self.standing: MemberRecord | None = None
+        """The record with which it stands in an election, None unless it is a candidate"""
+        self._followed_lease_id = 0
+        self._followed_at = -math.inf
+
+    def record(self) -> MemberRecord:
+        """Return what the member publishes of itself now."""
+        if self.standing is not None:  # of a log that doesn't change, but may yet become complete
+            return msgspec.structs.replace(self.standing, is_complete=self.state.is_complete, is_new=self.state.is_new)
+        return self._record_of(self.role.position)
+
+    def stand(self, epoch: int) -> None:
+        """From now on the record says that this member stands in the election of `epoch`, with its present log."""
+        self.standing = self._record_of(self.role.position, stands_for=epoch)
+
+    def _record_of(self, position: LogPosition, stands_for: int = 0) -> MemberRecord:
+        options = self.options
+        known_epoch, known_version = self.state.known_age
+        return MemberRecord(
+            epoch=position.epoch,
+            max_offset=position.max_offset,
+            ha_address=options.ha_address,
+            broker_address=options.broker_address,
+            run_id=options.run_id,
+            priority=options.priority,
+            drains=self.is_leaving,
+            stands_for=stands_for,
+            is_complete=self.state.is_complete,
+            is_new=self.state.is_new,
+            known_epoch=known_epoch,
+            known_version=known_version,
+        )
+
+    def master_record(self, epoch: int) -> MasterRecord:
+        """Return what the master's key says if this member is master of `epoch`."""
+        options = self.options
+        return MasterRecord(
+            broker_id=options.broker_id,
+            epoch=epoch,
+            ha_address=options.ha_address,
+            broker_address=options.broker_address,
+            reads_run_ids=True,
+        )
+
+    @property
+    def is_electable(self) -> bool:
+        """Whether there is no master, as far as is known, and this member may become it."""
+        view = self.known.view
+        return view is not None and view.master is None and not self.is_leaving
+
+    async def announce(self) -> None:
+        """Publish the record, however long that takes, then read the group."""
+        while True:
+            await self.keeper.wait_held()
+            try:
+                await self.keeper.publish()
+                break
+            except LeaseLost as error:
+                self.keeper.mark_lost(error.lease)
+            except (AgreementUnavailable, BrokerIdTaken) as error:
+                self.progress.explain(str(error))
+                await trio.sleep(self.options.retry_s)
+        await self.known.refresh()
+
+    def note_followed(self) -> None:
+        """This member follows a master, or is one, on its present lease."""
+        held = self.keeper.held.value
+        if held is not None:
+            self._followed_lease_id, self._followed_at = held.lease.id, trio.current_time()
+
+    def settled_at(self, view: GroupView, *, lease_count: int) -> float:
+        """Return when all live members have had the time to publish what they know of the group, by the trio clock.
+
+        A service that was restored from an older state may have lost their leases. A member that followed a master on
+        its present lease knows all there is to know. Any other has just started, or has lost its lease in the restore,
+        and waits for `lease_count` lease times: by then the others have noticed, and published their records again.
+        """
+        held: HeldLease | None = self.keeper.held.value
+        if held is None:
+            return math.inf
+        has_followed = self._followed_lease_id == held.lease.id and self._followed_at > self.known.rolled_back_at
+        if has_followed or view.group is None or not view.group.epoch:
+            return -math.inf
+        return max(held.granted_at, self.known.rolled_back_at) + lease_count * held.lease.ttl_s
