@@ -37,15 +37,14 @@ class Campaign:
         membership = self._membership
         membership.stand(_epoch(view) + 1)
         try:
-            assert membership.standing is not None
             if not membership.is_leaving:
-                await self._take_at_once(view, membership.standing)
+                await self._take_at_once(view, membership.record())
             if membership.is_electable:
                 await membership.announce()
                 while membership.is_electable and await self._step(self._view):
                     pass
         finally:
-            membership.standing = None
+            membership.stop_standing()
 
     @property
     def _view(self) -> GroupView:
@@ -73,7 +72,8 @@ class Campaign:
             return True
         if view.group.epoch + 1 != membership.record().stands_for:
             return False  # there was another master meanwhile
-        if view.members.get(options.broker_id) != membership.standing:  # the service was rolled back
+        # The service was restored from an older state, or this member has learned of a newer record since.
+        if view.members.get(options.broker_id) != membership.record():
             self._keeper.republish()
             await membership.announce()
             return True

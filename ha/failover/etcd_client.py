@@ -1,12 +1,12 @@
-"""Calls of etcd's JSON gateway: which server is asked, for how long, and what is done if it does not answer.
+"""Calls to etcd's JSON gateway: endpoint selection, timeouts, retries and authentication.
 
-Knows HTTP, servers and tokens; what is asked is a path and a JSON object. The one place that knows httpx.
+Knows HTTP, endpoints and tokens; a request is a path and a JSON object. The only module that imports httpx.
 
-A call is tried at one server after the other until one answers, so it may be carried out more than once: each that
-changes something is made so that this does no harm. Each try has a time of its own, so that a server that is frozen
-costs little; it is twice as long in each further round of all servers, so that a service that is slow gets it done.
+A call is tried at one endpoint after the other until one answers, so it may be executed more than once: every call that
+changes something must be safe to repeat. Each attempt has its own timeout, so that a frozen server costs little; the
+timeout doubles with each round of all endpoints, so that a slow service can still answer.
 
-No request is answered by a server that knows no leader (metadata `hasleader`), so one cut off from the others says so.
+A server without a leader refuses all requests (metadata `hasleader`), so one that is cut off is skipped.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ if TYPE_CHECKING:
     import httpcore
 
 logger = logging.getLogger(__name__)
-# It has a line for each request.
+# It logs every request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 ANSWER_SIZE_MAX = 4 << 20
-"""Larger answers are refused: a group's keys are some kilobytes, and etcd takes no larger request than 1.5 MiB."""
+"""Larger answers are refused: a group's keys take some kilobytes, and etcd accepts requests up to 1.5 MiB."""
 PAUSE_S = 0.05
-"""Mean pause after a round in which no server answered; twice as long after each further one."""
+"""Mean pause after the first round in which no endpoint answered; doubled after each further round."""
 PAUSE_MAX_S = 0.5
 
 NOT_FOUND = 5
 _UNAUTHENTICATED = 16
-#: gRPC's codes for what was refused before anything happened; what others leave in doubt is in doubt.
+#: gRPC's codes of requests that were refused without effect. After other errors the outcome is unknown.
 _REFUSED = frozenset({3, NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})
 _TOKEN_WANTED = ("invalid auth token", "user name is empty", "revision of auth store is old")
-#: The server did nothing with the request, and another may.
-_ELSEWHERE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
+#: The server did not execute the request, but another one may.
+_TRY_ELSEWHERE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
 
 
 class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where etcd is, and how to get in. Nothing in here shows a secret. ValueError for what can't work."""
+    """Endpoints and credentials. Its repr shows no secret. ValueError for invalid values."""
 
     endpoints: tuple[str, ...]
-    """http://host:port or https://host:port of each server; the first is asked first."""
+    """http://host:port or https://host:port of each server; the first is tried first."""
     user: str = ""
-    """"": etcd asks nobody who he is."""
+    """"": no authentication."""
     password: Callable[[], str] | None = None
-    """Reveals the password; called each time a token is asked for."""
+    """Returns the password; called for each new token."""
     tls: Callable[[], ssl.SSLContext] | None = None
-    """Gives the context for https endpoints, another one once its files have changed; None: what the system trusts."""
+    """Returns the context for https endpoints, a new one once its files have changed; None: the system's default."""
     attempt_timeout_s: float = 0.5
-    """How long one server may take before the next is asked."""
+    """Timeout of an attempt at one endpoint in the first round."""
     watch_check_s: float = 1.0
-    """After so long a silence of a watch it is made sure that it has missed nothing."""
+    """Silence of a watch after which it is checked for missed changes."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -82,26 +82,26 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EtcdStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a status page shows."""
+    """Counters for the status page."""
 
     endpoint: str
-    """Which is asked first now."""
+    """The one that is tried first now."""
     call_count: int
     failed_attempt_count: int
     watch_restart_count: int
-    """How often a watch could not go on where it was."""
+    """Watches that could not continue at their revision."""
     last_error: str
 
 
 class Refused(Exception):
-    """etcd's own word that it did not do what was asked. Nothing was changed by this try."""
+    """etcd refused the request. This attempt changed nothing."""
 
     def __init__(self, code: int, message: str, *, in_doubt: bool) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.in_doubt = in_doubt
-        """Whether a try before this one may have been carried out."""
+        """Whether an earlier attempt may have been executed."""
 
 
 class _AttemptFailed(Exception):
@@ -111,9 +111,9 @@ class _AttemptFailed(Exception):
 
 
 class _Trace:
-    """What httpcore tells of one request (its trace extension): whether any byte of it has left.
+    """httpcore's trace extension for one request: records whether any byte of it was sent.
 
-    Closes the connection made for it if its TLS handshake is cancelled, which httpcore leaves open.
+    Also closes a connection whose TLS handshake is cancelled, which httpcore leaves open.
     """
 
     def __init__(self) -> None:
@@ -124,13 +124,13 @@ class _Trace:
         if event == "connection.connect_tcp.complete":
             self._connection = info["return_value"]
         elif event == "connection.start_tls.failed" and self._connection is not None:
-            await self._connection.aclose()  # cancelled, it is closed all the same
+            await self._connection.aclose()  # closes it even if cancelled
         elif event.endswith("send_request_headers.started"):
             self.is_sent = True
 
 
 class EtcdClient:
-    """All calls of one process to the servers of `options`. See `open_etcd_client`."""
+    """All calls of one process to etcd. See `open_etcd_client`."""
 
     def __init__(self, options: EtcdOptions, chance: random.Random | None = None) -> None:
         self.options = options
@@ -148,7 +148,7 @@ class EtcdClient:
         self._last_error = ""
 
     def statistics(self) -> EtcdStatistics:
-        """Return what it has done so far."""
+        """Return a snapshot of the counters."""
         return EtcdStatistics(
             endpoint=self._endpoints[self._first],
             call_count=self._call_count,
@@ -158,7 +158,7 @@ class EtcdClient:
         )
 
     async def call(self, what: str, path: str, request: Json, *, timeout_s: float, changes: bool) -> tuple[bytes, bool]:
-        """Return the answer, and whether a try before the one that was answered may have been carried out, too.
+        """Return the answer, and whether an earlier attempt may have been executed, too.
 
         `what` names the call in errors. AgreementUnavailable; Refused.
         """
@@ -170,11 +170,11 @@ class EtcdClient:
             left_s = deadline - trio.current_time()
             if left_s <= 0:
                 raise AgreementUnavailable(what, reason or "no time was given", outcome_unknown=in_doubt)
-            # The servers that this round has not asked yet get their share of what is left.
+            # The endpoints that this round has not tried yet share the remaining time.
             limit_s = min(self.options.attempt_timeout_s * 2 ** (tries // count), left_s / (count - tries % count))
             endpoint, trace = self._first, _Trace()
             latest = f"no answer within {limit_s:.2g} s"
-            # Of a try that had little time left nothing is learned that the one before did not say better.
+            # The error of an attempt that had little time left says less than the one before it.
             was_cut_short = bool(reason) and limit_s < self.options.attempt_timeout_s
             try:
                 with trio.move_on_after(limit_s):
@@ -194,23 +194,23 @@ class EtcdClient:
                     await self.pause(tries // count)
 
     async def pause(self, round_number: int) -> None:
-        """Wait before all servers are tried again for the `round_number`th time (from 1): longer each time."""
+        """Wait after `round_number` rounds (from 1) in which no endpoint answered: longer each time."""
         mean_s = min(PAUSE_S * 2 ** min(round_number - 1, 10), PAUSE_MAX_S)
         await trio.sleep(mean_s * self._chance.uniform(0.5, 1.5))
 
     def failed(self, endpoint: int, reason: str) -> None:
-        """Have the server after `endpoint` asked first, unless another try has seen to that."""
+        """Count a failed attempt, and try the next endpoint first, unless that was changed already."""
         self._failed_attempt_count += 1
         name = self._endpoints[endpoint]
         self._last_error = f"{name}: {reason}"
         if self._first == endpoint:
             self._first = (endpoint + 1) % len(self._endpoints)
         if count := self._log_limiter.admit((name, reason), trio.current_time()):
-            logger.warning("etcd at %s: %s (%d times)", name, reason, count)
+            logger.warning("etcd.attempt_failed endpoint=%s reason=%r times=%d", name, reason, count)
 
     @property
     def first_endpoint(self) -> int:
-        """Number of the server that is asked first now."""
+        """Index of the endpoint that is tried first now."""
         return self._first
 
     def forget_token(self) -> None:
@@ -218,9 +218,9 @@ class EtcdClient:
         self._token = ""
 
     async def follow(self, endpoint: int, path: str, request: Json, take: Callable[[bytes], bool]) -> str:
-        """Ask one server for an answer without end, and give `take` its pieces, of any size, until it returns False.
+        """Stream an endless answer from one endpoint: pass its pieces, of any size, to `take` until that returns False.
 
-        Returns why it has ended: "" if `take` has ended it. `take` must not raise.
+        Returns why it ended: "" if `take` ended it. `take` must not raise.
         """
         try:
             with trio.fail_after(self.options.attempt_timeout_s):
@@ -258,13 +258,13 @@ class EtcdClient:
     async def _get_token(self, endpoint: int) -> str:
         if not self.options.user or self._token:
             return self._token
-        async with self._token_lock:  # to check a password costs etcd a tenth of a second
+        async with self._token_lock:  # checking a password costs etcd a tenth of a second
             if not self._token:
                 self._token = await self._authenticate(endpoint)
             return self._token
 
     async def _authenticate(self, endpoint: int) -> str:
-        """Return a token; "" if etcd asks nobody who he is."""
+        """Return a token; "" if authentication is not enabled in etcd."""
         password = self.options.password() if self.options.password is not None else ""
         body = encode({"name": self.options.user, "password": password})
         try:
@@ -302,14 +302,14 @@ class EtcdClient:
         except RemoteProtocolError:
             raise _AttemptFailed(f"HTTP status {response.status_code}", was_sent=trace.is_sent) from None
         message = error_answer.message or f"HTTP status {response.status_code}"
-        if message.startswith(_ELSEWHERE):
+        if message.startswith(_TRY_ELSEWHERE):
             raise _AttemptFailed(message, was_sent=False)
         if error_answer.code in _REFUSED:
             raise Refused(error_answer.code, message, in_doubt=False)
         raise _AttemptFailed(message, was_sent=trace.is_sent)
 
     async def _client(self) -> httpx.AsyncClient:
-        """Return the HTTP client of the TLS context that is in force now."""
+        """Return the HTTP client for the present TLS context."""
         if self._is_closed:
             raise _AttemptFailed("closed", was_sent=False)
         context = self.options.tls() if self.options.tls is not None else self._context
@@ -319,16 +319,16 @@ class EtcdClient:
             old, self._context = self._http, context
             self._http = httpx.AsyncClient(
                 verify=context,
-                timeout=None,  # each use has a scope around it
+                timeout=None,  # every use has its own cancel scope
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=2 * len(self._endpoints)),
-                trust_env=False,  # no proxy, and no password from a .netrc
+                trust_env=False,  # no proxy, no password from .netrc
             )
             if old is not None:
                 await old.aclose()
         return self._http
 
     async def aclose(self) -> None:
-        """Close all connections, and open none any more."""
+        """Close all connections; later calls fail."""
         self._is_closed = True
         if self._http is not None:
             await self._http.aclose()
@@ -336,7 +336,7 @@ class EtcdClient:
 
 @asynccontextmanager
 async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = None) -> AsyncIterator[EtcdClient]:
-    """Make a client; it connects when it is first used. `chance` draws its pauses."""
+    """Open a client, which connects when it is first used. `chance` draws its pauses."""
     client = EtcdClient(options, chance)
     try:
         yield client
@@ -346,12 +346,12 @@ async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = 
 
 
 def wants_token(message: str) -> bool:
-    """Tell whether etcd refused something because the token has ended, or users were changed since it was given."""
+    """Whether etcd refused a request because the token has expired, or users have changed since it was issued."""
     return any(part in message for part in _TOKEN_WANTED)
 
 
 class _Body(httpx.AsyncByteStream):
-    """A request's body. httpx's own is a generator, and trio warns of that if sending it is cancelled."""
+    """A request's body. httpx's own is a generator, for which Trio warns if sending it is cancelled."""
 
     def __init__(self, body: bytes) -> None:
         self._pieces = [body]
@@ -379,7 +379,7 @@ def _request(url: str, body: bytes, token: str, trace: _Trace) -> httpx.Request:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what an error says, or else the one that led to it; httpx's of a failed handshake says nothing."""
+    """Return the message of an error, or of its cause if it is empty, as httpx's is for a failed handshake."""
     said: BaseException | None = error
     while said is not None:
         if str(said):
@@ -389,10 +389,10 @@ def _reason(error: BaseException) -> str:
 
 
 async def _read(response: httpx.Response, take: Callable[[bytes], bool]) -> bool:
-    """Give `take` all pieces of the answer, until it returns False; tell whether it has."""
+    """Pass all pieces of the answer to `take` until it returns False; return whether it did."""
     with trio.CancelScope() as scope:
         async for piece in response.aiter_raw():
-            # Ended by being cancelled where it waits: httpx's generators, left where they yield, would be warned of.
+            # Ended by cancellation: Trio would warn if httpx's generators were abandoned where they yield.
             if not scope.cancel_called and not take(piece):
                 scope.cancel()
     return scope.cancel_called

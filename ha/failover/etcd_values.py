@@ -1,6 +1,6 @@
-"""etcd's JSON gateway in values: requests to bytes, answers to structs, keys and their values to a group's view.
+"""Codec of etcd's JSON gateway: requests to bytes, answers to structs, keys and values to a group's view.
 
-The gateway's JSON has bytes in base64, int64 as strings, and leaves out what is zero, empty or false. Source: rpc.proto
+The gateway's JSON has bytes in base64 and int64 as strings, and omits zero, empty and false values. Source: rpc.proto
 and kv.proto of etcd 3.4 (etcdserverpb, mvccpb), as grpc-gateway maps them.
 """
 
@@ -37,7 +37,7 @@ class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0
-    """Of the store when the answer was made."""
+    """Revision of the store at the time of the answer."""
 
 
 class RangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class TxnAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a grant, and what is in a KeepAliveAnswer. A TTL of 0 there: there is no such lease."""
+    """Answer to a grant, also part of a KeepAliveAnswer, where a TTL of 0 means that the lease does not exist."""
 
     id: int = msgspec.field(default=0, name="ID")
     ttl: int = msgspec.field(default=0, name="TTL")
@@ -71,7 +71,7 @@ class AuthenticateAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway says instead of an answer. `code` is gRPC's."""
+    """The gateway's error. `code` is gRPC's."""
 
     code: int = 2
     message: str = ""
@@ -107,27 +107,27 @@ def decode(line: bytes, kind: type[ValueT]) -> ValueT:
 
 
 def encode(request: Json) -> bytes:
-    """Return the body of a request. Bytes become base64; integers go as such, which the gateway reads as well."""
+    """Return the body of a request. Bytes become base64; integers stay integers, which the gateway accepts."""
     return msgspec.json.encode(request)
 
 
 def group_prefix(cluster: str, broker_name: str) -> bytes:
-    """Return where a group's keys are. Whatever the names are made of, none has keys below another's."""
+    """Return the prefix of a group's keys. No group's prefix contains another's, whatever the names are."""
     return f"/halog/{quote(cluster, safe='')}/{quote(broker_name, safe='')}/".encode()
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """Return the first key behind all that begin with `prefix`, which ends in a slash."""
+    """Return the first key after all keys with `prefix`, which ends in a slash."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def value_of(record: msgspec.Struct) -> bytes:
-    """Return what is stored for a record; equal records give equal bytes."""
+    """Return the stored value of a record; equal records give equal bytes."""
     return msgspec.json.encode(record, order="deterministic")
 
 
 def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
-    """Return the view that these keys are. RemoteProtocolError if one is not what halog writes; others are ignored."""
+    """Decode a group's keys. RemoteProtocolError if one was not written by halog; unknown keys are ignored."""
     members, member_lease_ids = {}, {}
     for key, found in keys.items():
         name = key.removeprefix(prefix)
@@ -153,12 +153,12 @@ def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> G
 
 
 def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
-    """Return them as a mapping."""
+    """Index by key."""
     return {each.key: each for each in found}
 
 
 def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
-    """Return the record in a key. RemoteProtocolError if it is not what halog writes."""
+    """Decode the record in a key. RemoteProtocolError if it was not written by halog."""
     try:
         return msgspec.json.decode(found.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -168,12 +168,12 @@ def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
 
 
 def is_master_of(revision: int) -> Json:
-    """Comparison: the master's key is the one taken at `revision`; 0: there is none."""
+    """Comparison: the master's key was created at `revision`; 0: it does not exist."""
     return {"name": MASTER, "target": "CREATE", "create_revision": revision}
 
 
 def is_unchanged(name: bytes, revision: int) -> Json:
-    """Comparison: the key was last changed at `revision`; 0: there is none."""
+    """Comparison: the key was last changed at `revision`; 0: it does not exist."""
     return {"name": name, "target": "MOD", "mod_revision": revision}
 
 
@@ -183,27 +183,27 @@ def put(name: bytes, record: msgspec.Struct, lease_id: int = 0) -> Json:
 
 
 def clear(name: bytes) -> Json:
-    """Operation: leave nothing in a key. It stays, and its revision tells a late try that it comes too late."""
+    """Operation: empty a key without deleting it: its revision makes a late attempt's comparison fail."""
     return {"name": name, "value": b""}
 
 
 def delete(name: bytes) -> Json:
-    """Operation: remove a key, if it is there."""
+    """Operation: delete a key if it exists."""
     return {"name": name}
 
 
 def range_request(prefix: bytes) -> Json:
-    """Return what asks for all keys of a group."""
+    """Return the request for all keys of a group."""
     return {"key": prefix, "range_end": prefix_end(prefix)}
 
 
 def watch_request(prefix: bytes, start_revision: int) -> Json:
-    """Return what asks for all changes from `start_revision` on."""
+    """Return the request for all changes from `start_revision` on."""
     return {"create_request": {**range_request(prefix), "start_revision": start_revision}}
 
 
 def txn_request(prefix: bytes, compare: Iterable[Json], operations: Iterable[Json]) -> Json:
-    """Return what does the operations if all comparisons hold, and otherwise asks for all keys of the group."""
+    """Return the transaction that does the operations if all comparisons hold, else reads all keys of the group."""
 
     def placed(part: Json) -> Json:
         return {"key": prefix + part["name"], **{name: value for name, value in part.items() if name != "name"}}

@@ -1,13 +1,13 @@
-"""A watch of a group's keys in etcd: a view after each change, over lost connections, frozen servers and compactions.
+"""A watch of a group's keys in etcd: a view after each change, across lost connections, frozen servers, compactions.
 
-One task keeps a stream open at one server after the other. What it tells is folded into the keys as they are, one view
-for each revision. It goes on at the revision behind the last one told, so nothing is told twice or left out; if etcd
-has forgotten what came next (compaction), or is another one than before (restored from a copy), it begins anew.
+One task keeps a stream open at one endpoint after the other, and applies its events to the keys: one view for each
+revision. A new stream starts after the last revision, so that no change is reported twice or missed. If etcd has
+compacted the next revision, or was restored from a backup, the watch starts over with all keys.
 
-A stream that says nothing may have nothing to say, or be dead: its server frozen, cut off, its connection gone. The
-gateway takes no requests for progress on a stream (over HTTP/1.1 it reads all that is asked before it answers), and
-etcd's own signs of life come every ten minutes. So after some silence all keys are read, linearizably, and if the
-stream doesn't tell soon what they show, or they can't be read, another is opened.
+A silent stream may have no events, or be dead: its server frozen or cut off, its connection lost. The gateway does not
+support progress requests on a stream (over HTTP/1.1 it reads the whole request before it answers), and etcd's own
+progress notifications come every ten minutes. So after some silence all keys are read, linearizably. If the stream
+does not deliver soon what they show, or if they can't be read, another stream is opened.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .etcd_values import KeyValue, RangeAnswer, WatchAnswer, by_key, decode, ran
 logger = logging.getLogger(__name__)
 
 QUEUE_COUNT_MAX = 256
-"""So many views may wait for who asked for them; then only the newest remains, as one after a gap."""
+"""Views queued for the reader; when the queue is full, only the newest is kept, as one after a gap."""
 
 
 class EtcdWatch:
-    """See `ha.failover.agreement.Watch`. `run` has to run meanwhile."""
+    """See `ha.failover.agreement.Watch`. `run` is its task."""
 
     def __init__(self, client: EtcdClient, prefix: bytes) -> None:
         self._client = client
         self._prefix = prefix
         self._queue: deque[Seen] = deque()
-        self._grown = trio.lowlevel.ParkingLot()
+        self._queued = trio.lowlevel.ParkingLot()
         self._keys: dict[bytes, KeyValue] | None = None
-        """As they were at `_revision`; None: to be read anew"""
+        """The keys at `_revision`; None: to be read again"""
         self._revision = 0
-        self._rest = bytearray()
-        self._heard_at = 0.0
+        self._partial_line = bytearray()
+        self._received_at = 0.0
         self._created = trio.Event()
-        self._ended = ""
-        """Why the present stream has to end"""
+        self._end_reason = ""
+        """Why the present stream has to end, "" while it goes on"""
 
     def __aiter__(self) -> EtcdWatch:
         return self
@@ -53,11 +53,11 @@ class EtcdWatch:
     async def __anext__(self) -> Seen:
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._queue:
-            await self._grown.park()
+            await self._queued.park()
         return self._queue.popleft()
 
     async def run(self) -> None:
-        """Follow the changes until cancelled."""
+        """Receive changes until cancelled."""
         endpoint, failures = self._client.first_endpoint, 0
         while True:
             try:
@@ -90,10 +90,10 @@ class EtcdWatch:
     async def _start_over(self) -> None:
         keys, revision = await self._read_keys()
         self._client.watch_restart_count += self._revision > 0
-        self._tell(keys, revision, is_restart=True)
+        self._publish(keys, revision, is_restart=True)
 
-    def _tell(self, keys: dict[bytes, KeyValue], revision: int, *, is_restart: bool) -> None:
-        """AgreementUnavailable if the keys are not what halog writes."""
+    def _publish(self, keys: dict[bytes, KeyValue], revision: int, *, is_restart: bool) -> None:
+        """Queue a view. AgreementUnavailable if a key was not written by halog."""
         try:
             view = read_view(self._prefix, keys, revision)
         except RemoteProtocolError as error:
@@ -103,56 +103,56 @@ class EtcdWatch:
             self._queue.clear()
             is_restart = True
         self._queue.append(Seen(view, is_restart))
-        self._grown.unpark_all()
+        self._queued.unpark_all()
 
     async def _follow(self, endpoint: int) -> str:
-        """Tell what one server tells; return why that has ended."""
-        self._rest.clear()
+        """Apply the events of one endpoint's stream; return why it ended."""
+        self._partial_line.clear()
         self._created = trio.Event()
-        self._ended = ""
-        self._heard_at = trio.current_time()
+        self._end_reason = ""
+        self._received_at = trio.current_time()
         reason = ""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._check, nursery.cancel_scope)
             request = watch_request(self._prefix, self._revision + 1)
             reason = await self._client.follow(endpoint, "/v3/watch", request, self._take)
             nursery.cancel_scope.cancel()
-        return self._ended or reason
+        return self._end_reason or reason
 
     def _take(self, piece: bytes) -> bool:
-        if self._ended:  # by `_check`, while this piece was on its way
+        if self._end_reason:  # by `_check`, while this piece was being received
             return False
-        self._heard_at = trio.current_time()
-        *lines, rest = (self._rest + piece).split(b"\n")
-        self._rest = rest
+        self._received_at = trio.current_time()
+        *lines, rest = (self._partial_line + piece).split(b"\n")
+        self._partial_line = rest
         try:
             for line in lines:
                 if line and not self._take_line(bytes(line)):
                     return False
         except RemoteProtocolError as error:
-            self._ended = str(error)
+            self._end_reason = str(error)
         except AgreementUnavailable as error:
-            self._ended, self._keys = error.reason, None
+            self._end_reason, self._keys = error.reason, None
         if len(rest) > ANSWER_SIZE_MAX:
-            self._ended = f"a line of more than {ANSWER_SIZE_MAX} bytes"
-        return not self._ended
+            self._end_reason = f"a line of more than {ANSWER_SIZE_MAX} bytes"
+        return not self._end_reason
 
     def _take_line(self, line: bytes) -> bool:
         answer = decode(line, WatchAnswer)
         if answer.error is not None:
-            self._ended = str(answer.error.get("message", "an error without a message"))
+            self._end_reason = str(answer.error.get("message", "an error without a message"))
         elif answer.result.compact_revision:
-            self._ended, self._keys = "what came next has been compacted", None
+            self._end_reason, self._keys = "the next revision has been compacted", None
         elif answer.result.canceled:
-            self._ended = answer.result.cancel_reason or "canceled"
+            self._end_reason = answer.result.cancel_reason or "canceled"
         else:
             if answer.result.created:
                 self._created.set()
-            self._fold(answer)
-        return not self._ended
+            self._apply(answer)
+        return not self._end_reason
 
-    def _fold(self, answer: WatchAnswer) -> None:
-        """All events of one revision are in one answer; an answer may have those of many."""
+    def _apply(self, answer: WatchAnswer) -> None:
+        """Publish a view for each revision. An answer may contain several revisions, but none is split."""
         assert self._keys is not None
         events = [event for event in answer.result.events if event.kv.mod_revision > self._revision]
         keys = dict(self._keys)
@@ -163,12 +163,12 @@ class EtcdWatch:
                 keys[event.kv.key] = event.kv
             revision = event.kv.mod_revision
             if number + 1 == len(events) or events[number + 1].kv.mod_revision != revision:
-                self._tell(dict(keys), revision, is_restart=False)
+                self._publish(dict(keys), revision, is_restart=False)
 
     async def _check(self, scope: trio.CancelScope) -> None:
         """Cancel `scope` if the stream is dead, or if etcd was restored from a backup.
 
-        A restore ends all streams, so each new one is checked once. Afterwards a stream with frequent events is alive.
+        A restore ends all streams, so each new one is checked once. After that, a stream with frequent events is fine.
         """
         options = self._client.options
         with trio.move_on_after(options.watch_check_s):
@@ -176,43 +176,43 @@ class EtcdWatch:
         is_first = True
         while True:
             if not is_first:
-                await trio.sleep_until(self._heard_at + options.watch_check_s)
-                if trio.current_time() < self._heard_at + options.watch_check_s:
+                await trio.sleep_until(self._received_at + options.watch_check_s)
+                if trio.current_time() < self._received_at + options.watch_check_s:
                     continue
             is_first = False
             try:
                 keys, revision = await self._read_keys()
             except AgreementUnavailable as error:
-                self._ended = f"nothing said, and nothing to be read: {error.reason}"
+                self._end_reason = f"it is silent, and the keys can't be read: {error.reason}"
             else:
                 if revision < self._revision or self._went_back(keys, revision):
-                    self._ended, self._keys = "etcd has lost what it had told", None
+                    self._end_reason, self._keys = "etcd has lost changes that it had reported", None
                 elif not self._created.is_set() or self._lacks(keys, revision):
                     await trio.sleep(options.attempt_timeout_s / 2)
                     if not self._created.is_set() or self._lacks(keys, revision):
-                        self._ended = f"it did not tell what is so since revision {revision} or before"
-            if self._ended:
+                        self._end_reason = f"it did not report the changes up to revision {revision}"
+            if self._end_reason:
                 scope.cancel()
                 return
-            self._heard_at = max(self._heard_at, trio.current_time())
+            self._received_at = max(self._received_at, trio.current_time())
 
     def _went_back(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
-        """Tell whether `keys`, read at `revision`, are older than what was told: etcd was restored from a backup.
+        """Whether `keys`, read at `revision`, are older than what was published: etcd was restored from a backup.
 
-        Its revision does not tell once it has grown beyond the last one told, and leases may have outlived the restore.
+        The revision does not show that once it has passed the last published one, and leases may survive a restore.
         """
         for key, found in keys.items():
-            told = None if self._keys is None else self._keys.get(key)
-            if told is not None and told.mod_revision <= revision:
-                if found.mod_revision < told.mod_revision:
+            published = None if self._keys is None else self._keys.get(key)
+            if published is not None and published.mod_revision <= revision:
+                if found.mod_revision < published.mod_revision:
                     return True
-                if found.mod_revision == told.mod_revision and found.value != told.value:
+                if found.mod_revision == published.mod_revision and found.value != published.value:
                     return True
         return False
 
     def _lacks(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
-        """Tell whether less has been told than what showed at `revision`."""
+        """Whether changes up to `revision`, which `keys` show, were not published yet."""
         if self._keys is None:
             return False
-        untold = any(found.mod_revision > self._revision for found in keys.values())
-        return untold or any(key not in keys and told.mod_revision <= revision for key, told in self._keys.items())
+        is_behind = any(found.mod_revision > self._revision for found in keys.values())
+        return is_behind or any(key not in keys and old.mod_revision <= revision for key, old in self._keys.items())

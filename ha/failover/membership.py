@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import trio
 
 from ha.failover.agreement import (
@@ -37,23 +36,15 @@ class Membership:
         self.keeper = LeaseKeeper(agreement, options, self.record)
         self.is_leaving = False
         """The node stops: this member must not become master any more."""
-        self.standing: MemberRecord | None = None
-        """The record with which it stands in an election, None unless it is a candidate"""
+        self._standing: tuple[LogPosition, int] | None = None
+        """While it stands for election: the end of its log, and the epoch it stands for"""
         self._followed_lease_id = 0
         self._followed_at = -math.inf
 
     def record(self) -> MemberRecord:
         """Return what the member publishes of itself now."""
-        if self.standing is not None:  # of a log that doesn't change, but may yet become complete
-            return msgspec.structs.replace(self.standing, is_complete=self.state.is_complete, is_new=self.state.is_new)
-        return self._record_of(self.role.position)
-
-    def stand(self, epoch: int) -> None:
-        """From now on the record says that this member stands in the election of `epoch`, with its present log."""
-        self.standing = self._record_of(self.role.position, stands_for=epoch)
-
-    def _record_of(self, position: LogPosition, stands_for: int = 0) -> MemberRecord:
         options = self.options
+        position, stands_for = (self.role.position, 0) if self._standing is None else self._standing
         known_epoch, known_version = self.state.known_age
         return MemberRecord(
             epoch=position.epoch,
@@ -69,6 +60,14 @@ class Membership:
             known_epoch=known_epoch,
             known_version=known_version,
         )
+
+    def stand(self, epoch: int) -> None:
+        """From now on the record says that this member stands in the election of `epoch`, with its present log."""
+        self._standing = self.role.position, epoch
+
+    def stop_standing(self) -> None:
+        """Reverse `stand`."""
+        self._standing = None
 
     def master_record(self, epoch: int) -> MasterRecord:
         """Return what the master's key says if this member is master of `epoch`."""

@@ -249,7 +249,7 @@ def test_whom_a_master_hands_over_to() -> None:
     assert choose_target(seen, 1, SwitchRequest(to=5)) == "member 5 is not live"
     assert choose_target(seen, 1, SwitchRequest(to=1)) == "member 1 is the master"
     assert choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH)) == 2
-    assert "ask again" in str(choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH - 1)))
+    assert "request it again" in str(choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH - 1)))
     drained = view({1: member(), 2: member(drains=True)})
     assert choose_target(drained, 1, SwitchRequest(to=2)) == "member 2 drains"
     assert choose_target(drained, 1, SwitchRequest(to=None)) == "no other member of the sync-state set is live"

@@ -74,7 +74,7 @@ VIEWS = [
 def watch_at(revision: int) -> EtcdWatch:
     """One that has begun with no keys at `revision`."""
     watch = EtcdWatch(EtcdClient(EtcdOptions(endpoints=("http://127.0.0.1:1",))), PREFIX)
-    watch._tell({}, revision, is_restart=True)
+    watch._publish({}, revision, is_restart=True)
     watch._queue.clear()
     return watch
 
@@ -115,7 +115,7 @@ async def test_what_ends_a_stream(ending: bytes, *, starts_over: bool) -> None:
     watch = watch_at(4)
     assert watch._take(CREATED)
     assert not watch._take(ending)
-    assert watch._ended
+    assert watch._end_reason
     assert (watch._keys is None) == starts_over
     assert not watch._queue
 
@@ -159,7 +159,7 @@ async def test_a_key_that_is_older_than_what_was_told_shows_a_restored_backup(
 
 async def test_what_comes_after_a_check_has_ended_the_stream_is_left_out() -> None:
     watch = watch_at(4)
-    watch._ended, watch._keys = "etcd has lost what it had told", None
+    watch._end_reason, watch._keys = "etcd has lost changes that it had reported", None
     assert not watch._take(STREAM)
     assert not watch._queue
 
@@ -238,9 +238,9 @@ async def test_an_answer_without_end_is_cut(caplog: pytest.LogCaptureFixture) ->
                 await client.call("asking", "/v3/kv/range", {}, timeout_s=5, changes=False)
             assert "an answer of more than" in caplog.text
             watch = EtcdWatch(client, PREFIX)
-            watch._tell({}, 1, is_restart=True)
+            watch._publish({}, 1, is_restart=True)
             assert await client.follow(0, "/v3/watch", {}, watch._take) == ""
-            assert watch._ended.startswith("a line of more than")
+            assert watch._end_reason.startswith("a line of more than")
         nursery.cancel_scope.cancel()
     assert max(sent) < 4 * ANSWER_SIZE_MAX  # what the sockets hold comes on top
 
