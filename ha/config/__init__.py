@@ -1,13 +1,13 @@
-"""Configuration: RocketMQ's keys in one frozen struct, from file, environment and command line; mistakes are errors.
+"""Configuration with RocketMQ's keys, from file, environment and command line.
 
-`Config` describes a broker node, `NameServerConfig` a name server; `load_config` reads either from its sources.
-Knows no component: `ha/node.py` makes their options from a Config. Which keys there are: docs/configuration.md.
+`Config` is for broker nodes and `NameServerConfig` for name servers; `load_config` reads and checks either.
+docs/configuration.md lists the keys.
 """
 
 from .check import accepted, fields
-from .limit_keys import remoting_limits
 from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys, shown
 from .model import Config, NameServerConfig, is_loopback
+from .options import options_of
 from .secret import SecretStr
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "fields",
     "is_loopback",
     "load_config",
-    "remoting_limits",
+    "options_of",
     "render",
     "rocketmq_keys",
     "shown",

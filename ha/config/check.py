@@ -1,4 +1,4 @@
-"""What a field accepts, in words, and whether a value is that. Reads the types of the structs in model.py."""
+"""Parses and checks values by the types of the configuration structs, and describes what a field accepts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ha.errors import ConfigError
 from .secret import SecretStr
 
 DERIVED = -1
-"""The default of a number that depends on other keys; nobody may set it."""
+"""Default of a number that depends on other keys; not a valid input."""
 
 JAVA_RANGES = {"int": (-(2**31), 2**31 - 1), "long": (-(2**63), 2**63 - 1)}
 
 PATTERN_WORDS = {
-    r"^[^\s@#;,]*$": "a name of at most 127 characters without blanks, @ # ; or ,",
+    r"^[^\s@#;,]*$": "a name of at most 127 characters without spaces, @ # ; or ,",
     r"^[A-Za-z0-9._:-]*$": "a host name or an IP address",
     r"^$|^[A-Za-z0-9._-]+:\d{1,5}(;[A-Za-z0-9._-]+:\d{1,5})*;?$": "host:port, several separated by ;",
     r"^$|^[A-Za-z0-9._-]+:\d{1,5}$": "host:port",
     r"^$|^https?://[A-Za-z0-9._-]+:\d{1,5}(;https?://[A-Za-z0-9._-]+:\d{1,5})*;?$": (
         "http://host:port or https://host:port, several separated by ;"
     ),
-    r"^$|^https?://[^\s/]+(/\S*)?$": "a URL that begins with http:// or https://",
+    r"^$|^https?://[^\s/]+(/\S*)?$": "a URL that starts with http:// or https://",
     r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*;?$": "hours from 00 to 23, several separated by ;",
-    r"^[1-9]\d{0,8}[smhd]( +[1-9]\d{0,8}[smhd])*$": "times such as 30s 5m 2h 1d, separated by blanks",
+    r"^[1-9]\d{0,8}[smhd]( +[1-9]\d{0,8}[smhd])*$": "times such as 30s 5m 2h 1d, separated by spaces",
 }
 
 
 @cache
 def fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
-    """The struct's fields by key: its own first, then those that it inherits."""
+    """Returns the struct's fields by key: its own first, then inherited ones."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     own = struct.__annotations__
@@ -42,7 +42,7 @@ def fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
 
 
 def parse(key: str, field_type: inspect.Type, text: str) -> Any:
-    """The value that `text` stands for. ConfigError if it is none; its bounds are checked by the struct."""
+    """Parses `text`. ConfigError for the wrong type; the struct checks the bounds."""
     match _without_none(field_type):
         case inspect.BoolType():
             if text.lower() not in ("true", "false"):
@@ -60,14 +60,14 @@ def parse(key: str, field_type: inspect.Type, text: str) -> Any:
 
 
 def parse_integer(key: str, text: str, accepted_values: str) -> int:
-    """Decimal digits with an optional sign, as Java's parseInt."""
+    """Parses decimal digits with an optional sign, like Java's parseInt."""
     if not re.fullmatch(r"[+-]?[0-9]{1,40}", text):
         raise ConfigError(key, f"{text!r} is not an integer", accepted_values)
     return int(text)
 
 
 def check_java(key: str, java_type: str, text: str) -> None:
-    """ConfigError unless `text` is a value of that Java type: for keys that nothing here reads."""
+    """Checks the value of a key that halog does not use against its Java type. ConfigError."""
     match java_type:
         case "boolean":
             parse(key, inspect.BoolType(), text)
@@ -82,24 +82,24 @@ def check_java(key: str, java_type: str, text: str) -> None:
 
 
 def accepted(field_type: inspect.Type) -> str:
-    """What a field of this type takes, in words."""
+    """Describes the values that a field of this type accepts."""
     match _without_none(field_type):
         case inspect.BoolType():
             return "true or false"
         case inspect.LiteralType(values=values):
             return ", ".join(str(value) for value in values)
         case inspect.IntType(ge=low, le=high):
-            return f"an integer from {max(low or 0, 0)} to {high}"  # below 0 there is only DERIVED
+            return f"an integer from {max(low or 0, 0)} to {high}"  # DERIVED is the only negative value
         case inspect.StrType(pattern=str(pattern)):
             return PATTERN_WORDS[pattern]
         case inspect.CustomType(cls=cls) if cls is SecretStr:
-            return "text, which is never shown"
+            return "text, which is never displayed"
         case _:
             return "text"
 
 
 def check_bounds(config: msgspec.Struct) -> list[ConfigError]:
-    """One error for each field whose value is not what its type says. msgspec's constructor checks nothing itself."""
+    """Returns an error for each value that its type does not allow. msgspec's constructor does not check."""
     errors = []
     for key, field in fields(type(config)).items():
         value = getattr(config, field.name)
@@ -109,7 +109,7 @@ def check_bounds(config: msgspec.Struct) -> list[ConfigError]:
 
 
 def check_value(key: str, field_type: inspect.Type, value: object) -> list[ConfigError]:
-    """An error, or none."""
+    """Returns an error if the type does not allow the value."""
     reason = _wrong(field_type, value)
     return [] if reason is None else [ConfigError(key, reason, accepted(field_type))]
 
@@ -119,11 +119,11 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
         return None
     match _without_none(field_type):
         case inspect.CustomType(cls=cls) if cls is SecretStr:
-            return None if isinstance(value, SecretStr) else "it is not a SecretStr"  # and the value stays unsaid
+            return None if isinstance(value, SecretStr) else "it is not a SecretStr"  # without showing the value
         case inspect.BoolType():
             return None if isinstance(value, bool) else f"{value!r} is not a boolean"
         case inspect.LiteralType(values=values):
-            return None if value in values and not isinstance(value, bool) else f"{value!r} is none of them"
+            return None if value in values and not isinstance(value, bool) else f"{value!r} is not one of them"
         case inspect.IntType(ge=low, le=high):
             if not isinstance(value, int) or isinstance(value, bool):
                 return f"{value!r} is not an integer"
@@ -135,10 +135,10 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
             if not isinstance(value, str):
                 return f"{value!r} is not text"
             if any(ord(character) < 32 or 0xD800 <= ord(character) < 0xE000 for character in value):
-                return f"{value!r} has characters that are not UTF-8 text"
+                return f"{value!r} contains characters that are not UTF-8 text"
             if length is not None and len(value) > length:
                 return f"{value[:20]}… has {len(value)} characters"
-            return None if pattern is None or re.search(pattern, value) else f"{value!r} has another form"
+            return None if pattern is None or re.search(pattern, value) else f"{value!r} has the wrong format"
     return None
 
 
@@ -149,7 +149,7 @@ def _without_none(field_type: inspect.Type) -> inspect.Type:
 
 
 def raise_errors(errors: list[ConfigError]) -> None:
-    """Raise the first, with the others in its `others`; nothing if there are none."""
+    """Raises the first error, with the others in its `others`. Returns if there are none."""
     if errors:
         first, *others = errors
         raise ConfigError(first.key, first.reason, first.accepted, others=tuple(others))

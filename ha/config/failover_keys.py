@@ -1,6 +1,6 @@
-"""The keys of a member of a failover group: where the group's agreement is kept, how fast and whom it elects.
+"""The keys of a failover group member: its etcd, its lease, and its elections.
 
-RocketMQ's names where it has them. A broker becomes a member by etcdEndpoints; without it none of these keys is read.
+A broker with etcdEndpoints is a member; otherwise none of these keys has an effect.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LEASE_MS_MIN = 1_000
 
 
 class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
-    """What `ha.member` needs beyond what a master and a slave need."""
+    """Keys of `ha.member` beyond those of masters and slaves."""
 
     etcd_endpoints: Endpoints = _key("etcdEndpoints", "")
-    """own; `ha.member` alone: the etcd servers on which the members of its group agree who is master"""
+    """own; URLs of the etcd servers that hold the state of the failover group; makes this node a member"""
     etcd_user: str = _key("etcdUser", "")
     """own"""
     etcd_password: SecretStr | None = _key("etcdPassword", None)
@@ -33,27 +33,27 @@ class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
     etcd_password_file: str = _key("etcdPasswordFile", "")
     """own"""
     etcd_trust_cert_path: str = _key("etcdTrustCertPath", "")
-    """own; PEM: the CAs of https servers' certificates; unset: those that the system trusts"""
+    """own; PEM file with the CAs of etcd servers with https; unset: the system's CAs"""
     etcd_cert_path: str = _key("etcdCertPath", "")
-    """own; PEM: what this node shows https servers"""
+    """own; PEM file with the client certificate for etcd servers with https"""
     etcd_key_path: str = _key("etcdKeyPath", "")
-    """own; PEM; derived: etcdCertPath"""
+    """own; PEM file; derived: etcdCertPath"""
     lease_ttl_ms: Annotated[int, Meta(ge=LEASE_MS_MIN, le=INT_MAX)] = _key("leaseTtl", 3_000)
-    """own; ms, rounded up to whole seconds: a master that is gone is missed after so long; etcd's least is 2000"""
+    """own; ms, rounded up to whole seconds, until a failed master is detected; etcd's minimum is 2000"""
     switch_timeout_ms: Interval = _key("switchTimeout", 2_000)
-    """own; ms: so long a planned switch waits for the next master to have everything"""
+    """own; ms that a planned switch holds sends until the next master has all messages"""
     election_priority: Annotated[int, Meta(ge=0, le=INT_MAX)] = _key("brokerElectionPriority", INT_MAX)
-    """member: of equally good candidates the one with the lowest number is elected"""
+    """priority in elections; among equal candidates, the one with the lowest number wins"""
     elect_unclean_master: bool = _key("enableElectUncleanMaster", False)
-    """member: rather elect one that lacks acknowledged messages than none; loses them"""
+    """whether a member that lacks acknowledged messages can be elected if no other can; loses those messages"""
     slave_not_catch_up_ms_max: Interval = _key("haMaxTimeSlaveNotCatchup", 15_000)
-    """ms; member: a slave that has not had everything for so long is no longer waited for, nor elected"""
+    """ms without being caught up after which a slave is removed from the sync-state set"""
     async_learner: bool = _key("asyncLearner", False)
-    """member: copies the log, is never waited for and never elected"""
+    """whether this member only copies the log: it is never waited for and never elected"""
 
     @property
     def is_member(self) -> bool:
-        """Whether roles are decided by elections."""
+        """Whether elections decide the role."""
         return bool(self.etcd_endpoints)
 
     @property
@@ -63,24 +63,24 @@ class FailoverKeys(AccessKeys, frozen=True, kw_only=True):
 
 
 def derive_failover(keys: FailoverKeys) -> None:
-    """Fill in what depends on other keys."""
+    """Fills in values that depend on other keys."""
     msgspec.structs.force_setattr(keys, "etcd_key_path", keys.etcd_key_path or keys.etcd_cert_path)
 
 
 def check_failover(keys: FailoverKeys) -> list[ConfigError]:
-    """One error for each contradiction."""
+    """Returns an error for each contradiction."""
     errors = []
     if keys.etcd_password is not None and keys.etcd_password_file:
-        errors.append(ConfigError("etcdPassword", "is set, and etcdPasswordFile too", "one of the two"))
+        errors.append(ConfigError("etcdPassword", "contradicts etcdPasswordFile", "one of the two"))
     has_password = keys.etcd_password is not None or bool(keys.etcd_password_file)
     if has_password != bool(keys.etcd_user):
         wanted, given = ("etcdUser", "etcdPassword") if has_password else ("etcdPassword", "etcdUser")
-        errors.append(ConfigError(wanted, f"is unset, and {given} is set", "both, or none"))
+        errors.append(ConfigError(wanted, f"is required if {given} is set", "both or none"))
     if keys.etcd_key_path and not keys.etcd_cert_path:
-        errors.append(ConfigError("etcdCertPath", "is unset, and etcdKeyPath is set", "a PEM file"))
+        errors.append(ConfigError("etcdCertPath", "is required if etcdKeyPath is set", "a PEM file"))
     schemes = {url.partition("://")[0] for url in keys.etcd_servers}
     if len(schemes) > 1:
-        errors.append(ConfigError("etcdEndpoints", "some are http, some https", "all the same"))
+        errors.append(ConfigError("etcdEndpoints", "http and https are mixed", "one of the two"))
     elif schemes == {"http"} and (keys.etcd_cert_path or keys.etcd_trust_cert_path):
-        errors.append(ConfigError("etcdEndpoints", "are http, and certificates are given", "https URLs"))
+        errors.append(ConfigError("etcdEndpoints", "certificates require https", "https URLs"))
     return errors

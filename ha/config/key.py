@@ -1,4 +1,4 @@
-"""How a key is declared: its name as RocketMQ spells it, its default, and the types that keys of several files have."""
+"""Declares configuration keys, and the types that several files use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ INT_MAX = 2**31 - 1
 """Java's largest int."""
 
 Interval = Annotated[int, Meta(ge=100, le=INT_MAX)]
-"""Milliseconds, and not so few that somebody must have meant seconds."""
+"""Milliseconds; the minimum catches values that were meant as seconds."""
 
 
 def key(name: str, default: Any) -> Any:
-    """Return the field of a configuration struct that holds the key `name`."""
+    """Returns the struct field of the key `name`."""
     return msgspec.field(name=name, default=default)

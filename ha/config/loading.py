@@ -1,13 +1,13 @@
-"""From where a configuration comes, the later winning: the entry point's own defaults, `--config FILE`, the
-environment, `--set key=value`.
+"""Loads a configuration from the entry point's defaults, `--config FILE`, the environment and `--set key=value`; later
+sources override earlier ones.
 
-A key that begins with `tls.` may also stand in the file that `tls.config.file` names; elsewhere it wins.
+Keys that start with `tls.` can also be in the file that `tls.config.file` names, which all other sources override.
 
-Environment: HA_ and the key, without regard to case and dots, with underscores wherever one likes them; HA_listenPort,
-HA_LISTENPORT and HA_LISTEN_PORT are one. Every HA_ variable must be a key, so that no typing mistake passes in silence.
+Environment variables are HA_ and the key, ignoring case, dots and underscores: HA_listenPort, HA_LISTENPORT and
+HA_LISTEN_PORT are the same. Every HA_ variable must name a key, so that typing mistakes are detected.
 
-A key of RocketMQ's that nothing here reads is checked against its Java type and reported in `Loaded.ignored`; a key of
-neither is an error that names the nearest one.
+A RocketMQ key that halog does not use is checked against its Java type and reported in `Loaded.ignored`. An unknown key
+is an error that names the nearest known key.
 """
 
 from __future__ import annotations
@@ -33,25 +33,37 @@ TLS_PREFIX = "tls."
 TLS_CONFIG_FILE = "tls.config.file"
 
 ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
-"""The name of 4.9 -> the name of 5.x; broker.conf's name -> that of the system property that sets the same."""
+"""Alternative name -> key: the names of 4.9, and the name in broker.conf of a system property."""
 
 REFUSED_IF_TRUE = {
-    "authenticationEnabled": "there is no authentication here, so everybody would be let in",
-    "authorizationEnabled": "there is no authorization here, so everybody would be let in",
-    "enableControllerMode": "RocketMQ's controllers are not asked here: `python -m ha.member` elects (etcdEndpoints)",
-    "enableDLegerCommitLog": "DLedger's replication protocol is not spoken here",
-    "duplicationEnable": "a log that is filled from elsewhere is not supported",
+    "authenticationEnabled": "halog has no such authentication, so all clients would be accepted",
+    "authorizationEnabled": "halog has no such authorization, so all requests would be accepted",
+    "enableControllerMode": "halog uses elections instead of controllers: `python -m ha.member` (etcdEndpoints)",
+    "enableDLegerCommitLog": "halog does not support DLedger's replication protocol",
+    "duplicationEnable": "halog does not support it",
 }
-"""Keys that can't be dropped with a warning: who ignored them would not be what its operator asked for."""
+"""Keys that must not be ignored, because the node would not do what its operator expects."""
+
+REMOVED = frozenset(
+    {
+        "aclReloadInterval",
+        "haHandshakeTimeout",
+        "maxHeaderSize",
+        "tlsHandshakeCountMax",
+        "tlsHandshakeTimeout",
+        "tlsReloadInterval",
+    }
+)
+"""Keys of earlier releases; they are ignored, and docs/upgrading.md lists what replaced them."""
 
 STANDARD_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otelEndpoint"}
-"""Variable -> key."""
+"""Environment variable of another project -> key."""
 
 C = TypeVar("C", Config, NameServerConfig)
 
 
 class Loaded(msgspec.Struct, Generic[C], frozen=True):
-    """A configuration, and the keys given that it has no use for (RocketMQ's names, sorted)."""
+    """A configuration, and the given keys that have no effect, sorted."""
 
     config: C
     ignored: tuple[str, ...]
@@ -65,9 +77,9 @@ def load_config(
     environment: Mapping[str, str] = {},
     settings: Iterable[str] = (),
 ) -> Loaded[C]:
-    """Read all sources and check them. `environment` is all of os.environ; `settings` are the `key=value` of `--set`.
+    """Loads and checks all sources. `environment` is os.environ; `settings` are the `key=value` pairs of `--set`.
 
-    Raises ConfigError with everything that is wrong: the first mistake, the others in its `others`.
+    Raises ConfigError for the first mistake, with the others in its `others`.
     """
     errors: list[ConfigError] = []
     texts: dict[str, str] = dict(defaults) | _from_standard_variables(environment, struct)
@@ -83,11 +95,11 @@ def load_config(
         try:
             if key in known:
                 if text == "" and known[key].default in ("", None):
-                    continue  # `namesrvAddr=` is the way to say "unset"
+                    continue  # an empty value unsets a key
                 value = parse(given_as.get(key, key), known[key].type, text)
                 errors += check_value(given_as.get(key, key), known[key].type, value)
                 values[known[key].name] = value
-            elif key in rocketmq_keys() or key in fields(Config):
+            elif key in rocketmq_keys() or key in fields(Config) or key in REMOVED:
                 _check_ignored(key, text)
                 ignored.append(key)
             else:
@@ -99,7 +111,7 @@ def load_config(
 
 
 def _from_standard_variables(environment: Mapping[str, str], struct: type[C]) -> dict[str, str]:
-    """What the environment says in other projects' words; whatever is said in ours wins."""
+    """Reads the variables of other projects; halog's own override them."""
     known = fields(struct)
     return {
         key: environment[variable]
@@ -110,7 +122,7 @@ def _from_standard_variables(environment: Mapping[str, str], struct: type[C]) ->
 
 @cache
 def rocketmq_keys() -> dict[str, str]:
-    """Every key of RocketMQ 4.9.7 and 5.5.0 -> its Java type."""
+    """Returns every key of RocketMQ 4.9.7 and 5.5.0 with its Java type."""
     text = Path(__file__).with_name("rocketmq_keys.txt").read_text()
     types = {}
     java_type = ""
@@ -123,7 +135,9 @@ def rocketmq_keys() -> dict[str, str]:
 
 
 def shown(config: Config | NameServerConfig) -> dict[str, str]:
-    """All keys and what is in force, as a properties file has it. Keys that are unset are left out, secrets hidden."""
+    """Returns all keys with their effective values, as in a properties file, without unset keys and with secrets
+    hidden.
+    """
     found = {}
     for key, field in fields(type(config)).items():
         value = getattr(config, field.name)
@@ -133,7 +147,7 @@ def shown(config: Config | NameServerConfig) -> dict[str, str]:
 
 
 def render(config: Config | NameServerConfig) -> str:
-    """The same as the text of a properties file."""
+    """Returns `shown` as the text of a properties file."""
     return "".join(f"{key}={value}\n" for key, value in shown(config).items())
 
 
@@ -145,13 +159,13 @@ def _from_file(file: Path | None, key: str = "--config") -> dict[str, str]:
             raise ConfigError(key, f"{file} is larger than {FILE_SIZE_MAX} bytes", "a properties file")
         return dict(parse_properties(file.read_text("utf-8-sig", errors="surrogateescape")))
     except OSError as error:
-        raise ConfigError(key, f"{file}: {error.strerror}", "a file that can be read") from None
+        raise ConfigError(key, f"{file}: {error.strerror}", "a readable file") from None
     except ValueError as error:
         raise ConfigError(key, f"{file}: {error}", "Java's properties format") from None
 
 
 def _from_tls_file(file: Path, errors: list[ConfigError]) -> dict[str, str]:
-    """RocketMQ's file for everything about TLS but tls.server.mode and tls.enable; here for these two as well."""
+    """Reads RocketMQ's TLS file. Unlike in RocketMQ, it can also contain tls.server.mode and tls.enable."""
     try:
         found = _from_file(file, TLS_CONFIG_FILE)
     except ConfigError as error:
@@ -159,7 +173,7 @@ def _from_tls_file(file: Path, errors: list[ConfigError]) -> dict[str, str]:
         return {}
     for key in found:
         if not key.startswith(TLS_PREFIX):
-            errors.append(ConfigError(key, f"in {file}, is no key of TLS", f"keys that begin with {TLS_PREFIX}"))
+            errors.append(ConfigError(key, f"in {file}, is not a TLS key", f"keys that start with {TLS_PREFIX}"))
     return {key: text for key, text in found.items() if key.startswith(TLS_PREFIX)}
 
 
@@ -176,12 +190,12 @@ def _from_environment(
         if key is None:
             near = difflib.get_close_matches(name, keys, n=1, cutoff=0.0)
             errors.append(
-                ConfigError(variable, "names no key", f"{ENVIRONMENT_PREFIX}{keys[near[0]]}, which is the nearest")
+                ConfigError(
+                    variable, "does not name a key", f"{ENVIRONMENT_PREFIX}{keys[near[0]]}, which is the nearest"
+                )
             )
         elif found.get(key, text) != text:
-            errors.append(
-                ConfigError(variable, f"{key} is given twice in the environment", "one variable for each key")
-            )
+            errors.append(ConfigError(variable, f"{key} is set twice in the environment", "one variable for each key"))
         else:
             found[key] = text.strip()
     return found
@@ -194,14 +208,14 @@ def _from_settings(settings: Iterable[str], errors: list[ConfigError]) -> dict[s
         if equals and key.strip():
             found[key.strip()] = text.strip()
         else:
-            name = re.match(r"[\w.]*", setting)  # behind it a secret may follow
+            name = re.match(r"[\w.]*", setting)  # the rest may be a secret
             assert name is not None
-            errors.append(ConfigError("--set", f"{name[0]!r} has no key and value", "key=value"))
+            errors.append(ConfigError("--set", f"{name[0]!r} is not a key and a value", "key=value"))
     return found
 
 
 def _without_aliases(source: dict[str, str], errors: list[ConfigError], given_as: dict[str, str]) -> dict[str, str]:
-    """Replace old names by new ones; `given_as` keeps by which name the value that counts was given."""
+    """Replaces aliases by their keys; `given_as` records the alias that set the effective value."""
     for old, new in ALIASES.items():
         if new in source:
             given_as.pop(new, None)
@@ -209,7 +223,7 @@ def _without_aliases(source: dict[str, str], errors: list[ConfigError], given_as
             given_as[new] = old
             text = source.pop(old)
             if source.setdefault(new, text) != text:
-                errors.append(ConfigError(old, f"contradicts {new}, which is the same", "one of the two"))
+                errors.append(ConfigError(old, f"contradicts {new}, which means the same", "one of the two"))
     return source
 
 
@@ -222,8 +236,8 @@ def _check_ignored(key: str, text: str) -> None:
 
 
 def _known_keys(struct: type[Config | NameServerConfig]) -> list[str]:
-    """Most useful first: the nearest key is looked for in this order."""
-    return list(dict.fromkeys([*fields(struct), *ALIASES, *fields(Config), *rocketmq_keys()]))
+    """Returns the keys to suggest, most useful first."""
+    return list(dict.fromkeys([*fields(struct), *ALIASES, *fields(Config), *rocketmq_keys(), *REMOVED]))
 
 
 def _nearest(key: str, struct: type[Config | NameServerConfig]) -> str:

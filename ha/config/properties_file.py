@@ -1,10 +1,10 @@
-"""Java's properties format (java.util.Properties.load), as RocketMQ's broker.conf is written in it. Text in, pairs out.
+"""Parses Java's properties format (java.util.Properties.load), the format of RocketMQ's broker.conf.
 
-    key=value   key: value   key value   a line continues behind a backslash at its end   # and ! begin a comment line
-    \\t \\n \\r \\f \\uXXXX are the characters they stand for; before anything else a backslash is dropped
+    key=value   key: value   key value   a backslash at the end continues a line   # and ! start a comment line
+    \\t \\n \\r \\f \\uXXXX are escapes; a backslash before any other character is dropped
 
-Two departures: the text is UTF-8 (Java: Latin-1), and blanks at the end of a value are dropped, where RocketMQ takes a
-number followed by a blank for no number and silently keeps the default.
+Two differences: the text is UTF-8 (Java: Latin-1), and spaces at the end of a value are removed. RocketMQ does not
+recognise a number followed by a space, and silently keeps the default.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _SEPARATOR = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(?P
 
 
 def parse_properties(text: str) -> list[tuple[str, str]]:
-    """The (key, value) pairs in order, repeated keys included. ValueError, naming the line, for a bad \\u escape."""
+    """Returns (key, value) pairs in order, including repeated keys. ValueError, with the line, for an invalid \\u
+    escape.
+    """
     pairs = []
     for number, line in _logical_lines(text):
         match = _SEPARATOR.fullmatch(line)
-        assert match is not None  # the pattern takes any text
+        assert match is not None  # the pattern matches any text
         try:
             pairs.append((_unescape(match["key"]), _unescape(match["value"]).rstrip()))
         except ValueError as error:
@@ -32,7 +34,7 @@ def parse_properties(text: str) -> list[tuple[str, str]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations joined, without comments and empty ones; with the number of the first."""
+    """Yields joined lines, without comments and empty ones, and the number of their first line."""
     parts: list[str] = []
     first = 0
     for number, natural in enumerate(re.split(r"\r\n|\r|\n", text), start=1):

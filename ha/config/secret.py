@@ -1,7 +1,7 @@
-"""A secret in a configuration: compared and revealed on purpose, printed never.
+"""A secret that is never displayed by accident.
 
-Nothing that shows a value (repr, str, format, the tables of `--print-config`, /status, a traceback's locals, msgspec's
-encoders, pickle) gets at what it holds; only `reveal` does, so a search for that word finds every use.
+repr, str, format, `--print-config`, /status, the locals of a traceback, msgspec's encoders and pickle don't show its
+text. Only `reveal` returns it, so a search for that word finds every use.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import hmac
 from typing import NoReturn
 
 HIDDEN = "***"
-"""What stands wherever a secret would be shown."""
+"""Displayed instead of a secret."""
 
 
 class SecretStr:
-    """Text that nobody may see by accident. Equal ones compare equal, in constant time for texts of one length."""
+    """A secret text. Comparison takes constant time for texts of equal length."""
 
     __slots__ = ("_text",)
 
@@ -22,7 +22,7 @@ class SecretStr:
         self._text = text
 
     def reveal(self) -> str:
-        """Return the text, for the one place that needs it."""
+        """Returns the text."""
         return self._text
 
     def __repr__(self) -> str:
@@ -43,4 +43,4 @@ class SecretStr:
         return hash((SecretStr, self._text))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret is not to be pickled or copied into another process")
+        raise TypeError("secrets can't be pickled")

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 import trio
 
 from ha.acl import AclGuard, guard_options
-from ha.config import NameServerConfig, remoting_limits
+from ha.config import NameServerConfig, options_of
 from ha.process import Entry
 from ha.remoting import PortTls, RemotingServerOptions
-from ha.tls.ports import keep_fresh, load_server, open_handshakes, securing
+from ha.tls.handshake import Handshakes
+from ha.tls.ports import FILE_CHECK_INTERVAL_S, keep_fresh, load_server, securing
 
 from . import NameServerOptions, open_name_server
 
@@ -25,13 +26,13 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
         host=config.bind_address,
         port=config.listen_port,
         order_message_enable=config.order_message_enable,
-        remoting=RemotingServerOptions(idle_timeout_s=config.channel_idle_timeout_s, **remoting_limits(config)),
+        remoting=options_of(RemotingServerOptions, config),
     )
     credentials = load_server(config, wall_clock_ms)
     tls = None
     if credentials is not None:
         is_required = config.tls_server_mode == "enforcing"
-        tls = PortTls(secure=securing(open_handshakes(config), credentials), is_required=is_required)
+        tls = PortTls(secure=securing(Handshakes(), credentials), is_required=is_required)
     guard = files = None
     if config.acl_enable:
         from ha.acl.policy_files import system_policy_files
@@ -40,10 +41,9 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
         guard = AclGuard(await files.load(), guard_options(config))
     async with open_name_server(options, tls=tls, guard=guard) as name_server, trio.open_nursery() as nursery:
         if guard is not None and files is not None:
-            nursery.start_soon(files.keep_loaded, guard, config.acl_reload_interval_ms / 1000)
+            nursery.start_soon(files.keep_loaded, guard, FILE_CHECK_INTERVAL_S)
         if credentials is not None:
-            interval_s = config.tls_reload_interval_ms / 1000
-            nursery.start_soon(keep_fresh, [credentials], interval_s, trio.to_thread.run_sync)
+            nursery.start_soon(keep_fresh, [credentials], FILE_CHECK_INTERVAL_S, trio.to_thread.run_sync)
         host, port = name_server.address
         yield f"READY role=NAMESRV remoting={host}:{port}"
         nursery.cancel_scope.cancel()

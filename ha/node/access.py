@@ -60,11 +60,7 @@ async def read_access(config: Config, platform: Platform) -> NodeAccess:
     if broker_secret is not None:
         credentials = AclCredentials(config.broker_access_key, broker_secret.reveal())
     if shared_secret is not None:
-        handshake = HandshakeOptions(
-            key=HandshakeKey(shared_secret.reveal()),
-            random_bytes=platform.random_bytes,
-            timeout_s=config.ha_handshake_timeout_ms / 1000,
-        )
+        handshake = HandshakeOptions(key=HandshakeKey(shared_secret.reveal()), random_bytes=platform.random_bytes)
     return NodeAccess(
         acl_files=acl_files,
         credentials=credentials,

@@ -40,7 +40,7 @@ async def heal(node: Node, client: RemotingClient, name_servers: list[str], hand
         partial(_peers, node, client, name_servers),
         connect=node.tls.connect_to_master,
         options=msgspec.structs.replace(ha_options(node.config), handshake=handshake),
-        segment_size=node.config.mapped_file_size_commit_log_bytes,
+        segment_size=node.config.segment_size,
     )
     await healer.run()
 

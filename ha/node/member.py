@@ -216,7 +216,7 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
         await state.begin(
             StartConditions(
                 boot_id=await node.platform.run_blocking(node.platform.boot_id),
-                flushes_first=config.flush_disk_type == "SYNC_FLUSH",
+                flushes_first=config.flush_mode == "SYNC_FLUSH",
                 was_stopped_cleanly=store.recovered_clean,
                 is_empty=not store.max_offset and node.store.epochs.last is None,
             )

@@ -110,7 +110,7 @@ class Node:
         fault = topic_fault(topic)
         if fault:
             return fault
-        if not self.config.auto_create_topic_enable:
+        if not self.config.auto_create_topic:
             return f"topic {topic} does not exist (autoCreateTopicEnable)"
         created = await topics.ensure(topic, max(self.config.default_topic_queue_nums, message.queue_id + 1))
         return created if isinstance(created, str) else ""

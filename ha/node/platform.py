@@ -25,9 +25,10 @@ from ha.remoting import connect_tcp
 from ha.store.files import Disk, OsDisk, is_open_to_others
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.message_store import wall_clock_ms
+from ha.tls.ports import FILE_CHECK_INTERVAL_S
 
 from .etcd import open_etcd
-from .options import MANY_FILES
+from .options import OPEN_FILES_UNLIMITED
 from .ports import BoundPort, own_address, resolve
 
 OpenAgreement = Callable[
@@ -54,7 +55,7 @@ class Port(Protocol):
 def open_files_max() -> int:
     """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft > 0 else MANY_FILES
+    return soft if soft > 0 else OPEN_FILES_UNLIMITED
 
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -80,6 +81,7 @@ class Platform:
     `boot_id` names the running kernel (None if it can't be told): what its page cache holds outlives a process, not
     the kernel. It blocks.
     `is_open_to_others` tells of a file with a secret whether too many may read it (OSError); it blocks.
+    `file_check_interval_s`: how often the files of certificates and access control are checked for changes.
     """
 
     disk: Disk = field(default_factory=OsDisk)
@@ -96,4 +98,5 @@ class Platform:
     jitter: Callable[[], float] = random.random
     open_agreement: OpenAgreement = open_etcd
     boot_id: Callable[[], str | None] = boot_id
+    file_check_interval_s: float = FILE_CHECK_INTERVAL_S
     is_open_to_others: Callable[[Path], bool] = is_open_to_others

@@ -96,7 +96,8 @@ async def _serving(
     nursery.start_soon(heal, node, client, name_servers, access.handshake)
     async with _open_broker(node, client, ports) as node.broker:
         if node.acl_guard is not None and access.acl_files is not None:
-            nursery.start_soon(access.acl_files.keep_loaded, node.acl_guard, config.acl_reload_interval_ms / 1000)
+            interval_s = node.platform.file_check_interval_s
+            nursery.start_soon(access.acl_files.keep_loaded, node.acl_guard, interval_s)
         node.broker.admin.info.describe = partial(make.reported_config, config)
         node.registration = _registration(node, client, name_servers)
         if node.ha_client is not None and not config.is_member:

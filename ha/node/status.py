@@ -44,7 +44,7 @@ def describe(node: Node) -> Mapping[str, object]:
             "admin": node.admin_address,
             "embedded_name_server": node.name_server_address,
         },
-        "store": {"root": str(config.root.absolute()), "flush_disk_type": config.flush_disk_type, **store},
+        "store": {"root": str(config.root.absolute()), "flush_disk_type": config.flush_mode, **store},
         "commitlog": commitlog,
         "delay": node.broker.delay.statistics(),
         "transactions": node.broker.transactions.statistics(),
@@ -83,7 +83,7 @@ def count_tasks() -> int:
 
 
 def _master_side(node: Node, ha: HAStatistics) -> Mapping[str, object]:
-    limit = node.config.ha_max_gap_not_in_sync_bytes
+    limit = node.config.ha_fall_behind_max_bytes
     return {
         "in_sync": ha.in_sync_replicas_nums - 1,
         "slave_count": ha.slave_count,

@@ -21,8 +21,8 @@ from ha.errors import HandshakeFailed
 from ha.remoting import PortTls, parse_address
 from ha.tls.credentials import Credentials, CredentialStatus
 from ha.tls.files import TlsFiles, client_context, server_context
-from ha.tls.handshake import HANDSHAKE_RECORD, PrefixedStream, common_name
-from ha.tls.ports import SERVER_KEYS, keep_fresh, load, load_server, open_handshakes, securing, server_files
+from ha.tls.handshake import HANDSHAKE_RECORD, HANDSHAKE_TIMEOUT_S, Handshakes, PrefixedStream, common_name
+from ha.tls.ports import SERVER_KEYS, keep_fresh, load, load_server, securing, server_files
 
 from .platform import Platform
 
@@ -42,7 +42,7 @@ class NodeTls:
         clock = platform.wall_clock_ms
         self._config = config
         self._platform = platform
-        self.handshakes = open_handshakes(config)
+        self.handshakes = Handshakes()
         self._server = load_server(config, clock)
         self._ha = self._admin = self._client = self._etcd = None
         if config.ha_tls != "disabled":
@@ -76,7 +76,7 @@ class NodeTls:
     async def keep_fresh(self) -> None:
         """Follow the files while the node runs."""
         if self._all:
-            await keep_fresh(self._all, self._config.tls_reload_interval_ms / 1000, self._platform.run_blocking)
+            await keep_fresh(self._all, self._platform.file_check_interval_s, self._platform.run_blocking)
 
     def status(self) -> Mapping[str, object]:
         """Return modes, certificates and handshakes for the status page."""
@@ -121,11 +121,10 @@ class NodeTls:
         assert self._ha is not None
         config = self._config
         # RocketMQ's slaves first say something after haSendHeartbeatInterval, TLS ones at once.
-        waits_ms = (
-            config.ha_housekeeping_interval_ms if config.ha_tls == "permissive" else config.tls_handshake_timeout_ms
-        )
+        is_required = config.ha_tls != "permissive"
+        timeout_s = HANDSHAKE_TIMEOUT_S if is_required else config.ha_housekeeping_interval_ms / 1000
         first = b""
-        with trio.move_on_after(waits_ms / 1000):
+        with trio.move_on_after(timeout_s):
             try:
                 first = bytes(await stream.receive_some(FIRST_BYTES))
             except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -24,6 +24,10 @@ HANDSHAKE_RECORD = 0x16
 a length below 2^24, the latter with an offset below 2^56 or with 0xFF."""
 
 
+HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_COUNT_MAX = 256
+
+
 class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Handshakes so far; `refused` are those that made way for a newer one, and are among the failed."""
 
@@ -40,7 +44,7 @@ class Handshakes:
     strangers who hold their handshakes open keep out each other only.
     """
 
-    def __init__(self, *, timeout_s: float = 10.0, count_max: int = 256) -> None:
+    def __init__(self, *, timeout_s: float = HANDSHAKE_TIMEOUT_S, count_max: int = HANDSHAKE_COUNT_MAX) -> None:
         self._timeout_s = timeout_s
         self._count_max = count_max
         self._accepting: list[trio.CancelScope] = []

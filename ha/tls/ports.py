@@ -17,6 +17,8 @@ from .files import TlsFiles, server_context
 from .handshake import Handshakes
 
 SERVER_KEYS = ("tls.server.certPath", "tls.server.keyPath", "tls.server.trustCertPath")
+FILE_CHECK_INTERVAL_S = 5.0
+"""Interval at which the files of certificates and access control are checked for changes."""
 CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
 
 
@@ -55,11 +57,6 @@ def load_server(keys: ServerTlsKeys, wall_clock_ms: Callable[[], int]) -> Creden
         return None
     make = partial(server_context, client_certificates=CLIENT_AUTH[keys.tls_server_need_client_auth])
     return load("server", server_files(keys), make, SERVER_KEYS, wall_clock_ms)
-
-
-def open_handshakes(keys: ServerTlsKeys) -> Handshakes:
-    """Return the bounds that all of a process's handshakes share."""
-    return Handshakes(timeout_s=keys.tls_handshake_timeout_ms / 1000, count_max=keys.tls_handshake_count_max)
 
 
 def securing(

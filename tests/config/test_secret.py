@@ -47,7 +47,7 @@ def test_compares_by_what_it_holds() -> None:
 def test_is_a_value_of_the_configuration() -> None:
     kind = fields(Keeper)["some.password"].type
     assert parse("some.password", kind, WORD) == SecretStr(WORD)
-    assert accepted(kind) == "text, which is never shown"
+    assert accepted(kind) == "text, which is never displayed"
     assert check_bounds(Keeper(password=SecretStr(WORD))) == []
 
 

@@ -40,13 +40,13 @@ def test_environment_names_with_odd_capitals() -> None:
 
 
 def test_a_misspelt_variable_is_refused() -> None:
-    with pytest.raises(ConfigError, match="HA_LISTEN_PROT: names no key; accepted: HA_listenPort") as caught:
+    with pytest.raises(ConfigError, match="HA_LISTEN_PROT: does not name a key; accepted: HA_listenPort") as caught:
         load_config(Config, environment={"HA_LISTEN_PROT": "1"})
     assert caught.value.key == "HA_LISTEN_PROT"
 
 
 def test_two_variables_for_one_key() -> None:
-    with pytest.raises(ConfigError, match="listenPort is given twice"):
+    with pytest.raises(ConfigError, match="listenPort is set twice"):
         load_config(Config, environment={"HA_LISTEN_PORT": "1", "HA_listenPort": "2"})
 
 
@@ -67,10 +67,10 @@ def test_the_name_of_4_9_in_any_source(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("haSlaveFallbehindMax=1000\n")
     loaded = load_config(Config, file=file)
-    assert (loaded.config.ha_max_gap_not_in_sync_bytes, loaded.ignored) == (1000, ())
-    assert load_config(Config, file=file, settings=["haMaxGapNotInSync=2"]).config.ha_max_gap_not_in_sync_bytes == 2
+    assert (loaded.config.ha_fall_behind_max_bytes, loaded.ignored) == (1000, ())
+    assert load_config(Config, file=file, settings=["haMaxGapNotInSync=2"]).config.ha_fall_behind_max_bytes == 2
     environment = {"HA_HA_SLAVE_FALLBEHIND_MAX": "3"}
-    assert load_config(Config, file=file, environment=environment).config.ha_max_gap_not_in_sync_bytes == 3
+    assert load_config(Config, file=file, environment=environment).config.ha_fall_behind_max_bytes == 3
     with pytest.raises(ConfigError, match="haSlaveFallbehindMax: contradicts haMaxGapNotInSync"):
         load_config(Config, settings=["haSlaveFallbehindMax=1", "haMaxGapNotInSync=2"])
 

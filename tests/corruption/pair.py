@@ -42,12 +42,12 @@ def config(root: Path, **keys: Any) -> ha.Config:
             "listen_port": 0,
             "broker_name": "a",
             "store_path_root_dir": str(root),
-            "mapped_file_size_commit_log_bytes": SEGMENT,
+            "segment_size": SEGMENT,
             "mapped_file_size_consume_queue_bytes": 20 * 200,
-            "max_hash_slot_num": SLOT_COUNT,
-            "max_index_num": 1000,
+            "index_slot_count": SLOT_COUNT,
+            "index_entry_count": 1000,
             "scrub_bytes_per_s": 1 << 30,
-            "ha_send_heartbeat_interval_ms": 500,
+            "ha_heartbeat_interval_ms": 500,
             **keys,
         }
     )

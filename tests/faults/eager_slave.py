@@ -19,7 +19,7 @@ RECONNECT_S = 0.5
 _ha_options = options.ha_options
 
 
-def eager_options(config: Config, open_files_max: int = options.MANY_FILES) -> HAOptions:
+def eager_options(config: Config, open_files_max: int = options.OPEN_FILES_UNLIMITED) -> HAOptions:
     return msgspec.structs.replace(_ha_options(config, open_files_max), reconnect_interval_s=RECONNECT_S)
 
 

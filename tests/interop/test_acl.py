@@ -72,7 +72,7 @@ async def halog_with_acl(children: Children) -> AsyncIterator[tuple[HalogBroker,
     file.parent.mkdir()
     file.write_text(ACCOUNTS)
     file.chmod(0o600)
-    extra: dict[str, object] = {"aclEnable": "true", "aclFile": file, "aclReloadInterval": 100}
+    extra: dict[str, object] = {"aclEnable": "true", "aclFile": file}
     name_server = await start_halog_name_server(children, extra)
     extra |= {"brokerAccessKey": ADMIN[0], "brokerSecretKey": ADMIN[1]}
     extra |= {"transactionTimeOut": 1000, "transactionCheckInterval": 1000}
@@ -149,7 +149,7 @@ async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release:
     await broker.start()
     # A slave of it: its signed requests for the tables are answered; its haSharedSecret no RocketMQ master can prove.
     settings: dict[str, object] = {"brokerAccessKey": ADMIN[0], "brokerSecretKey": ADMIN[1], "brokerName": "broker-r"}
-    settings |= {"haSharedSecret": "a-secret-of-this-cluster", "haHandshakeTimeout": 1000}
+    settings |= {"haSharedSecret": "a-secret-of-this-cluster"}
     slave = HalogBroker(children, "slave", name_server, "SLAVE", 1, extra=settings)
     await slave.start()
     alice = AclCredentials(*ALICE)
@@ -244,7 +244,7 @@ async def test_real_brokers_register_at_a_guarded_name_server(children: Children
     file = children.folder / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     file.chmod(0o600)
-    extra = {"aclEnable": "true", "aclFile": file, "aclReloadInterval": 100}
+    extra = {"aclEnable": "true", "aclFile": file}
     name_server = await start_halog_name_server(children, extra)
     account: dict[str, object] = {}
     if not release.is_4:

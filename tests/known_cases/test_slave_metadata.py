@@ -143,7 +143,7 @@ async def test_9777_a_consumer_at_the_slave_does_not_change_the_version_there(
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
     async with (
-        machine.node("ASYNC_MASTER", auto_create_subscription_group=False) as master,
+        machine.node("ASYNC_MASTER", auto_create_group=False) as master,
         other.node("SLAVE") as slave,
         open_client(network, f"{SLAVE}:10911") as client,
     ):

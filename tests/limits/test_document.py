@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from ha.broker.options import BrokerOptions
-from ha.config import Config, fields, remoting_limits
+from ha.config import Config, fields
+from ha.config.limit_keys import ServerLimitKeys
 from ha.remoting import RemotingServerOptions
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +50,8 @@ def test_values_are_those_in_force(row: re.Match[str]) -> None:
 
 def test_servers_made_without_a_configuration_have_the_same_limits() -> None:
     """So do those of other tests, which then say something about servers as they are run."""
-    limits = remoting_limits(Config())
-    assert {name: getattr(RemotingServerOptions(), name) for name in limits} == limits
+    for name in ServerLimitKeys.__struct_fields__:
+        assert getattr(RemotingServerOptions(), name) == getattr(Config(), name)
     for name in ("topic_count_max", "group_count_max", "sends_in_flight_max", "hold_count_max"):
         assert getattr(BrokerOptions(), name) == getattr(Config(), name)
 

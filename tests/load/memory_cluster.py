@@ -31,10 +31,10 @@ EPHEMERAL = range(32768, 61000)
 BACKLOG = 1000
 
 SMALL_FILES: dict[str, Any] = {
-    "mapped_file_size_commit_log_bytes": 64 * 1024,
+    "segment_size": 64 * 1024,
     "mapped_file_size_consume_queue_bytes": 20 * 1000,
-    "max_hash_slot_num": 100,
-    "max_index_num": 500,
+    "index_slot_count": 100,
+    "index_entry_count": 500,
 }
 
 

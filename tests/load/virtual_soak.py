@@ -34,9 +34,9 @@ SLAVES = ("10.0.0.2", "10.0.0.3")
 QUEUE_COUNT = 4
 
 EVERY_HOUR: dict[str, Any] = {
-    "file_reserved_time_h": 1,
+    "reserved_h": 1,
     "delete_when_hours": ";".join(f"{hour:02}" for hour in range(24)),
-    "ha_retain_max_bytes": 1 << 20,
+    "retain_bytes_max": 1 << 20,
 }
 
 HEARTBEAT, PULL = 34, 11

@@ -9,14 +9,11 @@ import pytest
 import trio
 
 from ha.broker.registration import MasterAddresses
-from ha.config import Config
 from ha.errors import AddressInUse
 from ha.node.master_address import ask_min_offset, master_broker_address
-from ha.node.options import broker_options, delay_levels_ms, ha_options, replica_policy
 from ha.node.ports import BoundPort, join, own_address, resolve
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.properties import DELAY_LEVELS_MS
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
@@ -111,41 +108,3 @@ def test_addresses_as_text() -> None:
     assert resolve("127.0.0.1") == "127.0.0.1"
     assert resolve("localhost") == "127.0.0.1"
     assert socket.inet_aton(own_address())
-
-
-def test_units() -> None:
-    config = Config(sync_flush_timeout_ms=1500, ha_send_heartbeat_interval_ms=250, ha_housekeeping_interval_ms=700)
-    told = ha_options(config)
-    assert (told.heartbeat_interval_s, told.housekeeping_interval_s) == (0.25, 0.7)
-    assert told.transfer_bytes_per_s_max is None
-    assert ha_options(Config(ha_flow_control_enable=True)).transfer_bytes_per_s_max == 104_857_600
-    assert delay_levels_ms(config.message_delay_level) == DELAY_LEVELS_MS
-    assert delay_levels_ms("1s  2d") == (1000, 172_800_000)
-
-
-def test_only_a_sync_flush_slave_acknowledges_late() -> None:
-    flush = {"flush_disk_type": "SYNC_FLUSH"}
-    assert ha_options(Config(broker_role="SLAVE", **flush)).ack_flushed  # type: ignore[arg-type]
-    assert not ha_options(Config(broker_role="SLAVE")).ack_flushed
-    assert not ha_options(Config(**flush)).ack_flushed  # type: ignore[arg-type]
-
-
-def test_the_rule_of_5_x_is_taken_if_one_of_its_keys_is_set() -> None:
-    assert replica_policy(Config()) is None
-    assert replica_policy(Config(total_replicas=3)) is None
-    policy = replica_policy(Config(in_sync_replicas=2))
-    assert policy is not None
-    assert (policy.in_sync_replicas, policy.min_in_sync_replicas, policy.all_in_sync) == (2, 1, False)
-    assert replica_policy(Config(all_ack_in_sync_state_set=True)) is not None
-
-
-def test_every_default_of_the_front_is_rocketmqs() -> None:
-    """The front's own defaults and the configuration's are written down twice; they must be the same."""
-    from ha.broker.options import BrokerOptions
-    from ha.node.options import Advertised
-
-    config = Config(broker_name="broker", store_path_root_dir=".")
-    advertised = Advertised(
-        client_host="127.0.0.1", client_port=10911, ha_host="127.0.0.1", ha_port=10912, store_address="127.0.0.1"
-    )
-    assert broker_options(config, advertised) == BrokerOptions()

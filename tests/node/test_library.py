@@ -34,9 +34,9 @@ def config(root: Path, **keys: Any) -> ha.Config:
             "listen_port": 0,
             "broker_name": "a",
             "store_path_root_dir": str(root),
-            "mapped_file_size_commit_log_bytes": 1 << 20,
-            "max_hash_slot_num": 1000,
-            "max_index_num": 4000,
+            "segment_size": 1 << 20,
+            "index_slot_count": 1000,
+            "index_entry_count": 4000,
             **keys,
         }
     )
@@ -87,7 +87,7 @@ async def test_put_and_read_back(tmp_path: Path) -> None:
 
 
 async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) -> None:
-    async with ha.open_master(config(tmp_path, auto_create_topic_enable=False)) as master:
+    async with ha.open_master(config(tmp_path, auto_create_topic=False)) as master:
         await master.broker.topics.ensure("known", 4)
         results = await master.put_many(
             [

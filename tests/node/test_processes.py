@@ -263,7 +263,7 @@ def test_usage(tmp_path: Path, module: str) -> None:
         ),
         ("ha.master", "brokerRole=SLAVE", "brokerRole: SLAVE is not a master role; accepted: ASYNC_MASTER, "),
         ("ha.slave", "brokerRole=ASYNC_MASTER", "brokerRole: ASYNC_MASTER is not a slave role; accepted: SLAVE"),
-        ("ha.slave", "brokerId=0", "brokerId: 0 belongs to the master"),
+        ("ha.slave", "brokerId=0", "brokerId: 0 is reserved for the master"),
         ("ha.master", "brokerIP1=no.such.host.invalid", "brokerIP1: no.such.host.invalid"),
         ("ha.namesrv", "listenPort=x", "listenPort: 'x' is not an integer; accepted: an integer from 0 to 65535"),
     ],

@@ -18,7 +18,7 @@ _store_options = options.store_options
 
 
 def store_options_without_first_wait(
-    config: Config, advertised: options.Advertised, open_files_max: int = options.MANY_FILES
+    config: Config, advertised: options.Advertised, open_files_max: int = options.OPEN_FILES_UNLIMITED
 ) -> StoreOptions:
     return msgspec.structs.replace(_store_options(config, advertised, open_files_max), clean_first_s=0.0)
 

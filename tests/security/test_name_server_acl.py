@@ -153,7 +153,7 @@ async def test_brokers_sdk_and_cli_with_a_guarded_name_server(
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     file.chmod(0o600)
-    acl: dict[str, Any] = {"acl_enable": True, "acl_file": str(file), "acl_reload_interval_ms": 100}
+    acl: dict[str, Any] = {"acl_enable": True, "acl_file": str(file)}
 
     async def command(*words: str) -> int:
         return await trio.to_thread.run_sync(run, words)

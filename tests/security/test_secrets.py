@@ -56,7 +56,6 @@ def secure(make: Callable[..., ha.Config], folder: Path, *arguments: Any, **keys
         *arguments,
         acl_enable=True,
         acl_file=str(folder / "plain_acl.yml"),
-        acl_reload_interval_ms=100,
         broker_access_key="broker-key",
         broker_secret_key=SecretStr(BROKER),
         ha_shared_secret=keys.pop("ha_shared_secret", SecretStr(SHARED)),
