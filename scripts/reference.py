@@ -59,7 +59,7 @@ STATUSES_HEAD = """
 CAUSES_HEAD = """
 ## Causes
 
-The reasons for a status other than PUT_OK. Log lines (`put_not_ok cause=…`) and metrics (`cause="…"`) use these names;
+The reasons for a status other than PUT_OK. Log lines (`put.not_ok cause=…`) and metrics (`cause="…"`) use these names;
 the remark has details.
 
 | cause | meaning |

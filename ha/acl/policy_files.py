@@ -57,7 +57,7 @@ class AclPolicyFiles:
         """Read everything. ConfigError, with the file's name and no value of it, if there is nothing or it is wrong."""
         policy, warnings = await self._run_blocking(self._load)
         for warning in warnings:
-            logger.warning("acl.file %s", warning)
+            logger.warning("acl.file_warning warning=%r", warning)
         loaded: AclPolicy = policy
         return loaded
 
@@ -80,7 +80,7 @@ class AclPolicyFiles:
             try:
                 policy = await self.reload()
             except ConfigError as error:
-                logger.error("acl.not_reloaded reason=%r; what was loaded before stays in force", error.reason)
+                logger.error('acl.reload_failed reason=%r hint="the former policy stays in force"', error.reason)
                 continue
             if policy is not None:
                 guard.policy = policy

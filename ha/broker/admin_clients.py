@@ -182,7 +182,7 @@ class AdminClients:
                     answer = await _ask(client, question, STATUS_TIMEOUT_S)
                     body = java_json.loads(answer.body) if answer.code == ResponseCode.SUCCESS and answer.body else {}
                 except (trio.TooSlowError, trio.BrokenResourceError, RemoteProtocolError) as error:
-                    logger.warning("client_status.failed client=%s reason=%r", client_id, str(error) or "too slow")
+                    logger.warning("clients.status_failed client=%s reason=%r", client_id, str(error) or "too slow")
                     return
                 if isinstance(body, dict) and isinstance(queues := body.get("messageQueueTable"), dict):
                     table[client_id] = queues

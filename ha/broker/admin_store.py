@@ -35,7 +35,7 @@ class AdminStore:
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """329 and 306: delete the log's files that have expired, and what the queues and the index have of them."""
         deleted = await self._store.retention.clean(at_any_hour=True)
-        logger.info("admin.cleaned segments=%d", deleted)
+        logger.info("store.expired_deleted segments=%d", deleted)
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

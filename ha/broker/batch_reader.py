@@ -1,9 +1,13 @@
-"""How the broker reads its own topics, where delayed and half messages wait: batch by batch, whatever is in them."""
+"""How the broker reads its own topics (delayed and half messages, tables of a failover group): whole batches,
+unfiltered.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
+
+import trio
 
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader
@@ -14,13 +18,13 @@ if TYPE_CHECKING:
 
 BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
-"""What of one queue is read, and put, at once; one message may be larger."""
+"""Limit of one batch that is read from a queue, and put; a single message may be larger."""
 UNREADABLE_S_MAX = 60.0
-"""So long a message is waited for whose entry is wrong, and the log not known to be damaged; then it is left out."""
+"""How long to retry a record that can't be read although no open damage could explain it; then it is skipped."""
 
 
 class BatchReader:
-    """Reads queues of one store, whether their messages are taken to be in memory or not."""
+    """Reads queues of one store, with the same limits for messages in memory and on disk."""
 
     def __init__(self, store: MessageStore) -> None:
         limits = BrokerOptions(
@@ -32,14 +36,30 @@ class BatchReader:
         self._reader = QueueReader(store.log, limits, run_blocking=store.run_blocking, mend=store.scrub.mend)
 
     async def read(self, queue: ConsumeQueue, queue_offset: int, count_max: int = BATCH_COUNT_MAX) -> QueueRead:
-        """Read the messages from `queue_offset` on, at most `count_max`. See `QueueReader.read`."""
+        """Reads at most `count_max` messages from `queue_offset` on. See `QueueReader.read`."""
         return await self._reader.read(
             queue, queue_offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
         )
 
 
+class LossDetector:
+    """Decides when a record that can't be read now never will be, and is skipped."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._damage = store.damage
+        self._place: Hashable = None
+        self._since = 0.0
+
+    def is_lost(self, place: Hashable) -> bool:
+        """Takes a failed read at `place`. Waiting starts over while damage is open that may still be repaired."""
+        now = trio.current_time()
+        if place != self._place or not all(damage.is_hopeless for damage in self._damage.open):
+            self._place, self._since = place, now
+        return now - self._since >= UNREADABLE_S_MAX
+
+
 def split(body: bytes) -> Iterator[bytes]:
-    """The records of what was read, one by one."""
+    """Yields each record of a batch."""
     position = 0
     while position < len(body):
         size = int.from_bytes(body[position : position + 4], "big")

@@ -181,7 +181,7 @@ class ClientRegistry:
                 for is_consumer, group in list(memberships):
                     members = self._members(is_consumer, group)
                     if members[connection].seen_at < oldest:
-                        logger.info("client.expired group=%s client=%s", group, members[connection].client_id)
+                        logger.info("clients.member_expired group=%r client=%r", group, members[connection].client_id)
                         self._leave(connection, is_consumer, group)
 
     def _members(self, is_consumer: bool, group: str) -> dict[RemotingConnection, Member]:
@@ -198,7 +198,7 @@ class ClientRegistry:
         if self._membership_count >= self._options.client_count_max:
             if not self._is_full:
                 self._is_full = True
-                logger.warning("client.full memberships=%d; new ones are not taken", self._membership_count)
+                logger.warning('clients.full memberships=%d hint="new members are refused"', self._membership_count)
             return False
         if mine is None:
             mine = self._groups_of[connection] = {}

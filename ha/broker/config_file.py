@@ -58,7 +58,7 @@ class ConfigFile:
                 continue
             if path == self.backup_path and (damage is not None or was_empty):
                 reason = damage.reason if damage is not None else "it is missing or empty"
-                logger.error("config.damaged file=%s reason=%r: %s is used", self.path, reason, path.name)
+                logger.error("config.file_damaged file=%s reason=%r used=%s", self.path, reason, path.name)
             self.is_found, self.is_backup = True, path == self.backup_path
             return table
         if damage is not None:
@@ -78,7 +78,7 @@ class ConfigFile:
                 raise DiskFailed(self.path, "write", str(error)) from error
             if self._owed is not None:
                 self._owed = None
-                logger.warning("config.saved_again file=%s", self.path)
+                logger.warning("config.file_saved file=%s", self.path)
 
     async def save_when_possible(self, make_content: Callable[[], bytes]) -> None:
         """The same, but on a full disk the content is owed: `catch_up` writes it. Raises DiskFailed."""
@@ -86,7 +86,7 @@ class ConfigFile:
             await self.save(make_content)
         except DiskFull as error:
             if self._owed is None:
-                logger.error("config.not_saved file=%s reason=%r", self.path, str(error.__cause__))
+                logger.error("config.file_save_failed file=%s reason=%r", self.path, str(error.__cause__))
             self._owed = make_content
 
     async def catch_up(self) -> None:

@@ -11,6 +11,7 @@ from ha.broker.put import PutService
 from ha.broker.standing import Standing
 from ha.broker.tables import Tables
 from ha.broker.world import World
+from ha.protocol.record import Message, encode_host
 
 if TYPE_CHECKING:
     from ha.acl import AclGuard
@@ -27,6 +28,11 @@ class BrokerCore(msgspec.Struct, frozen=True, kw_only=True):
     world: World
     guard: AclGuard | None = None
     """Set if access control is on"""
+
+    def own_message(self, topic: str, body: bytes, properties: bytes = b"") -> Message:
+        """A message of the broker's own, born here and now, for queue 0 of a system topic."""
+        host = encode_host(self.options.host, self.options.port)
+        return Message(topic, 0, body, properties, born_timestamp_ms=self.world.wall_clock_ms(), born_host=host)
 
     @property
     def standing(self) -> Standing:

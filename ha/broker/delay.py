@@ -1,15 +1,15 @@
-"""Delivery of delayed messages: from SCHEDULE_TOPIC_XXXX to their own topics, each level in order, when they are due.
+"""Delivers delayed messages from SCHEDULE_TOPIC_XXXX to their own topics when they are due, each level in order.
 
-A master's service. Each level has a task that sleeps until the first message of its queue is due, or until one
-arrives; then all that are due are read, put and counted as delivered in batches, once the put's status is known. What
-can't be put is tried again, with pauses; copies are put once more only after a crash, and none is lost by one
-(delay_offsets.py). RocketMQ looks at each level each 100 ms, and leaves out a message whose put failed
+Runs on a master. Each level has a task that sleeps until the first message of its queue is due, or until one arrives.
+It reads and puts all due messages in batches, and counts them as delivered once the status of the put is known. Failed
+puts are retried with back-off. After a crash a message may be delivered twice, but none is lost (delay_offsets.py).
+RocketMQ polls each level every 100 ms, and skips a message whose put failed
 (ScheduleMessageService.DeliverDelayedMessageTimerTask).
 
-Time. A message is due when the wall clock says what its queue's entry says: its store time and its level's delay. Once
-it is in its queue this is reckoned by trio's clock, so that a step of the wall clock neither hurries nor delays it.
-For what was there before this process the wall clock at the start counts, and what then seems to have more than its
-level's delay to go is due at once, as in RocketMQ (correctDeliverTimestamp).
+Time: a message is due at the wall-clock time in its queue entry, which is its store time plus its level's delay. For
+messages that arrive while the process runs, this is converted to trio's clock, so that steps of the wall clock have no
+effect. For older messages, the wall clock at the start counts; one that would then have to wait longer than its level's
+delay is due at once, as in RocketMQ (correctDeliverTimestamp).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader, LossDetector, split
 from ha.broker.choosing import BLANK_SIZE
 from ha.broker.core import BrokerCore
 from ha.broker.detour import real_message
+from ha.broker.limited_log import LimitedLog
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.errors import DiskFailed, RemoteProtocolError
-from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.record import MessageRecord, decode_record
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
-"""Between attempts to read or put what can't be read or put now."""
+"""Back-off between attempts to read or put a message."""
 CLOCK_STEP_S_MIN = 0.05
 CLOCK_STEP_COUNT_MAX = 4096
 
 
 class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and what waits now: messages by level (those that have any)."""
+    """Counters since the start, and the number of waiting messages by level (non-empty levels only)."""
 
     delivered_count: int
     dropped_count: int
@@ -59,16 +59,16 @@ class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Delivery(PutRequest, kw_only=True, gc=False):
-    """The put of one delayed message; `queue_offset` in its level's queue."""
+    """The put of one delayed message. `queue_offset`: in its level's queue."""
 
     queue_offset: int
 
 
 class StoreClock:
-    """How far the clock of store times was ahead of trio's when the messages of one queue came.
+    """How far the clock of store times was ahead of trio's when the messages of one queue arrived.
 
-    Between steps of the wall clock that is constant. While the wall clock is behind the last record after a step back
-    the store's clock stands still, and this changes with every arrival.
+    The difference is constant between steps of the wall clock. After a step back, the store's clock stands still until
+    the wall clock has caught up, and the difference changes with every arrival.
     """
 
     def __init__(self, ahead_s: float) -> None:
@@ -77,17 +77,17 @@ class StoreClock:
         self._step_s = CLOCK_STEP_S_MIN
 
     def note(self, first_offset: int, ahead_s: float) -> None:
-        """From `first_offset` (entries) on messages come while the store's clock is ahead by this."""
+        """Records the difference for messages from `first_offset` (entries) on."""
         if abs(ahead_s - self._ahead_s[-1]) < self._step_s or first_offset < self._first_offsets[-1]:
             return
-        if len(self._ahead_s) >= CLOCK_STEP_COUNT_MAX:  # less exactly, rather than more of them
+        if len(self._ahead_s) >= CLOCK_STEP_COUNT_MAX:  # lower the resolution to stay within the bound
             del self._first_offsets[1::2], self._ahead_s[1::2]
             self._step_s *= 2
         self._first_offsets.append(first_offset)
         self._ahead_s.append(ahead_s)
 
     def forget_before(self, offset: int) -> None:
-        """Nobody asks about messages before `offset` any more."""
+        """Drops what is only needed for messages before `offset`."""
         passed = bisect_right(self._first_offsets, offset) - 1
         if passed > 0:
             del self._first_offsets[:passed], self._ahead_s[:passed]
@@ -95,12 +95,12 @@ class StoreClock:
                 self._step_s = CLOCK_STEP_S_MIN
 
     def ahead_s(self, offset: int) -> float:
-        """How far it was when the message at `offset` came."""
+        """The difference when the message at `offset` arrived."""
         return self._ahead_s[max(0, bisect_right(self._first_offsets, offset) - 1)]
 
 
 class _Level:
-    """One level while it is served. `known_from`: messages from this queue offset on came to this process."""
+    """One level while it is served. `known_from`: queue offset of the first message that arrived in this process."""
 
     def __init__(self, level: int, delay_ms: int | None, known_from: int, ahead_s: float) -> None:
         self.level = level
@@ -112,7 +112,7 @@ class _Level:
         self.arrived = trio.Event()
 
     def due_at(self, queue_offset: int, due_ms: int) -> float:
-        """When, by trio's clock, the message at `queue_offset` is due whose entry says `due_ms`."""
+        """Due time (trio clock) of the message at `queue_offset`, whose entry has the wall-clock time `due_ms`."""
         due_at = due_ms / 1000 - self.clock.ahead_s(queue_offset)
         if queue_offset < self.known_from and self.delay_ms is not None:
             remaining_s = due_ms / 1000 - self.started_ahead_s - self.started_at
@@ -122,7 +122,7 @@ class _Level:
 
 
 class DelayService:
-    """Delivers. `serve` while the broker is a master; `on_arrivals` is for the store's subscription."""
+    """Runs the delivery. `serve` while the broker is a master; `on_arrivals` subscribes to the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -134,12 +134,12 @@ class DelayService:
         self._delays_ms = core.store.options.delay_levels_ms
         self._levels: dict[int, _Level] = {}
         self._reader = BatchReader(core.store)
-        self._log_limiter = LogRateLimiter()
+        self._log = LimitedLog(logger)
         self._delivered_count = 0
         self._dropped_count = 0
 
     def statistics(self) -> DelayStatistics:
-        """Return a snapshot."""
+        """A snapshot."""
         waiting = {}
         for queue_id in self._store.queues.topics().get(SCHEDULE_TOPIC, ()):
             queue = self._store.queues.get(SCHEDULE_TOPIC, queue_id)
@@ -152,7 +152,7 @@ class DelayService:
         )
 
     def figures(self) -> dict[str, str]:
-        """For 28: of each level that ever had a message, how far it is delivered, and the end of its queue."""
+        """For 28: delivery progress and queue end of each level that ever had a message."""
         queues = self._store.queues
         ids = queues.topics().get(SCHEDULE_TOPIC, ())
         found = [(queue_id + 1, queue) for queue_id in ids if (queue := queues.get(SCHEDULE_TOPIC, queue_id))]
@@ -167,7 +167,7 @@ class DelayService:
     # ---- the table
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """45: how far each level is delivered, as far as slaves have the delivered messages. Slaves ask for it."""
+        """45, sent by slaves: delivery progress of each level, as far as every slave has the delivered messages."""
         self._mark()
         settled = self._offsets.settled(self._put.acknowledgements.replicated_offset)
         if settled is None:
@@ -177,7 +177,7 @@ class DelayService:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(settled))
 
     async def save(self) -> None:
-        """Write the table if something was delivered since the last time."""
+        """Writes the table if something was delivered since the last time."""
         if self._standing.is_slave:
             return
         log = self._store.log
@@ -189,7 +189,7 @@ class DelayService:
         await self._offsets.save(log.flushed_offset.value)
 
     def _mark(self) -> bool:
-        """Mark the present state; tell whether the log is to be flushed for it."""
+        """Marks the current state; returns whether the log has to be flushed before it can be saved."""
         log = self._store.log
         is_new = self._offsets.mark(log.max_offset.value, self._put.acknowledgements.replicated_offset)
         return is_new and log.flushed_offset.value < log.max_offset.value
@@ -197,7 +197,7 @@ class DelayService:
     # ---- delivery
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Messages came to queues. Called by the store once per dispatched batch; never blocks."""
+        """Wakes the levels that got messages. Called by the store once per dispatched batch; never blocks."""
         levels = self._levels
         if not levels:
             return
@@ -210,10 +210,10 @@ class DelayService:
                 level.arrived.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver, and save the table every `flush_delay_offset_interval_s`, until cancelled."""
+        """Delivers, and saves the table every `flush_delay_offset_interval_s`, until cancelled."""
         queues = self._store.queues
         numbers = set(range(1, len(self._delays_ms) + 1))
-        # Of levels that messageDelayLevel no longer has something may still wait.
+        # Messages may still wait in levels that messageDelayLevel no longer has.
         numbers.update(queue_id + 1 for queue_id in queues.topics().get(SCHEDULE_TOPIC, ()))
         ahead_s = self._ahead_s()
         for number in sorted(numbers):
@@ -239,8 +239,7 @@ class DelayService:
         return wall_ms / 1000 - trio.current_time()
 
     async def _serve_level(self, level: _Level) -> None:
-        pause_s = PAUSE_S_MIN
-        unreadable_since: float | None = None
+        pause_s, losses = PAUSE_S_MIN, LossDetector(self._store)
         while True:
             level.arrived = trio.Event()
             queue = self._store.queues.get(SCHEDULE_TOPIC, level.level - 1)
@@ -257,34 +256,29 @@ class DelayService:
                 is_read = await self._deliver(level, queue, offset, due_count)
                 await trio.lowlevel.checkpoint()
             except OSError as error:
-                self._say(level, "delay.unreadable level=%d offset=%d reason=%s", offset, error)
+                self._log_failure("delay.read_failed", level, offset, error)
                 is_read = False
             if is_read:
-                pause_s, unreadable_since = PAUSE_S_MIN, None
+                pause_s = PAUSE_S_MIN
                 continue
-            # Damaged, and perhaps healed soon; or an entry is wrong that can't be mended.
-            now = trio.current_time()
-            if unreadable_since is None or not all(damage.is_hopeless for damage in self._store.damage.open):
-                unreadable_since = now
-            if now - unreadable_since >= UNREADABLE_S_MAX:
+            if losses.is_lost(offset):
                 self._drop(level, offset, "its entry is wrong and its record is not found")
                 self._offsets.set(level.level, offset + 1)
-                unreadable_since = None
                 continue
             with trio.move_on_after(pause_s):
                 await self._store.damage.wait_changed()
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _head(self, level: _Level, queue: ConsumeQueue | None) -> tuple[int, Sequence[QueueEntry]]:
-        """Where the level's next message is, and the entries from there on; none if nothing waits."""
+        """Queue offset of the level's next message, and the entries from there on; none if nothing waits."""
         offset = self._offsets.get(level.level)
         if queue is None:
             return offset, ()
-        # A new master knows its progress before all of the queue that it speaks of is dispatched.
+        # A new master knows its progress before all of the queue is dispatched.
         end = max(queue.max_offset, self._store.log.next_queue_offset(SCHEDULE_TOPIC, level.level - 1))
         right = min(max(offset, queue.min_offset), end)
         if right != offset:
-            # Retention was faster, or the log was cut after a crash.
+            # Retention deleted messages that still waited, or the log was truncated after a crash.
             logger.error(
                 "delay.offset_corrected level=%d from=%d to=%d min=%d max=%d",
                 level.level,
@@ -298,10 +292,10 @@ class DelayService:
         return right, queue.read(right, BATCH_COUNT_MAX)
 
     async def _deliver(self, level: _Level, queue: ConsumeQueue, offset: int, due_count: int) -> bool:
-        """Deliver up to `due_count` messages from `offset` on; False if they can't be read yet."""
+        """Delivers up to `due_count` messages from `offset` on; returns False if they can't be read yet."""
         read = await self._reader.read(queue, offset, due_count)
         if read.status is ReadStatus.OFFSET_FOUND_NULL:
-            self._say(level, "delay.unreadable level=%d offset=%d reason=%s", offset, read.status.value)
+            self._log_failure("delay.read_failed", level, offset, read.status.value)
             return False
         if read.status is ReadStatus.FOUND:
             await self._put_all(level, self._deliveries(level, read.body))
@@ -325,7 +319,7 @@ class DelayService:
         return deliveries
 
     async def _put_all(self, level: _Level, deliveries: list[_Delivery]) -> None:
-        """Put until each is stored, or never can be. They wait for no flush and no slave, so each is answered then."""
+        """Puts until each is stored, or can never be. They wait for no flush and no slave, so storing answers them."""
         pause_s = PAUSE_S_MIN
         while deliveries:
             await self._put.settle(deliveries)
@@ -339,27 +333,25 @@ class DelayService:
                     failed.append(delivery)
             if failed:
                 self._offsets.set(level.level, failed[0].queue_offset)
-                self._say(level, "delay.not_put level=%d offset=%d reason=%s", failed[0].queue_offset, failed[0].remark)
+                self._log_failure("delay.put_failed", level, failed[0].queue_offset, failed[0].remark)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             deliveries = failed
 
     def _drop(self, level: _Level, offset: int, reason: str, count: int = 1) -> None:
         self._dropped_count += count
-        self._say(level, "delay.dropped level=%d offset=%d reason=%s", offset, reason)
+        self._log_failure("delay.message_dropped", level, offset, reason)
 
-    def _say(self, level: _Level, text: str, offset: int, reason: object) -> None:
-        times = self._log_limiter.admit((level.level, text), trio.current_time())
-        if times:
-            logger.error(text + " times=%d", level.level, offset, reason, times)
+    def _log_failure(self, event: str, level: _Level, offset: int, reason: object) -> None:
+        self._log.write(event + " level=%d offset=%d reason=%r", level.level, offset, str(reason), key=level.level)
 
 
 def _due(level: _Level, offset: int, entries: Sequence[QueueEntry]) -> tuple[int, float]:
-    """How many of `entries`, which begin at `offset`, are due, and when the next one is."""
+    """Number of `entries`, which start at `offset`, that are due, and the due time of the next one."""
     now = trio.current_time()
     for number, (_, size, due_ms) in enumerate(entries):
         if size <= 0 or size == BLANK_SIZE:
-            continue  # no message, or none that can be told yet: the reading sees to it
+            continue  # no message, or a wrong entry: `_deliver` deals with it
         due_at = level.due_at(offset + number, due_ms)
         if due_at > now:
             return number, due_at

@@ -1,10 +1,10 @@
-"""How far each delay level has been delivered, kept in config/delayOffset.json and handed to slaves (45).
+"""Delivery progress of each delay level, kept in config/delayOffset.json and copied by slaves (45).
 
-What a file or a slave is told must not run ahead of the delivered copies: with the offset kept and the copy lost, in a
-power cut or with the master, the message would be gone. So each state of the table is marked with the end of the log at
-that time, and what leaves this process is the newest state whose mark is flushed, or replicated. RocketMQ hands out
-the newest state. In a failover group the table is in the log itself (journal.py): a record of it stands behind the
-copies that it counts, so whoever has the one has the others. Source: ScheduleMessageService (encode, decode, persist).
+The file, and what slaves are sent, must not run ahead of the delivered copies: if the offset survived a power loss or
+the loss of the master and the copy did not, the message would be lost. So each state of the table is marked with the
+end of the log at that time, and the newest state whose mark is flushed (or replicated) is written (or sent). RocketMQ
+sends the newest state. In a failover group the table is in the log itself (journal.py), where its records follow the
+copies that they count. Source: ScheduleMessageService (encode, decode, persist).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class DelayOffsetTable:
-    """Level (from 1) to the queue offset (entries) of the next message to be delivered. `load` before use."""
+    """Level (from 1) -> queue offset (entries) of the next message to deliver. `load` before use."""
 
     def __init__(self, file: ConfigFile, *, wall_clock_ms: Callable[[], int]) -> None:
         self._file = file
@@ -45,12 +45,12 @@ class DelayOffsetTable:
         self._saved: dict[int, int] = {}
         self._data_version = DataVersion()
         self.journal: Journal | None = None
-        """In a failover group, what writes changes into its log"""
+        """In a failover group: collects changes for its log"""
         self.file_position: LogPosition | None = None
-        """Where in the group's log the file that was loaded stands, if it says so"""
+        """Position of the loaded file in the group's log, if the file states it"""
 
     async def load(self, log_end: int) -> None:
-        """Read the file; the log ends at `log_end` (bytes). Raises CorruptLog if it and its `.bak` are damaged."""
+        """Reads the file. `log_end`: end of the log in bytes. Raises CorruptLog if file and `.bak` are damaged."""
         loaded = await self._file.load(partial(java_json.read_as, DelayOffsets))
         if loaded is not None:
             self._adopt(loaded, log_end)
@@ -63,11 +63,11 @@ class DelayOffsetTable:
         self._data_version = offsets.data_version or DataVersion()
 
     def get(self, level: int) -> int:
-        """Where delivery of a level goes on; 0 if it never began."""
+        """Queue offset of the next message of a level; 0 if none was ever delivered."""
         return self._table.get(level, 0)
 
     def set(self, level: int, queue_offset: int) -> None:
-        """Everything of a level before `queue_offset` is in the log under its own topic."""
+        """Records that every message of a level before `queue_offset` has been delivered into the log."""
         if self._table.get(level) != queue_offset:
             self._table[level] = queue_offset
             if self.journal is not None:
@@ -75,17 +75,17 @@ class DelayOffsetTable:
 
     @property
     def table(self) -> Mapping[int, int]:
-        """All levels that ever had something delivered; not to be changed."""
+        """All levels that ever delivered a message; read-only."""
         return self._table
 
     def adopt(self, table: Mapping[int, int], log_end: int) -> None:
-        """Be what a failover group's log says; it ends at `log_end` (bytes)."""
+        """Replaces the table with the content of a failover group's log, which ends at `log_end` (bytes)."""
         self._adopt(DelayOffsets(data_version=self._data_version, offset_table=dict(table)), log_end)
 
     def mark(self, log_end: int, safe_offset: int) -> bool:
-        """Note that the log holds, before `log_end`, what was delivered by now; tell whether that is not yet saved.
+        """Marks the current table: the copies that it counts lie before `log_end`. Returns whether it is unsaved.
 
-        Nobody needs marks older than the last one at or before `safe_offset` (bytes).
+        Drops marks older than the last one at or before `safe_offset` (bytes).
         """
         marks = self._marks
         if marks[-1].table != self._table:
@@ -97,16 +97,16 @@ class DelayOffsetTable:
         return self._saved != self._table
 
     def settled(self, log_offset: int) -> DelayOffsets | None:
-        """The newest marked table whose copies lie before `log_offset` (bytes); None if there is none any more."""
+        """The newest marked table whose copies lie before `log_offset` (bytes); None if there is none."""
         for mark in reversed(self._marks):
             if mark.log_end <= log_offset:
                 return DelayOffsets(data_version=self._data_version, offset_table=mark.table)
         return None
 
     async def save(self, flushed_offset: int) -> None:
-        """Write what is settled by the flush up to `flushed_offset`, if that is new; on a full disk when it has room.
+        """Writes the table settled by the flush up to `flushed_offset`, if it changed; later if the disk is full.
 
-        The marks are needed for it: call `mark` first. In a failover group `GroupLog` writes the file.
+        Call `mark` first. In a failover group `GroupLog` writes the file.
         """
         if self.journal is not None:
             return
@@ -118,7 +118,7 @@ class DelayOffsetTable:
         await self._file.save_when_possible(lambda: java_json.dumps_pretty(settled))
 
     async def replace(self, offsets: DelayOffsets) -> bool:
-        """Take over a master's table and write it, if it is another one; tell whether it was."""
+        """Copies a master's table and writes it, if it differs; returns whether it did."""
         if offsets.offset_table == self._table:
             return False
         self._adopt(offsets, 0)

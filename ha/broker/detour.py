@@ -1,10 +1,10 @@
-"""Messages that are stored in a system topic first and come to their own topic later: delayed ones and half ones.
+"""Messages that are stored in a system topic first and reach their own topic later: delayed and half messages.
 
     DELAY=n        SCHEDULE_TOPIC_XXXX, queue n - 1           until it is due (delay.py)
     TRAN_MSG=true  RMQ_SYS_TRANS_HALF_TOPIC, queue 0          until its producer commits
 
-While it is there REAL_TOPIC and REAL_QID say where it belongs, and its transaction bits are cleared, so that its queue
-shows it. What is stored later has the properties that were stored first: DELAY, TRAN_MSG and REAL_* remain.
+There its properties REAL_TOPIC and REAL_QID name its own topic and queue, and its transaction bits are cleared, so that
+it is dispatched. The message stored later keeps these properties: DELAY, TRAN_MSG and REAL_* remain.
 Sources: HookUtils.handleScheduleMessage, ScheduleMessageService.messageTimeUp, TransactionalMessageBridge.
 """
 
@@ -37,14 +37,14 @@ _INT_MAX = 2**31 - 1
 
 
 def parse_int(text: str) -> int:
-    """Read a property as Java's Integer.parseInt does. ValueError, with its words, if it is no int32."""
+    """Parses a property like Java's Integer.parseInt. ValueError, with its message, if it is not an int32."""
     if _INT.fullmatch(text) and -_INT_MAX - 1 <= (number := int(text)) <= _INT_MAX:
         return number
     raise ValueError(f'For input string: "{text[:40]}"')
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The level that `properties` ask for; 0 or less: at once. ValueError if DELAY is no number."""
+    """The requested level; 0 or less: no delay. ValueError if DELAY is not a number."""
     text = properties.get(DELAY)
     return parse_int(text) if text is not None else 0
 
@@ -55,9 +55,9 @@ def is_half(properties: dict[str, str]) -> bool:
 
 
 def store_delayed(message: Message, properties: dict[str, str], level: int, level_count: int) -> None:
-    """Let `message` be stored where it waits for its `level`, 1 or more; beyond the last level it is the last.
+    """Redirects `message` to the queue of its delay `level`, from 1; levels beyond the last become the last.
 
-    `properties` are its own, decoded; a delay by level takes precedence over a timer's (HookUtils.checkIfTimerMessage).
+    `properties`: its own, decoded. A level takes precedence over a timer (HookUtils.checkIfTimerMessage).
     """
     if level > level_count:
         level = level_count
@@ -68,7 +68,7 @@ def store_delayed(message: Message, properties: dict[str, str], level: int, leve
 
 
 def store_half(message: Message, properties: dict[str, str]) -> None:
-    """Let `message` be stored where it waits for its producer to end the transaction."""
+    """Redirects `message` to the half topic until its producer ends the transaction."""
     message.sys_flag &= ~SysFlag.TRANSACTION_MASK
     if UNIQ_KEY in properties:
         properties[TRANSACTION_ID] = properties[UNIQ_KEY]
@@ -84,16 +84,16 @@ def _store_elsewhere(message: Message, properties: dict[str, str], topic: str, q
 
 
 def real_message(record: MessageRecord) -> Message:
-    """The message of `record` under its own topic and queue, as it is to be stored when its time has come.
+    """The message of `record` for its own topic and queue.
 
-    ValueError if its properties don't say where it belongs.
+    ValueError if its properties don't name them.
     """
     properties = decode_properties(record.properties)
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID)
     if topic is None or queue_id is None:
-        raise ValueError(f"it has no {REAL_TOPIC if topic is None else REAL_QUEUE_ID}")
+        raise ValueError(f"the message has no {REAL_TOPIC if topic is None else REAL_QUEUE_ID}")
     raw = record.properties
-    if CRC32 in properties:  # of the record that it was; the store makes a new one
+    if CRC32 in properties:  # of the stored record; the store computes a new one
         del properties[CRC32]
         raw = encode_properties(properties)
     return Message(

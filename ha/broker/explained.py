@@ -1,7 +1,7 @@
-"""Puts that are not answered PUT_OK, told of where an operator looks: counted by status and cause, and logged.
+"""Counts puts that are not answered PUT_OK by status and cause, and logs them for operators.
 
-Each answer's remark says why to its producer; this says it to whoever runs the broker. A line for each status and cause
-comes once a minute at most, with how many puts it stands for and the remark of the last of them.
+The remark of each answer tells the producer. The log has at most one line per minute, status and cause, with the number
+of puts and the remark of the last one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class Explained:
-    """One broker's, since its start."""
+    """The counts of one broker since its start."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[PutStatus, Cause]] = Counter()
         self._log_limiter = LogRateLimiter()
 
     def note(self, status: PutStatus, cause: Cause, remark: str, count: int) -> None:
-        """`count` puts were answered `status`, with `remark`."""
+        """Records that `count` puts were answered `status`, with `remark`."""
         self.counts[status, cause] += count
         puts = self._log_limiter.admit((status, cause), trio.current_time(), count)
         if puts:
-            logger.warning("put_not_ok status=%s cause=%s puts=%d remark=%r", status.name, cause.value, puts, remark)
+            logger.warning("put.not_ok status=%s cause=%s puts=%d remark=%r", status.name, cause.value, puts, remark)

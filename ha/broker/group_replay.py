@@ -1,9 +1,9 @@
-"""Where reading the tables back begins, when a broker starts or its log was cut: at the files, or at a snapshot.
+"""Where to start reading the tables when a broker starts or its log was truncated: from the files, or a snapshot.
 
-A file says behind which record it stands. That counts if the log has this record: of the same epoch at the same
-physical offset, hence all before it is the same, too. If the log ends before it, or went on otherwise after a cut, the
-file may be ahead of it, and the newest complete snapshot is where to begin. A file that says nothing was written
-outside of the group, by a halog without failover or by RocketMQ: it is newer than what the log has of its table.
+A file states the last record that it contains. It is valid if the log has this record: same epoch, same physical
+offset, so everything before it is the same too. If the log ends before it, or continued differently after a truncation,
+the file may be ahead of the log, and reading starts at the newest complete snapshot. A file without a position was
+written outside the group, by a halog without failover or by RocketMQ; it is newer than the log's records of its table.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
 ENTRY_COUNT = 4096
-"""Entries of the queue that are looked at together."""
+"""Queue entries per read."""
 
 
 class LoadedTables(msgspec.Struct, kw_only=True):
-    """What the files said.
+    """The content of the files.
 
-    positions: behind which record each table stands; one that has no file is not among them.
-    foreign: tables whose files were written outside of the group.
+    positions: last record that each table contains; tables without a file are missing.
+    foreign: tables whose files were written outside the group.
     """
 
     state: TablesState
@@ -48,13 +48,13 @@ class LoadedTables(msgspec.Struct, kw_only=True):
 
 
 async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
-    """Return the tables from which the records after their position are to be applied."""
+    """Returns the tables to which the records after their position have to be applied."""
     queue = store.queues.get(TABLES_TOPIC, 0)
     positions = list(loaded.positions.values())
     are_sound = True
     for position in positions:
         if not await stands_behind(store, position):
-            logger.warning("group_log.file_ahead position=%s: the log does not have that record", position)
+            logger.warning('group_log.file_ahead position=%r reason="the log does not have this record"', position)
             are_sound = False
     snapshot = await _newest_snapshot(store, queue) if queue is not None else None
     if snapshot is not None:
@@ -67,7 +67,7 @@ async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
         replica.changed.update(SECTIONS)
         return replica
     if not are_sound:
-        logger.error("group_log.no_snapshot: the tables are those of the files, which are ahead of the log")
+        logger.error('group_log.snapshot_missing hint="the tables come from files that are ahead of the log"')
         _cut_offsets(store, loaded.state)
     if are_sound and len(positions) == len(SECTIONS):
         return Replica(loaded.state, min(positions, key=lambda position: position.queue_offset))
@@ -77,7 +77,7 @@ async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
 
 
 async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
-    """Whether the log has the record that `position` means, or none is meant."""
+    """Whether the log contains the record at `position`. True for a position before the first record."""
     if position.queue_offset < 0:
         return True
     queue = store.queues.get(TABLES_TOPIC, 0)
@@ -91,7 +91,7 @@ async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
 
 
 def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
-    """Whether the record that `position` means is still where it was, as far as the queue tells."""
+    """Whether the record at `position` is still in place, judging by the queue alone."""
     if position.queue_offset < queue.min_offset or position.physical_offset < 0:
         return True
     entries = queue.read(position.queue_offset, 1)
@@ -99,9 +99,9 @@ def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
 
 
 async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[TablesRecord]:
-    """The records of the tables from `begin`, where a record begins, to the log's end; nobody appends meanwhile.
+    """Yields the records of the tables from `begin`, the start of a record, to the end of the log.
 
-    DamagedBytes if something isn't what was written. What is no record of the tables is passed over.
+    Nothing may be appended meanwhile. Skips other records. Raises DamagedBytes.
     """
     position, end, size = begin, log.max_offset.value, _CHUNK_BYTES
     while position < end:
@@ -115,11 +115,11 @@ async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[Tabl
                     try:
                         yield decode_tables_record(decode_record(raw, at).body)
                     except RemoteProtocolError as error:
-                        logger.error("group_log.unknown_record at=%d reason=%s", position + at, error)
+                        logger.error("group_log.record_unknown physical_offset=%d reason=%r", position + at, str(error))
                 at += found.total_size
             elif found is None:
                 break
-            else:  # a filler; there is nothing else that is not a record, or the store would not go on with it
+            else:  # a filler, the only thing that is not a record in a log that the store accepts
                 at = segment_end - position
         if not at:
             if position + len(raw) >= min(segment_end, end):
@@ -133,12 +133,12 @@ async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[Tabl
 def _cut_offsets(store: MessageStore, state: TablesState) -> None:
     for key, by_queue in state.offsets.items():
         for queue_id, offset in cut_offsets(store, key.partition("@")[0], by_queue):
-            logger.warning("group_log.offset_cut key=%s queue=%d to=%d", key, queue_id, offset)
+            logger.warning("group_log.offset_truncated key=%s queue=%d to=%d", key, queue_id, offset)
             by_queue[queue_id] = offset
 
 
 def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """The queues of a topic whose ends are before what is committed, and those ends."""
+    """Yields the queues of a topic that end before the committed offset, and their ends."""
     for queue_id, offset in list(by_queue.items()):
         end = store.log.next_queue_offset(topic, queue_id)
         if offset > end:
@@ -146,7 +146,7 @@ def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> It
 
 
 async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[int, int] | None:
-    """Queue offsets of the first and the last part of the newest snapshot of which all parts are there."""
+    """Queue offsets of the first and last part of the newest complete snapshot."""
     last = epoch = missing = -1
     end = queue.max_offset
     while end > queue.min_offset:
@@ -161,7 +161,7 @@ async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[in
                 continue
             part = record.snapshot
             if missing < 0 or part.part != missing or record.epoch != epoch or part.is_last:
-                if not part.is_last:  # of one that was torn
+                if not part.is_last:  # part of an incomplete snapshot
                     missing = -1
                     continue
                 last, epoch, missing = begin + number, record.epoch, part.part
@@ -173,7 +173,7 @@ async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[in
 
 
 async def _record(store: MessageStore, entry: QueueEntry) -> TablesRecord | None:
-    """What an entry of the queue points to; None if that can't be had."""
+    """The record that a queue entry points to; None if it can't be read."""
     if entry.size <= 0 or entry.size == BLANK_SIZE:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a failover group's log says of topics, consumer groups and offsets: applied by record, packed into records.
+"""Topics, consumer groups and offsets as records of a failover group's log: applying records, and making them.
 
-Pure values. `TablesState` is what the records up to one of them come to; `Replica` follows the log and notices a
-snapshot that is complete; `pack` makes records of at most so many bytes. The format: ha/protocol/group_records.py.
+No I/O. `TablesState` is the result of all records up to one of them; `Replica` follows the log and switches to a
+complete snapshot; `pack` makes records of bounded size. The format: ha/protocol/group_records.py.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, e
 BEFORE_ALL = LogPosition()
 """Before the first record."""
 QUEUE_COUNT = 512
-"""Offsets of one group and topic that are together in a record."""
+"""Maximum number of offsets of one group and topic per record."""
 RECORD_OVERHEAD = 1024
-"""Bytes of a record's body besides the members of its maps, at most."""
+"""Maximum bytes of a record's body apart from the entries of its maps."""
 
 TOPICS, GROUPS, OFFSETS, DELAYS = "topics", "groups", "offsets", "delays"
 SECTIONS = (TOPICS, GROUPS, OFFSETS, DELAYS)
 
 
 class TablesView(msgspec.Struct, frozen=True):
-    """The tables as they are; the maps are their owners' own."""
+    """The current tables; the maps are not copied."""
 
     topics: Mapping[str, TopicConfig | None]
     groups: Mapping[str, GroupConfig | None]
@@ -37,7 +37,7 @@ class TablesView(msgspec.Struct, frozen=True):
 
 
 class TablesState(msgspec.Struct):
-    """All of the tables after one record of the log."""
+    """All tables after one record of the log."""
 
     topics: dict[str, TopicConfig] = {}
     groups: dict[str, GroupConfig] = {}
@@ -47,7 +47,7 @@ class TablesState(msgspec.Struct):
     groups_version: DataVersion = DataVersion()
 
     def apply(self, record: TablesRecord) -> None:
-        """Be what the tables are after `record`."""
+        """Applies `record`."""
         for topic, topic_config in record.topics.items():
             if topic_config is None:
                 self.topics.pop(topic, None)
@@ -75,7 +75,7 @@ class TablesState(msgspec.Struct):
 
 
 def changed_sections(record: TablesRecord) -> Iterator[str]:
-    """Which of the tables a record is about."""
+    """Yields the tables that a record changes."""
     if record.topics or record.topics_version is not None:
         yield TOPICS
     if record.groups or record.groups_version is not None:
@@ -87,10 +87,10 @@ def changed_sections(record: TablesRecord) -> Iterator[str]:
 
 
 class Replica:
-    """The tables as the log has them, record after record.
+    """The tables according to the log, updated record by record.
 
-    `is_whole`: nothing but the log is in them. Until the first complete snapshot they are what was there before, and
-    what the records since said.
+    `is_whole`: they come from the log alone. Before the first complete snapshot they are the earlier state plus the
+    records since.
     """
 
     def __init__(self, state: TablesState, position: LogPosition = BEFORE_ALL, *, is_whole: bool = False) -> None:
@@ -98,19 +98,21 @@ class Replica:
         self.position = position
         self.is_whole = is_whole
         self.changed: set[str] = set()
-        """Tables that are other ones than when their files were written; who writes them empties it"""
+        """Tables that changed since their files were written; cleared by whoever writes the files"""
         self._built: TablesState | None = None
         self._next_part = 0
         self._epoch = -1
 
     @property
-    def stand(self) -> LogPosition:
-        """The position, for who is told of the tables."""
+    def reported_position(self) -> LogPosition:
+        """The position including `is_whole`, for files and slaves."""
         return msgspec.structs.replace(self.position, is_whole=self.is_whole)
 
     def take(self, record: TablesRecord, position: LogPosition) -> bool:
-        """Apply the next record of the log, which is at `position`. Tell whether with it a snapshot became complete
-        that says something else than what was there; then it counts."""
+        """Applies the next record of the log, at `position`.
+
+        Returns True if it completes a snapshot that differs from the state, which the snapshot replaces.
+        """
         self.position = position
         self.state.apply(record)
         self.changed.update(changed_sections(record))
@@ -121,7 +123,7 @@ class Replica:
         if built is None:
             return False
         if record.epoch != self._epoch or (part is not None and part.part != self._next_part):
-            self._built = None  # whoever wrote it did not come to its end
+            self._built = None  # the snapshot was never finished
             return False
         built.apply(record)
         if part is None:
@@ -138,7 +140,7 @@ class Replica:
         return is_another
 
     def miss(self) -> None:
-        """A record can't be had: until the next snapshot nobody knows what it said."""
+        """Notes that a record can't be read: the tables are incomplete until the next snapshot."""
         self.is_whole = False
         self._built = None
 
@@ -146,10 +148,10 @@ class Replica:
 def pack(
     view: TablesView, epoch: int, size_max: int, *, removed: Mapping[str, None] | None = None
 ) -> Iterator[TablesRecord]:
-    """Make records of all that is in `view`, of at most `size_max` bytes unless one member alone is larger.
+    """Yields records with everything in `view`, of at most `size_max` bytes unless a single entry is larger.
 
-    Each value is looked up when its record is about to be returned, so that `view` may change between two records.
-    Data versions are in the last one. There is always a record, perhaps an empty one.
+    Values are read just before their record is yielded, so `view` may change between two records. The last record has
+    the data versions. There is always at least one record, possibly empty.
     """
     record = TablesRecord(epoch=epoch)
     size = RECORD_OVERHEAD
@@ -193,8 +195,8 @@ def pack(
 
 
 def snapshot_parts(view: TablesView, epoch: int, size_max: int) -> Iterator[TablesRecord]:
-    """The parts of a snapshot of `view`; each is to be written down before the next is asked for."""
-    assert view.topics_version is not None  # which only the last one has
+    """Yields the parts of a snapshot of `view`; each must be encoded before the next is requested."""
+    assert view.topics_version is not None  # only the last part has them
     for number, record in enumerate(pack(view, epoch, size_max)):
         record.snapshot = SnapshotPart(number, record.topics_version is not None)
         yield record

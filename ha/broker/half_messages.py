@@ -1,9 +1,9 @@
-"""What becomes of one half message: whether it is time to ask about it, its next self, and the question (39).
+"""The check of one half message: whether it is due, the copy that is stored for it, and the request (39).
 
-A half message is asked about once it is older than transactionTimeOut, at most transactionCheckMax times, and each time
-it is stored anew first: the question is about the new one. CHECK_IMMUNITY_TIME_IN_SECONDS is its own timeout; while
-that lasts it is stored anew too, so that what came after it can be asked about. That counts as no question here; in
-RocketMQ it does, and a long immunity uses them all up. Sources: TransactionalMessageServiceImpl.check,
+A half message is checked once it is older than transactionTimeOut, at most transactionCheckMax times. Before each check
+it is stored again, and the check is about the copy. CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout of one message;
+while it lasts the message is stored again without a check, so that later ones can be checked. In RocketMQ this counts
+as a check, and a long immunity uses up all of them. Sources: TransactionalMessageServiceImpl.check,
 TransactionalMessageBridge, DefaultTransactionalMessageCheckListener, AbstractTransactionalMessageCheckListener.
 """
 
@@ -31,18 +31,18 @@ from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC
 
 
 class Verdict(Enum):
-    """What is to be done about an open half message."""
+    """What to do with an open half message."""
 
-    WAIT = "it is too young, and so is what came after it"
-    KEEP = "store it anew: it has an immunity of its own"
-    ASK = "store it anew and ask a producer of its group"
-    GIVE_UP = "put it where no producer is asked about it any more"
+    WAIT = "nothing: it is too young, and so are all later ones"
+    KEEP = "store it again, as its immunity has not ended"
+    ASK = "store it again and ask a producer of its group"
+    GIVE_UP = "move it to the topic of half messages that are no longer checked"
 
 
 def judge(
     properties: dict[str, str], age_ms: int, *, timeout_ms: float, check_times_max: int, reserved_ms: float
 ) -> Verdict:
-    """What is to be done about a half message with `properties`, born `age_ms` ago by its producer's clock."""
+    """What to do with a half message with `properties`, born `age_ms` ago by its producer's clock."""
     if _number(properties, TRANSACTION_CHECK_TIMES) >= check_times_max or age_ms > reserved_ms:
         return Verdict.GIVE_UP
     if CHECK_IMMUNITY_TIME_S in properties:
@@ -58,8 +58,8 @@ def _number(properties: dict[str, str], name: str, default: int = 0) -> int:
         return default
 
 
-def next_self(record: MessageRecord, properties: dict[str, str], *, is_asked: bool) -> Message:
-    """The half message as it is to be stored anew. LocalProtocolError if it can't be written."""
+def next_copy(record: MessageRecord, properties: dict[str, str], *, is_asked: bool) -> Message:
+    """The copy of a half message that is stored again. LocalProtocolError if it can't be encoded."""
     properties = {name: value for name, value in properties.items() if name != CRC32}
     if is_asked:
         properties[TRANSACTION_CHECK_TIMES] = str(_number(properties, TRANSACTION_CHECK_TIMES) + 1)
@@ -69,7 +69,7 @@ def next_self(record: MessageRecord, properties: dict[str, str], *, is_asked: bo
 
 
 def given_up(record: MessageRecord, properties: dict[str, str]) -> Message:
-    """The half message as it is to be stored where nobody asks about it any more."""
+    """The copy of a half message that is not checked any more."""
     raw = record.properties
     if CRC32 in properties:
         try:
@@ -88,7 +88,7 @@ def _moved(record: MessageRecord, topic: str, properties: bytes) -> Message:
 def question(
     record: MessageRecord, copy: Message, *, queue_offset: int, physical_offset: int, broker_name: str, host: bytes
 ) -> RemotingCommand:
-    """39 about the half message that was `record` and is `copy`, at these offsets, now. ValueError as real_message."""
+    """The check (39) of half message `record`, now stored as `copy` at these offsets. ValueError as real_message."""
     belongs = real_message(record)
     properties = copy.properties if copy.properties[-1:] == b"\x02" else copy.properties + b"\x02"
     unique_key = find_property(record.properties, b"UNIQ_KEY")
@@ -96,7 +96,7 @@ def question(
         belongs.topic,
         belongs.queue_id,
         copy.body,
-        properties + b"WAIT\x01false\x02",  # as RocketMQ has it there, and not in the stored copy
+        properties + b"WAIT\x01false\x02",  # as in RocketMQ, which does not store it in the copy
         copy.flag,
         copy.sys_flag,
         copy.born_timestamp_ms,

@@ -1,8 +1,8 @@
-"""Changes of a master's tables that are not in the log yet, and who waits until they are acknowledged there.
+"""Changes of a master's tables that are not in the log yet, and callbacks for when they are acknowledged.
 
-The tables tell it what changed, at once; `GroupLog` takes all of it at a time, so that many commits are one record, and
-several of one queue are one entry. What could not be stored comes back, unless something newer was said meanwhile.
-Outside a failover group there is none.
+Tables add changes synchronously; `GroupLog` takes all of them at a time, so that many commits become one record, and
+several commits of one queue one entry. Changes that could not be stored are added again, unless newer ones replaced
+them meanwhile. Only used in a failover group.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import TablesRecord
 
 WAITING_COUNT_MAX = 65_536
-"""So many answers wait for a record; further commits are answered SYSTEM_BUSY."""
+"""Maximum number of answers waiting for a record; further commits are answered SYSTEM_BUSY."""
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """What became of changes: PUT_OK, or why they may be lost; `is_stored` False: they are nowhere in the log."""
+    """Outcome of changes: PUT_OK, or why they may be lost. If `status.is_stored` is false, they are not in the log."""
 
     status: PutStatus = PutStatus.PUT_OK
     remark: str = ""
 
     @property
     def fault(self) -> str:
-        """Why nobody may rely on it, or ""."""
+        """Why the changes may be lost, or ""."""
         return "" if self.status is PutStatus.PUT_OK else f"{self.status.name} {self.remark}".rstrip()
 
 
@@ -41,16 +41,16 @@ Waiter: TypeAlias = Callable[[Logged], None]
 
 
 class Journal:
-    """What is to be written. Closed while the broker is no master: then nothing is noted, the log is followed."""
+    """Changes to be written. Closed unless the broker is the master: tables then follow the log."""
 
     def __init__(self, still_acknowledges: Callable[[int], bool]) -> None:
-        """`still_acknowledges`: whether this broker may at this moment acknowledge what it wrote in an epoch."""
+        """`still_acknowledges`: see `Standing.still_acknowledges`."""
         self._still_acknowledges = still_acknowledges
         self.is_open = False
         self.epoch = -1
-        """Of the records that are written, or were last"""
+        """Epoch of the records"""
         self.config_size_max = 1 << 62
-        """Bytes that the configuration of one topic or group may take, to fit a record"""
+        """Maximum bytes of the configuration of one topic or group, so that it fits a record"""
         self._topics: dict[str, TopicConfig | None] = {}
         self._groups: dict[str, GroupConfig | None] = {}
         self._versions: list[DataVersion | None] = [None, None]
@@ -60,21 +60,21 @@ class Journal:
         self._waiters: list[Waiter] = []
         self._taken: list[Waiter] = []
         self._is_settled = True
-        """Whether all that was taken is acknowledged"""
+        """Whether everything taken is acknowledged"""
         self.some = trio.Event()
-        """There is something to be written"""
+        """Set when there is something to write"""
         self.urgent = trio.Event()
-        """Somebody waits for it"""
+        """Set when a request waits for it"""
 
-    # ---- what tables say
+    # ---- for the tables
 
     def open(self, epoch: int) -> None:
-        """From now on changes are noted, for records of `epoch`."""
+        """Starts collecting changes for records of `epoch`."""
         self.is_open, self.epoch = True, epoch
         self._is_settled = True
 
     def close(self) -> None:
-        """Note nothing more, forget what is not written; whoever waits is told that this is no master."""
+        """Stops collecting, drops what is not written, and fails all waiters with NO_MASTER."""
         self.is_open = False
         self._forget()
         waiters, self._waiters = self._waiters + self._taken, []
@@ -83,21 +83,21 @@ class Journal:
             waiter(NO_MASTER)
 
     def topic(self, name: str, config: TopicConfig | None, version: DataVersion) -> None:
-        """A topic is new, another one, or (None) deleted."""
+        """Adds a new or changed topic; None: a deleted one."""
         if self.is_open:
             self._topics[name] = config
             self._versions[0] = version
             self.some.set()
 
     def group(self, name: str, config: GroupConfig | None, version: DataVersion) -> None:
-        """The same of a consumer group."""
+        """Adds a new, changed or deleted (None) consumer group."""
         if self.is_open:
             self._groups[name] = config
             self._versions[1] = version
             self.some.set()
 
     def offset(self, key: str, queue_id: int, offset: int) -> None:
-        """The group of `key`, "topic@group", goes on at `offset`."""
+        """Adds a committed offset. `key`: "topic@group"."""
         if self.is_open:
             by_queue = self._offsets.get(key)
             if by_queue is None:
@@ -106,22 +106,22 @@ class Journal:
             self.some.set()
 
     def offsets_removed(self, key: str) -> None:
-        """The offsets of `key` are forgotten."""
+        """Adds the removal of all offsets of `key`."""
         if self.is_open:
             self._offsets.pop(key, None)
             self._removed[key] = None
             self.some.set()
 
     def delay(self, level: int, queue_offset: int) -> None:
-        """Of a delay level everything before `queue_offset` is in the log under its own topic."""
+        """Adds the delivery progress of a delay level."""
         if self.is_open:
             self._delays[level] = queue_offset
             self.some.set()
 
-    # ---- who waits
+    # ---- waiting
 
-    def tell(self, waiter: Waiter) -> None:
-        """Tell `waiter` once all that was noted so far is acknowledged, or is not; perhaps at once."""
+    def call_when_logged(self, waiter: Waiter) -> None:
+        """Calls `waiter` with the outcome of all changes added so far, possibly at once."""
         if not self.is_open:
             waiter(NO_MASTER)
         elif self._is_empty and self._is_settled and not self._taken and not self._waiters:
@@ -131,27 +131,27 @@ class Journal:
             self.some.set()
             self.urgent.set()
 
-    async def logged(self, told: Waiter | None = None) -> Logged:
-        """Wait for the same; `told` is called before anything else is written."""
+    async def logged(self, on_logged: Waiter | None = None) -> Logged:
+        """Waits for that outcome. `on_logged` is called with it before anything else is written."""
         done = trio.Event()
         found = NO_MASTER
 
         def waiter(logged: Logged) -> None:
             nonlocal found
             found = logged
-            if told is not None:
-                told(logged)
+            if on_logged is not None:
+                on_logged(logged)
             done.set()
 
-        self.tell(waiter)
+        self.call_when_logged(waiter)
         await done.wait()
         return found
 
-    # ---- what the writer does
+    # ---- for the writer
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many wait that no further commit should."""
+        """Whether further commits should be refused."""
         return len(self._waiters) >= WAITING_COUNT_MAX
 
     @property
@@ -160,11 +160,11 @@ class Journal:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether anybody waits for what is not taken yet."""
+        """Whether a request waits for changes that are not taken yet."""
         return bool(self._waiters)
 
     def take(self, size_max: int) -> list[TablesRecord]:
-        """All that is noted, as records of about `size_max` bytes; whoever waits for it is told by `settle`."""
+        """Removes all changes and returns them as records of about `size_max` bytes. `settle` reports their outcome."""
         view = TablesView(self._topics, self._groups, self._offsets, self._delays, *self._versions)
         records = (
             [] if self._is_empty and self._is_settled else list(pack(view, self.epoch, size_max, removed=self._removed))
@@ -175,10 +175,13 @@ class Journal:
         return records
 
     def settle(self, epoch: int, logged: Logged, unstored: Iterable[TablesRecord] = ()) -> None:
-        """Say what became of what was taken in `epoch`. Offsets in `unstored`, which the tables have, are noted again;
-        topics and groups are not: whoever wanted them is told."""
+        """Reports the outcome of the changes taken in `epoch` to their waiters.
+
+        Offsets in `unstored` are added again, as the tables have them; topics and groups are not, as their requests
+        fail.
+        """
         if not self.is_open or epoch != self.epoch:
-            return  # who waited has been told
+            return  # the waiters have been called
         self._is_settled = logged.status is PutStatus.PUT_OK
         removed_since = self._removed
         self._removed = dict(removed_since)

@@ -113,7 +113,7 @@ class OffsetProcessor:
         def answer(logged: Logged) -> None:
             connection.reply(command, command.reply(logged.status.response_code, logged.fault or None))
 
-        journal.tell(answer)
+        journal.call_when_logged(answer)
         return None
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

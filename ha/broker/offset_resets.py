@@ -120,7 +120,7 @@ class OffsetResets:
         for client in members.members:
             if not client.is_closed:
                 client.send_oneway(told)
-        logger.info("offsets.reset_told group=%s topic=%s offsets=%s", group, name, targets)
+        logger.info("offsets.reset_sent group=%s topic=%s offsets=%s", group, name, targets)
         return command.reply(ResponseCode.SUCCESS, body=encode_queue_offsets(table))
 
     async def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:

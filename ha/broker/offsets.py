@@ -110,7 +110,7 @@ class ConsumerOffsetTable:
             if len(self._table) >= self._options.offset_key_count_max:
                 if not self._is_full:
                     self._is_full = True
-                    logger.warning("offsets.full keys=%d; offsets of other groups are not kept", len(self._table))
+                    logger.warning('offsets.full keys=%d hint="further groups have no offsets"', len(self._table))
                 return False
             offsets = self._table[key] = {}
         if self._standing.is_slave:
@@ -219,7 +219,9 @@ class ConsumerOffsetTable:
         self._is_taken_dirty = True
         for key, by_queue in self._table.items():
             for queue_id, end in beyond(key.partition("@")[0], by_queue):
-                logger.warning("offsets.cut key=%s queue=%d from=%d to=%d", key, queue_id, by_queue[queue_id], end)
+                logger.warning(
+                    "offsets.truncated key=%s queue=%d from=%d to=%d", key, queue_id, by_queue[queue_id], end
+                )
                 by_queue[queue_id] = end
                 if self.journal is not None:
                     self.journal.offset(key, queue_id, end)

@@ -81,7 +81,7 @@ class QueueLocks:
             elif len(self._locks) >= self._count_max:
                 if not self._is_full:
                     self._is_full = True
-                    logger.warning("queue_locks.full locks=%d; further queues are not locked", len(self._locks))
+                    logger.warning('queue_locks.full locks=%d hint="further queues are not locked"', len(self._locks))
                 continue
             self._locks[key] = client_id, now
             held.append(queue)

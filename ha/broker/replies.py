@@ -91,7 +91,7 @@ class ReplyProcessor:
         finally:
             self._reply_count -= 1
         if fault:
-            logger.warning("reply.failed topic=%s reason=%r", request.topic, fault)
+            logger.warning("reply.push_failed topic=%s reason=%r", request.topic, fault)
             connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, dict(self._told)))
         else:
             connection.reply(command, command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields() | self._told))
@@ -155,7 +155,9 @@ class ReplyProcessor:
         put = PutRequest(messages=(message,), waits=message_waits(properties))
         await self._put.settle([put])
         if not put.results:
-            logger.warning("reply.not_stored topic=%s status=%s reason=%r", request.topic, put.status.name, put.remark)
+            logger.warning(
+                "reply.store_failed topic=%s status=%s reason=%r", request.topic, put.status.name, put.remark
+            )
             return None
         [result] = put.results
         host = encode_host(self._options.host, self._options.port)

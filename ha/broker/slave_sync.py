@@ -154,7 +154,9 @@ class SlaveSync:
             level = logging.WARNING if address else logging.INFO
             logger.log(level, "slave_sync.failed master=%s reason=%r", address, fault)
         else:
-            logger.info("slave_sync.done master=%s topics=%d groups=%d", address, len(self._topics), len(self._groups))
+            logger.info(
+                "slave_sync.completed master=%s topics=%d groups=%d", address, len(self._topics), len(self._groups)
+            )
 
 
 def _leave_out_too_long(kind: str, table: dict[str, Any], address: str) -> None:

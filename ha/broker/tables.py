@@ -232,20 +232,20 @@ class Tables:
 def _topics_content(replica: Replica) -> TopicConfigTable:
     state = replica.state
     return TopicConfigTable(
-        data_version=state.topics_version, log_position=replica.stand, topic_config_table=state.topics
+        data_version=state.topics_version, log_position=replica.reported_position, topic_config_table=state.topics
     )
 
 
 def _groups_content(replica: Replica) -> GroupTable:
     state = replica.state
     return GroupTable(
-        data_version=state.groups_version, log_position=replica.stand, subscription_group_table=state.groups
+        data_version=state.groups_version, log_position=replica.reported_position, subscription_group_table=state.groups
     )
 
 
 def _offsets_content(replica: Replica) -> ConsumerOffsets:
-    return ConsumerOffsets(log_position=replica.stand, offset_table=replica.state.offsets)
+    return ConsumerOffsets(log_position=replica.reported_position, offset_table=replica.state.offsets)
 
 
 def _delays_content(replica: Replica) -> DelayOffsets:
-    return DelayOffsets(log_position=replica.stand, offset_table=replica.state.delays)
+    return DelayOffsets(log_position=replica.reported_position, offset_table=replica.state.delays)

@@ -1,41 +1,43 @@
-"""Transactions: half messages are kept until their producer commits or rolls back (37), and asked about if it does not.
+"""Transactions: half messages wait until their producer commits or rolls back (37), and are checked if it does not.
 
-    1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), where no consumer looks.
-    2  37 commits it: it is stored once more where it belongs, with its physical offset as preparedTransactionOffset;
-       or rolls it back. With access control both need PUB on its topic, and so does being asked about it.
-       Either way an op message says that it is ended (op_writer.py).
-    3  Each transactionCheckInterval those that are open and old enough are stored anew, and a producer of their group
-       is asked (39), which answers with a 37 about the new one; after transactionCheckMax times they are given up.
+    1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), which no consumer reads.
+    2  37 commits it, which stores it in its own topic with its physical offset as preparedTransactionOffset, or rolls
+       it back. With access control, 37 and receiving 39 need PUB on its topic. Either way an op message records that it
+       is ended (op_writer.py).
+    3  Every transactionCheckInterval, half messages that are open and old enough are stored again and a producer of
+       their group is asked (39). It answers with a 37 about the copy. After transactionCheckMax checks a half message
+       is given up.
 
-Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that either goes on where the
-other stopped. It is committed once what it rests on is flushed and replicated: a half message that it passed over has
-its later self, or its op message, in the log. A crash may have a message committed twice, or asked about once more; it
-loses none. Two commits of one half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor,
-TransactionalMessageServiceImpl, TransactionalMessageCheckService.
+Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that one can continue from the
+other's store. It is committed once the copies and op messages of all half messages before it are flushed and
+replicated. After a crash a message may be committed twice or checked once more, but none is lost. Two commits of one
+half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor, TransactionalMessageServiceImpl,
+TransactionalMessageCheckService.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from ha.acl import Right
-from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, real_message, store_delayed
-from ha.broker.half_messages import Verdict, given_up, judge, next_self, question
+from ha.broker.half_messages import Verdict, given_up, judge, next_copy, question
 from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
+from ha.broker.limited_log import LimitedLog
 from ha.broker.message_queries import read_record
 from ha.broker.op_writer import OpWriter
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import RefusedError
 from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError
-from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
@@ -53,17 +55,16 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
-"""A producer that has more to read than this is asked nothing more for now."""
+"""Unsent bytes from which on a producer is not asked for now."""
 OUTBOX_WAIT_S = 1.0
 DISPATCH_WAIT_S = 1.0
-"""Longest time that 37 waits for its half message to be dispatched."""
+"""Maximum time that 37 waits for its half message to be dispatched."""
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and how many half messages are not known to be ended.
+    """Counters since the start, and the number of open half messages.
 
-    unasked: stored anew for a question, when no producer of the group was there to be asked. dropped: could be read, or
-    stored, no more.
+    unasked: stored again for a check, but no producer of the group was connected. dropped: could not be read or stored.
     """
 
     open_count: int
@@ -76,14 +77,14 @@ class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Move(PutRequest, kw_only=True, gc=False):
-    """The put of a half message's next self."""
+    """The put of the next copy of a half message."""
 
     record: MessageRecord
     verdict: Verdict
 
 
 class TransactionService:
-    """`serve` asks while the broker is a master; `end` answers 37; `on_arrivals` is for the store's subscription."""
+    """`serve` runs the checks while the broker is a master; `end` answers 37; `on_arrivals` subscribes to the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options
@@ -97,15 +98,15 @@ class TransactionService:
         self._guard = core.guard
         self._wall_clock_ms = core.world.wall_clock_ms
         self._host = encode_host(options.host, options.port)
-        self._ops = OpWriter(core.puts, options, wall_clock_ms=core.world.wall_clock_ms)
+        self._ops = OpWriter(core)
         self._window = HalfWindow(0)
         self._op_reads = OpReads(0)
         self._marks = ProgressMarks()
         self._arrived = trio.Event()
-        self._turn = 0
-        self._unreadable = "", -1, 0.0
+        self._next_producer = count()
+        self._losses = LossDetector(core.store)
         self._reader = BatchReader(core.store)
-        self._log_limiter = LogRateLimiter()
+        self._log = LimitedLog(logger, logging.WARNING)
         self._committed_count = 0
         self._rolled_back_count = 0
         self._asked_count = 0
@@ -114,7 +115,7 @@ class TransactionService:
         self._dropped_count = 0
 
     def statistics(self) -> TransactionStatistics:
-        """Return a snapshot."""
+        """A snapshot of the counters."""
         queue = self._queue(HALF_TOPIC)
         end = 0 if queue is None else queue.max_offset
         return TransactionStatistics(
@@ -137,7 +138,7 @@ class TransactionService:
     # ---- 37
 
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """37: commit or roll back. No answer to what is neither: the producer does not know yet.
+        """37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know yet.
 
         Raises RefusedError and RemoteProtocolError.
         """
@@ -168,7 +169,7 @@ class TransactionService:
     async def _half(
         self, connection: RemotingConnection, command: RemotingCommand, request: EndTransactionRequest
     ) -> MessageRecord:
-        """Return the half message to end, after checking the permission on its topic. Raises RefusedError."""
+        """Returns the half message to end, after checking the permission on its topic. Raises RefusedError."""
         reason = f"no half message begins at {request.commit_log_offset}"
         record = None
         try:
@@ -194,7 +195,7 @@ class TransactionService:
         return record
 
     async def _is_in_queue(self, record: MessageRecord) -> bool:
-        """Tell whether the queue of half messages points to `record`.
+        """Whether the queue of half messages points to `record`.
 
         A message body can contain what looks like a half message, with the queue offset of another one. With access
         control, this waits until the record is dispatched; without, a record that is not dispatched yet is accepted.
@@ -212,7 +213,7 @@ class TransactionService:
         return bool(entries) and entries[0].physical_offset == record.physical_offset
 
     def _committed(self, record: MessageRecord) -> Message:
-        """What consumers get to see. Raises RefusedError."""
+        """The message that consumers receive. Raises RefusedError."""
         try:
             message = real_message(record)
             properties = decode_properties(message.properties)
@@ -231,27 +232,27 @@ class TransactionService:
     # ---- progress
 
     def _load(self) -> None:
-        """Go on where the progress says; where it says nothing, from the beginning."""
+        """Starts at the committed progress, or at the beginning of the queues."""
         starts = []
         for topic in (HALF_TOPIC, OP_TOPIC):
             queue = self._queue(topic)
-            said = self._offsets.get(PROGRESS_GROUP, topic, 0)
+            saved = self._offsets.get(PROGRESS_GROUP, topic, 0)
             first, last = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-            start = first if said is None else min(max(said, first), last)
-            if said is not None and start != said:
-                # Retention was faster, or the log was cut after a crash.
-                logger.warning("transaction.offset_corrected topic=%s from=%d to=%d", topic, said, start)
+            start = first if saved is None else min(max(saved, first), last)
+            if saved is not None and start != saved:
+                # Retention deleted what was not read yet, or the log was truncated after a crash.
+                logger.warning("transaction.offset_corrected topic=%s from=%d to=%d", topic, saved, start)
             starts.append(start)
         self._window, self._op_reads = HalfWindow(starts[0]), OpReads(starts[1])
         self._marks = ProgressMarks()
 
     def step_down(self) -> None:
-        """The broker is no longer the master: forget what was to be written, for a log that is no longer its own."""
+        """Drops everything that was to be written, as this broker is no longer the master."""
         self._ops.forget(self._standing.refusal_code, self._standing.refusal)
         self._window, self._op_reads, self._marks = HalfWindow(0), OpReads(0), ProgressMarks()
 
     async def save(self) -> None:
-        """Write what is ended, and commit the progress that is safe, for a broker that ends."""
+        """Writes pending op messages and commits safe progress, at shutdown."""
         if not self._standing.is_slave:
             await self._ops.write_all()
             await self._settle()
@@ -273,33 +274,33 @@ class TransactionService:
             self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, 0, progress.half_offset)
             self._offsets.commit(PROGRESS_GROUP, OP_TOPIC, 0, progress.op_offset)
 
-    # ---- asking
+    # ---- checks
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Messages came to queues. Called by the store once per dispatched batch; never blocks."""
+        """Wakes the checks. Called by the store once per dispatched batch; never blocks."""
         if not self._arrived.is_set() and any(arrival.topic == HALF_TOPIC for arrival in arrivals):
             self._arrived.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look after open half messages each `transaction_check_interval_s`, while there are any, until cancelled."""
+        """Checks open half messages every `transaction_check_interval_s`, while there are any, until cancelled."""
         self._load()
         async with trio.open_nursery() as nursery:
             await nursery.start(self._ops.serve)
             task_status.started()
             interval_s = self._options.transaction_check_interval_s
-            looks_at = trio.current_time()
+            next_at = trio.current_time()
             while True:
-                await self._wait_for_some(interval_s)
-                looks_at += interval_s * max(1.0, -((looks_at - trio.current_time()) // interval_s))
-                await trio.sleep_until(looks_at)
+                await self._wait_for_open(interval_s)
+                next_at += interval_s * max(1.0, -((next_at - trio.current_time()) // interval_s))
+                await trio.sleep_until(next_at)
                 try:
-                    await self._look()
+                    await self._check_all()
                 except OSError as error:
-                    self._say("transaction.unreadable reason=%s", error)
+                    self._log.write("transaction.read_failed reason=%r", str(error))
                 await self._settle()
 
-    async def _wait_for_some(self, interval_s: float) -> None:
-        """Until there is something to look after."""
+    async def _wait_for_open(self, interval_s: float) -> None:
+        """Waits until there are open half messages, or progress to commit."""
         self._arrived = trio.Event()
         self._window.advance()
         queue = self._queue(HALF_TOPIC)
@@ -307,15 +308,15 @@ class TransactionService:
             with trio.move_on_after(interval_s if self._marks else float("inf")):
                 await self._arrived.wait()
 
-    async def _look(self) -> None:
-        """Go over what was there when it began."""
+    async def _check_all(self) -> None:
+        """Checks all half messages that are in the queue when it starts."""
         queue = self._queue(HALF_TOPIC)
         if queue is None or not await self._read_ops(queue.max_offset):
             return
         end = queue.max_offset
         window = self._window
         if window.start < queue.min_offset:
-            window.advance_to(queue.min_offset)  # retention was faster
+            window.advance_to(queue.min_offset)  # retention deleted open half messages
         offset = window.start
         while (offset := window.next_open(offset)) < end:
             count_max = min(BATCH_COUNT_MAX, window.next_ended(offset, end) - offset)
@@ -327,13 +328,13 @@ class TransactionService:
                     return
                 self._drop(offset, offset + 1, "its entry is wrong and its record is not found")
                 continue
-            elif not await self._look_at(split(read.body), offset, read.next_offset):
+            elif not await self._check(split(read.body), offset, read.next_offset):
                 return
             offset = read.next_offset
             await trio.lowlevel.checkpoint()
 
     async def _read_ops(self, half_end: int) -> bool:
-        """Learn what op messages say; False if one can't be read for now."""
+        """Reads op messages; returns False if one can't be read yet."""
         queue = self._queue(OP_TOPIC)
         if queue is None:
             return True
@@ -344,7 +345,7 @@ class TransactionService:
             if read.status in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
                 ended = [half for raw in split(read.body) for half in self._ended_by(raw) if half < half_end]
                 if not all(self._window.end(half) for half in ended):
-                    return True  # so far ahead that it is read again later
+                    return True  # too far ahead: read again later
                 reads.note(read.next_offset, max(ended, default=-1))
             elif self._is_lost(OP_TOPIC, offset):
                 reads.note(offset + 1, -1)
@@ -361,11 +362,11 @@ class TransactionService:
             reason = "another tag"
         except (RemoteProtocolError, ValueError) as error:
             reason = str(error)
-        self._say("transaction.no_op reason=%s", reason)
+        self._log.write("transaction.op_invalid reason=%r", reason)
         return []
 
-    async def _look_at(self, found: Iterable[bytes], offset: int, next_offset: int) -> bool:
-        """Do what is to be done about the records from `offset` to `next_offset`; False if that is all for now."""
+    async def _check(self, found: Iterable[bytes], offset: int, next_offset: int) -> bool:
+        """Checks the records from `offset` to `next_offset`; returns False if this pass ends here."""
         now_ms = self._wall_clock_ms()
         moves: list[_Move] = []
         is_end = False
@@ -373,7 +374,7 @@ class TransactionService:
             try:
                 record = decode_record(raw)
             except RemoteProtocolError:
-                continue  # and so it is left out
+                continue  # the gap is dropped below
             if record.queue_offset > offset:
                 self._drop(offset, record.queue_offset, "damaged")
             offset = record.queue_offset
@@ -389,7 +390,7 @@ class TransactionService:
         return await self._store_moves(moves) and not is_end
 
     def _move(self, record: MessageRecord, now_ms: int) -> _Move | None:
-        """What `record` is to become; None if it is too young."""
+        """The next copy of `record`; None if it is too young."""
         options = self._options
         properties = record.property_map()
         verdict = judge(
@@ -404,10 +405,10 @@ class TransactionService:
         try:
             real_message(record)
             if verdict is not Verdict.GIVE_UP:
-                message = next_self(record, properties, is_asked=verdict is Verdict.ASK)
+                message = next_copy(record, properties, is_asked=verdict is Verdict.ASK)
                 return _Move(messages=(message,), waits=False, record=record, verdict=verdict)
         except (ValueError, LocalProtocolError):
-            pass  # nobody could answer
+            pass  # no producer could answer a check of it
         return self._giving_up(record)
 
     def _giving_up(self, record: MessageRecord) -> _Move:
@@ -415,11 +416,11 @@ class TransactionService:
         return _Move(messages=(message,), waits=False, record=record, verdict=Verdict.GIVE_UP)
 
     async def _store_moves(self, moves: list[_Move]) -> bool:
-        """Store half messages anew, and ask about those that are to be asked about; False if that failed."""
+        """Stores half messages again and sends the checks; returns False if that failed."""
         if any(move.verdict is Verdict.GIVE_UP for move in moves):
             created = await self._topics.ensure(GIVEN_UP_TOPIC, 1)
             if isinstance(created, str):
-                self._say("transaction.not_put reason=%s", created)
+                self._log.write("transaction.put_failed reason=%r", created)
                 return False
         if moves:
             await self._put.settle(moves)
@@ -431,7 +432,7 @@ class TransactionService:
             if move.status.is_stored:
                 self._moved(move, asked)
             elif not move.is_hopeless:
-                self._say("transaction.not_put reason=%s", move.remark)
+                self._log.write("transaction.put_failed reason=%r", move.remark)
                 is_done = False
             elif move.verdict is Verdict.GIVE_UP:
                 self._drop(record.queue_offset, record.queue_offset + 1, move.remark)
@@ -447,11 +448,11 @@ class TransactionService:
         if move.verdict is Verdict.GIVE_UP:
             self._given_up_count += 1
             self._window.end(record.queue_offset)
-            self._say("transaction.given_up queue_offset=%s", record.queue_offset)
+            self._log.write("transaction.given_up queue_offset=%d", record.queue_offset)
             return
         result = move.results[0]
         ended = self._window.move(record.queue_offset, result.queue_offset)
-        if ended:  # while it was stored anew
+        if ended:  # while it was stored again
             self._ops.add(ended)
             return
         if move.verdict is not Verdict.ASK:
@@ -474,7 +475,7 @@ class TransactionService:
         self._asked_count += 1
 
     def _producer(self, group: str, topic: str) -> RemotingConnection | None:
-        """Return the next of the group's producers, round robin, that keeps up with reading and may publish `topic`."""
+        """Returns the next of the group's producers, round robin, that reads fast enough and may publish `topic`."""
         guard = self._guard
         members = [
             connection
@@ -484,28 +485,20 @@ class TransactionService:
             and (guard is None or guard.may(connection, member.access_key, topic, Right.PUB))
         ]
         if not members:
-            self._say("transaction.nobody_to_ask group=%s", group)
+            self._log.write("transaction.no_producer group=%r", group)
             return None
-        self._turn += 1
-        return members[self._turn % len(members)]
+        return members[next(self._next_producer) % len(members)]
 
     def _is_lost(self, topic: str, offset: int) -> bool:
-        """Whether what can't be read now never will be."""
-        now = trio.current_time()
-        if self._unreadable[:2] != (topic, offset) or not all(damage.is_hopeless for damage in self._store.damage.open):
-            self._unreadable = topic, offset, now
-            self._say("transaction.unreadable reason=%s", f"{topic} {offset}")
-        return now - self._unreadable[2] >= UNREADABLE_S_MAX
+        if self._losses.is_lost((topic, offset)):
+            return True
+        self._log.write("transaction.read_failed reason=%r", f"{topic} {offset}")
+        return False
 
     def _drop(self, offset: int, next_offset: int, reason: str) -> None:
-        """Nothing can be done about what is at `offset` and before `next_offset` unless it is ended."""
+        """Drops half messages from `offset` to `next_offset` that are not ended."""
         for each in range(offset, next_offset):
             if not self._window.is_ended(each):
                 self._window.end(each)
                 self._dropped_count += 1
-                self._say("transaction.dropped reason=%s", reason)
-
-    def _say(self, text: str, reason: object) -> None:
-        times = self._log_limiter.admit(text, trio.current_time())
-        if times:
-            logger.warning(text + " times=%d", reason, times)
+                self._log.write("transaction.message_dropped reason=%r", reason)

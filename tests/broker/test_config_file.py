@@ -82,16 +82,16 @@ async def test_a_full_disk_is_said_and_leaves_the_old_version(tmp_path: Path, ca
         await file.save(lambda: b"22")
     assert (caught.value.file, caught.value.size_bytes) == (file.path, 2)
     await file.catch_up()  # nothing is owed: whoever called `save` was told
-    assert caplog.text.count("config.not_saved") == 0
+    assert caplog.text.count("config.file_save_failed") == 0
     for number in (3, 4):
         await file.save_when_possible(partial(b"%d".__mod__, number))
     await file.catch_up()
     assert file.path.read_text() == "1"
-    assert caplog.text.count("config.not_saved") == 1
+    assert caplog.text.count("config.file_save_failed") == 1
     disk.is_full = False
     await file.catch_up()
     assert file.path.read_text() == "4"
-    assert caplog.text.count("config.saved_again") == 1
+    assert caplog.text.count("config.file_saved") == 1
     await file.catch_up()
     assert file.backup_path.read_text() == "1"
 

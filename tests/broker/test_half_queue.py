@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ha.broker.core import BrokerCore
 from ha.broker.half_messages import Verdict, judge
 from ha.broker.half_queue import (
     MARK_COUNT_MAX,
@@ -23,7 +24,6 @@ from ha.broker.half_queue import (
     encode_op,
 )
 from ha.broker.op_writer import PENDING_COUNT_MAX, OpWriter
-from ha.broker.options import BrokerOptions
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)))
@@ -118,7 +118,7 @@ def test_marks() -> None:
 
 
 def test_ends_that_wait_are_bounded() -> None:
-    writer = OpWriter(SimpleNamespace(), BrokerOptions(), wall_clock_ms=lambda: 0)  # type: ignore[arg-type]
+    writer = OpWriter(cast(BrokerCore, SimpleNamespace()))
     writer.add(range(PENDING_COUNT_MAX + 1))
     assert list(writer._pending) == list(range(1, PENDING_COUNT_MAX + 1))
 

@@ -22,7 +22,7 @@ def test_a_closed_one_notes_nothing_and_promises_nothing() -> None:
     journal = Journal(lambda epoch: True)
     journal.offset("T@g", 0, 5)
     told: list[Logged] = []
-    journal.tell(told.append)
+    journal.call_when_logged(told.append)
     assert told == [NO_MASTER]
     journal.open(1)
     assert journal.take(10_000) == []
@@ -37,11 +37,11 @@ def test_several_commits_of_a_queue_are_one() -> None:
 
 def test_who_waits_is_told_after_all_that_was_noted_before() -> None:
     journal, told = opened(), []
-    journal.tell(lambda logged: told.append(("at once", logged)))
+    journal.call_when_logged(lambda logged: told.append(("at once", logged)))
     journal.offset("T@g", 0, 5)
-    journal.tell(lambda logged: told.append(("first", logged)))
+    journal.call_when_logged(lambda logged: told.append(("first", logged)))
     journal.take(10_000)
-    journal.tell(lambda logged: told.append(("nothing new, but that is not acknowledged", logged)))
+    journal.call_when_logged(lambda logged: told.append(("nothing new, but that is not acknowledged", logged)))
     assert told == [("at once", ACKNOWLEDGED)]
     journal.settle(1, TIMED_OUT)
     assert told[1:] == [("first", TIMED_OUT)]
@@ -53,7 +53,7 @@ def test_who_waits_is_told_after_all_that_was_noted_before() -> None:
 
 def test_a_master_whose_lease_is_over_promises_nothing() -> None:
     told: list[Logged] = []
-    opened(acknowledges=False).tell(told.append)
+    opened(acknowledges=False).call_when_logged(told.append)
     assert told == [NO_MASTER]
 
 
@@ -91,7 +91,7 @@ def test_what_became_of_another_term_is_of_no_interest() -> None:
     journal = opened()
     journal.offset("T@g", 0, 5)
     told: list[Logged] = []
-    journal.tell(told.append)
+    journal.call_when_logged(told.append)
     records = journal.take(10_000)
     journal.close()
     assert told == [NO_MASTER]

@@ -165,4 +165,4 @@ async def test_a_table_that_can_not_be_read_is_named_and_the_version_before_is_u
     with caplog.at_level(logging.ERROR):
         async with pair.running(without="slave"):
             await check_consumed(pair, "master")
-    assert "config.damaged file=" in caplog.text
+    assert "config.file_damaged file=" in caplog.text

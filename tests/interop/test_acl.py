@@ -175,7 +175,7 @@ async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release:
 
     assert slave.child is not None
     errors = slave.child.log.with_suffix(".err")
-    await eventually("tables copied", lambda: "slave_sync.done" in errors.read_text(), 20)
+    await eventually("tables copied", lambda: "slave_sync.completed" in errors.read_text(), 20)
     refused = "ha.client_not_authenticated .*RocketMQ's masters can't"
     await eventually("refused", lambda: re.search(refused, errors.read_text()), 20)
     assert ADMIN[1] not in errors.read_text()

@@ -67,7 +67,7 @@ def test_the_scrape_configuration_is_one_with_our_rules() -> None:
 def test_the_line_of_json_is_what_its_event_is_logged_as() -> None:
     [snippet] = blocks(PAGE, "json")
     shown = json.loads(snippet)
-    template = "put_not_ok status=%s cause=%s puts=%d remark=%r"
+    template = "put.not_ok status=%s cause=%s puts=%d remark=%r"
     assert f'"{template}"' in (ROOT / "ha" / "broker" / "explained.py").read_text()
     arguments = tuple(shown[key] for key in ("status", "cause", "puts", "remark"))
     record = logging.LogRecord("ha.broker.explained", logging.WARNING, "", 0, template, arguments, None)

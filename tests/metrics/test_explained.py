@@ -64,7 +64,7 @@ async def test_no_slave_said_once_a_minute_with_how_many_puts(
         await trio.sleep(60)
         await put(node, message())
         assert lines(caplog) == [
-            f"put_not_ok status=SLAVE_NOT_AVAILABLE cause=no_slave_connected puts={puts} remark='no slave is connected'"
+            f"put.not_ok status=SLAVE_NOT_AVAILABLE cause=no_slave_connected puts={puts} remark='no slave is connected'"
             for puts in (2, 2)
         ]
 

@@ -115,7 +115,7 @@ async def test_changes_are_taken_in_and_faults_are_not(
         await trio.sleep(60)
         assert accounts() == ["account-1", "account-2", "account-3"]
         assert "the-secret" not in caplog.text
-        assert said() == ["acl.not_reloaded"]  # once, not every five seconds
+        assert said() == ["acl.reload_failed"]  # once, not every five seconds
 
         write(main, "account-1", "account-2")  # as it was: nothing to do
         await trio.sleep(60)
@@ -124,7 +124,7 @@ async def test_changes_are_taken_in_and_faults_are_not(
         main.unlink()
         other.unlink()
         await trio.sleep(60)
-        assert (accounts(), said()) == (["account-1", "account-2", "account-3"], ["acl.not_reloaded"])
+        assert (accounts(), said()) == (["account-1", "account-2", "account-3"], ["acl.reload_failed"])
 
         write(main, "account-4")
         await trio.sleep(5.3)

@@ -135,7 +135,7 @@ async def test_requests_to_a_broker(tmp_path: Path, autojump_clock: object, line
         await ask(node, 25, {}, f"brokerName={EVIL}".encode())
         await node.dispatched()
         await trio.sleep(300)
-    assert "client.expired" in lines.check()
+    assert "clients.member_expired" in lines.check()
 
 
 async def ask(node: Node, code: int, fields: dict[str, str], body: bytes = b"body") -> None:

@@ -97,10 +97,10 @@ async def test_nothing_that_nodes_say_has_a_secret(
             assert refused is not None
             await until(lambda: link.statistics().condition is Condition.CONNECTED)
             await until(lambda: refused.statistics().condition is Condition.NOT_AUTHENTICATED)
-            await until(lambda: "slave_sync.done" in caplog.text)  # the master takes the slave's signature
+            await until(lambda: "slave_sync.completed" in caplog.text)  # the master takes the slave's signature
             await _ask_for_trouble(master, said)
             (tmp_path / "plain_acl.yml").write_text(ACCOUNTS + f"  - {{accessKey: {WRONG}")
-            await until(lambda: "acl.not_reloaded" in caplog.text)
+            await until(lambda: "acl.reload_failed" in caplog.text)
             for node in (master, slave, stranger):
                 said.append(await status(node.admin_address, f"Authorization: Bearer {TOKEN}"))
                 assert '"is_ready"' in said[-1]
