@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 def on_both_backends(
     open_world: Callable[..., AbstractAsyncContextManager[Any]] | None = None, *arguments: Any, **options: Any
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Runs an async test under asyncio and under trio, within 30 s.
+    """Runs an async test under asyncio and under trio, within 60 s.
 
     `open_world(*arguments, **options)` is entered around it, and its value, or each item of a tuple, passed as a
     positional argument. Fixtures and parameters of pytest are keyword-only then."""

@@ -69,7 +69,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.interop)
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     # What the SDK does on each event loop halog's brokers see; what real ones answer has nothing to do with the loop.
-    if params.get("cluster", HALOG) != HALOG and params.get("run") == "trio":
+    if params.get("cluster", HALOG) != HALOG and params.get("backend") == "trio":
         item.add_marker(pytest.mark.long)
     usual = item.get_closest_marker("usual_release")
     if usual is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -13,8 +13,6 @@ from ha.client import Message, Producer, PullConsumer, ReceivedMessage
 from ha.errors import BrokerError
 from tests.interop.releases import missing_programs
 from tests.interop.sdk_cluster import HALOG, SdkCluster, running_cluster
-
-TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module", params=[HALOG, "5.5.0"])
@@ -27,23 +25,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(reason)
     with running_cluster(str(request.param), tmp_path_factory.mktemp("sdk")) as running:
         yield running
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a test's body on one of the two event loops."""
-
-    def run_on_backend(body: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(TIMEOUT_S):
-                await body()
-
-        anyio.run(limited, backend=request.param)
-
-    return run_on_backend
-
-
-Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class Inbox:

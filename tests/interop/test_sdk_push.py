@@ -30,12 +30,13 @@ from ha.client import (
     StartFrom,
 )
 from ha.errors import BrokerError, ClientError
+from tests.client.backends import on_both_backends
 from tests.interop.processes import Child
 from tests.interop.releases import missing_programs, resolve
 from tests.interop.sdk_cluster import SdkCluster
-from tests.interop.sdk_suite import TIMEOUT_S, Inbox, Run, cluster, read_until, run, send_all, until
+from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all, until
 
-__all__ = ["cluster", "run"]
+__all__ = ["cluster"]
 
 
 def numbered(count: int) -> list[bytes]:
@@ -55,66 +56,57 @@ async def until_saved(cluster: SdkCluster, group: str, topic: str, count: int) -
             await anyio.sleep(0.05)
 
 
-def test_every_message_is_handled_once(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_every_message_is_handled_once(cluster: SdkCluster) -> None:
     topic, group = cluster.name("all"), cluster.name("g")
-
-    async def body() -> None:
-        await send_all(cluster, topic, numbered(300), keys="k", properties={"own": "é"})
-        inbox = Inbox()
-        async with consumer(cluster, inbox, group, topic) as push:
-            await inbox.wait(300)
-            await send_all(cluster, topic, [b"later"])
-            await inbox.wait(301)
-            await until(lambda: push.statistics().held.message_count == 0)
-            assert push.statistics().handling.handled == {topic: 301}
-        assert sorted(inbox.bodies) == sorted([*numbered(300), b"later"])
-        assert {message.properties["own"] for message in inbox.messages[:300]} == {"é"}
-
-    run(body)
+    await send_all(cluster, topic, numbered(300), keys="k", properties={"own": "é"})
+    inbox = Inbox()
+    async with consumer(cluster, inbox, group, topic) as push:
+        await inbox.wait(300)
+        await send_all(cluster, topic, [b"later"])
+        await inbox.wait(301)
+        await until(lambda: push.statistics().held.message_count == 0)
+        assert push.statistics().handling.handled == {topic: 301}
+    assert sorted(inbox.bodies) == sorted([*numbered(300), b"later"])
+    assert {message.properties["own"] for message in inbox.messages[:300]} == {"é"}
 
 
-def test_tags_are_compared_exactly(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_tags_are_compared_exactly(cluster: SdkCluster) -> None:
     """AaAa and BBBB have one hash, which is all that brokers compare."""
     topic, group = cluster.name("tags"), cluster.name("g")
-
-    async def body() -> None:
-        for tag in ("AaAa", "BBBB", "other", "last"):
-            await send_all(cluster, topic, [tag.encode()] * 3, tags=tag)
-        inbox = Inbox()
-        async with consumer(cluster, inbox, group, topic, subscriptions={topic: "AaAa || last"}):
-            await inbox.wait(6)
-        assert Counter(inbox.bodies) == {b"AaAa": 3, b"last": 3}
-
-    run(body)
+    for tag in ("AaAa", "BBBB", "other", "last"):
+        await send_all(cluster, topic, [tag.encode()] * 3, tags=tag)
+    inbox = Inbox()
+    async with consumer(cluster, inbox, group, topic, subscriptions={topic: "AaAa || last"}):
+        await inbox.wait(6)
+    assert Counter(inbox.bodies) == {b"AaAa": 3, b"last": 3}
 
 
-def test_members_share_the_queues_and_take_over(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_members_share_the_queues_and_take_over(cluster: SdkCluster) -> None:
     topic, group = cluster.name("shared"), cluster.name("g")
-
-    async def body() -> None:
-        await send_all(cluster, topic, [b"first"])
-        one, two = Inbox(), Inbox()
-        push = PushOptions(commit_interval_s=0.1)
-        async with consumer(cluster, one, group, topic, push=push) as first:
-            await until(lambda: len(own(first, topic)) == 4)
-            await one.wait(1)
-            await until_saved(cluster, group, topic, 1)
-            async with consumer(cluster, two, group, topic) as second:
-                await until(lambda: len(own(first, topic)) == len(own(second, topic)) == 2)
-                assert not set(first.assigned) & set(second.assigned)
-                await send_all(cluster, topic, numbered(200))
-                await until(lambda: len(one.messages) + len(two.messages) >= 201)
-                assert len(one.messages) > 50
-                assert len(two.messages) > 50
-            await until(lambda: len(own(first, topic)) == 4)
-            await send_all(cluster, topic, numbered(50))
-            await until(lambda: len(one.messages) + len(two.messages) >= 251)
-        assert Counter(one.bodies + two.bodies) == Counter([b"first", *numbered(200), *numbered(50)])
-
-    run(body)
+    await send_all(cluster, topic, [b"first"])
+    one, two = Inbox(), Inbox()
+    push = PushOptions(commit_interval_s=0.1)
+    async with consumer(cluster, one, group, topic, push=push) as first:
+        await until(lambda: len(own(first, topic)) == 4)
+        await one.wait(1)
+        await until_saved(cluster, group, topic, 1)
+        async with consumer(cluster, two, group, topic) as second:
+            await until(lambda: len(own(first, topic)) == len(own(second, topic)) == 2)
+            assert not set(first.assigned) & set(second.assigned)
+            await send_all(cluster, topic, numbered(200))
+            await until(lambda: len(one.messages) + len(two.messages) >= 201)
+            assert len(one.messages) > 50
+            assert len(two.messages) > 50
+        await until(lambda: len(own(first, topic)) == 4)
+        await send_all(cluster, topic, numbered(50))
+        await until(lambda: len(one.messages) + len(two.messages) >= 251)
+    assert Counter(one.bodies + two.bodies) == Counter([b"first", *numbered(200), *numbered(50)])
 
 
-def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
+async def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
     """Both compute who gets which queue; a queue that both took, or neither, would show."""
     if missing := missing_programs():
         pytest.skip(f"needs {' and '.join(missing)} on the PATH")
@@ -127,7 +119,7 @@ def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
             "java-member", [*command, cluster.name_server, group, topic], on_line=java.append
         )
 
-    async def body() -> None:
+    with anyio.fail_after(60):
         await send_all(cluster, topic, [b"first"])
         async with consumer(cluster, inbox, group, topic, push=PushOptions(commit_interval_s=0.1)) as push:
             await inbox.wait(1)
@@ -146,12 +138,6 @@ def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
             assert [text for _, text in got(java)][-len(COMPRESSIONS) :] == [LONG] * len(COMPRESSIONS)
             await anyio.to_thread.run_sync(cluster.call, child.kill)
             await until(lambda: len(own(push, topic)) == 4)
-
-    async def limited() -> None:
-        with anyio.fail_after(TIMEOUT_S):
-            await body()
-
-    anyio.run(limited, backend="trio")
 
 
 _PACKAGES = {Compression.LZ4: "lz4", Compression.ZSTD: "zstandard"}
@@ -178,224 +164,197 @@ def own(push: PushConsumer, topic: str) -> list[MessageQueue]:
     return [queue for queue in push.assigned if queue.topic == topic]
 
 
-def test_the_next_member_begins_where_the_last_one_ended(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_the_next_member_begins_where_the_last_one_ended(cluster: SdkCluster) -> None:
     topic, group = cluster.name("resumed"), cluster.name("g")
-
-    async def body() -> None:
-        await send_all(cluster, topic, numbered(100))
-        first, second = Inbox(), Inbox()
-        async with consumer(cluster, first, group, topic):
-            await first.wait(100)
-        await send_all(cluster, topic, [b"new"])
-        async with consumer(cluster, second, group, topic):
-            await second.wait(1)
-            await anyio.sleep(0.5)
-        assert second.bodies == [b"new"]
-
-    run(body)
+    await send_all(cluster, topic, numbered(100))
+    first, second = Inbox(), Inbox()
+    async with consumer(cluster, first, group, topic):
+        await first.wait(100)
+    await send_all(cluster, topic, [b"new"])
+    async with consumer(cluster, second, group, topic):
+        await second.wait(1)
+        await anyio.sleep(0.5)
+    assert second.bodies == [b"new"]
 
 
-def test_what_is_not_finished_comes_again(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_what_is_not_finished_comes_again(cluster: SdkCluster) -> None:
     """A handler that is still at one message holds back what may be committed, however much is done behind it."""
     topic, group = cluster.name("unfinished"), cluster.name("g")
+    async with Producer(cluster.name_server) as producer:
+        queue = (await producer.queues(topic))[0]
+        for each in numbered(50):
+            await producer.send(Message(topic, each), queue=queue)
+    stuck, others = [b"m7"], Inbox()
 
-    async def body() -> None:
-        async with Producer(cluster.name_server) as producer:
-            queue = (await producer.queues(topic))[0]
-            for each in numbered(50):
-                await producer.send(Message(topic, each), queue=queue)
-        stuck, others = [b"m7"], Inbox()
+    async def handle(message: ReceivedMessage) -> None:
+        await others(message)
+        if message.body in stuck:
+            await anyio.sleep_forever()
 
-        async def handle(message: ReceivedMessage) -> None:
-            await others(message)
-            if message.body in stuck:
-                await anyio.sleep_forever()
-
-        push = PushOptions(close_grace_s=0.1, commit_interval_s=0.1)
-        async with consumer(cluster, handle, group, topic, push=push):
-            await others.wait(50)
-            await until_saved(cluster, group, topic, 7)
-        again = Inbox()
-        async with consumer(cluster, again, group, topic):
-            await again.wait(43)
-            await anyio.sleep(0.5)
-        assert sorted(again.bodies) == sorted(numbered(50)[7:])
-
-    run(body)
+    push = PushOptions(close_grace_s=0.1, commit_interval_s=0.1)
+    async with consumer(cluster, handle, group, topic, push=push):
+        await others.wait(50)
+        await until_saved(cluster, group, topic, 7)
+    again = Inbox()
+    async with consumer(cluster, again, group, topic):
+        await again.wait(43)
+        await anyio.sleep(0.5)
+    assert sorted(again.bodies) == sorted(numbered(50)[7:])
 
 
-def test_what_fails_comes_again_and_ends_as_a_dead_letter(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_what_fails_comes_again_and_ends_as_a_dead_letter(cluster: SdkCluster) -> None:
     topic, group = cluster.name("failing"), cluster.name("g")
 
     def refuse(message: ReceivedMessage) -> None:
         if message.body == b"bad":
             raise RetryLater(delay_level=1)
 
-    async def body() -> None:
-        await send_all(cluster, topic, [b"good", b"bad"], tags="t", keys="k", properties={"own": "x"})
-        inbox = Inbox(refuse)
-        async with consumer(
-            cluster, inbox, group, topic, subscriptions={topic: "t"}, push=PushOptions(reconsume_times_max=2)
-        ):
-            await inbox.wait(4)
-            bad = [message for message in inbox.messages if message.body == b"bad"]
-            assert [message.reconsume_times for message in bad] == [0, 1, 2]
-            assert {(message.topic, message.tags, message.keys) for message in bad} == {(topic, "t", ("k",))}
-            assert {message.properties["own"] for message in bad} == {"x"}
-            assert len({message.message_id for message in bad}) == 1
-            (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
-        assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"bad", topic)
-        assert inbox.bodies.count(b"good") == 1
-
-    run(body)
+    await send_all(cluster, topic, [b"good", b"bad"], tags="t", keys="k", properties={"own": "x"})
+    inbox = Inbox(refuse)
+    async with consumer(
+        cluster, inbox, group, topic, subscriptions={topic: "t"}, push=PushOptions(reconsume_times_max=2)
+    ):
+        await inbox.wait(4)
+        bad = [message for message in inbox.messages if message.body == b"bad"]
+        assert [message.reconsume_times for message in bad] == [0, 1, 2]
+        assert {(message.topic, message.tags, message.keys) for message in bad} == {(topic, "t", ("k",))}
+        assert {message.properties["own"] for message in bad} == {"x"}
+        assert len({message.message_id for message in bad}) == 1
+        (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
+    assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"bad", topic)
+    assert inbox.bodies.count(b"good") == 1
 
 
-def test_a_body_that_inflates_beyond_the_bound_ends_as_a_dead_letter(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_a_body_that_inflates_beyond_the_bound_ends_as_a_dead_letter(cluster: SdkCluster) -> None:
     topic, group = cluster.name("bomb"), cluster.name("g")
+    async with Producer(cluster.name_server, options=ClientOptions(message_size_max=8 << 20)) as producer:
+        for content in (b"before", bytes(5 << 20), b"behind"):
+            await producer.send(Message(topic, content))
+    bodies: list[bytes] = []
 
-    async def body() -> None:
-        async with Producer(cluster.name_server, options=ClientOptions(message_size_max=8 << 20)) as producer:
-            for content in (b"before", bytes(5 << 20), b"behind"):
-                await producer.send(Message(topic, content))
-        bodies: list[bytes] = []
+    async def handle(message: ReceivedMessage) -> None:
+        bodies.append(message.body)
 
-        async def handle(message: ReceivedMessage) -> None:
-            bodies.append(message.body)
-
-        async with consumer(cluster, handle, group, topic) as push:
-            (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
-            await until(lambda: len(bodies) == 2)
-            assert push.statistics().handling.failed == {topic: 1}
-        assert sorted(bodies) == [b"before", b"behind"]
-        assert dead.properties["RETRY_TOPIC"] == topic
-        assert dead.body_error is not None
-        assert "inflates to more than 4194304 bytes" in dead.body_error
-
-    run(body)
+    async with consumer(cluster, handle, group, topic) as push:
+        (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
+        await until(lambda: len(bodies) == 2)
+        assert push.statistics().handling.failed == {topic: 1}
+    assert sorted(bodies) == [b"before", b"behind"]
+    assert dead.properties["RETRY_TOPIC"] == topic
+    assert dead.body_error is not None
+    assert "inflates to more than 4194304 bytes" in dead.body_error
 
 
-def test_an_exception_is_a_message_that_failed(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_an_exception_is_a_message_that_failed(cluster: SdkCluster) -> None:
     topic, group = cluster.name("raising"), cluster.name("g")
 
     def refuse(message: ReceivedMessage) -> None:
         if message.reconsume_times == 0:
             raise LookupError("not today")
 
-    async def body() -> None:
-        await send_all(cluster, topic, [b"x"])
-        inbox = Inbox(refuse)
-        async with consumer(cluster, inbox, group, topic) as push:
-            await inbox.wait(2)  # after the delay of level 3
-            assert push.statistics().handling.failed == {topic: 1}
-        assert [message.reconsume_times for message in inbox.messages] == [0, 1]
-
-    run(body)
+    await send_all(cluster, topic, [b"x"])
+    inbox = Inbox(refuse)
+    async with consumer(cluster, inbox, group, topic) as push:
+        await inbox.wait(2)  # after the delay of level 3
+        assert push.statistics().handling.failed == {topic: 1}
+    assert [message.reconsume_times for message in inbox.messages] == [0, 1]
 
 
-def test_a_slow_consumer_holds_no_more_than_it_may(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_a_slow_consumer_holds_no_more_than_it_may(cluster: SdkCluster) -> None:
     topic, group = cluster.name("slow"), cluster.name("g")
     options = PushOptions(concurrency=2, queue_count_max=10, total_count_max=25, pull_count=5)
+    await send_all(cluster, topic, numbered(200))
+    held: list[int] = []
 
-    async def body() -> None:
-        await send_all(cluster, topic, numbered(200))
-        held: list[int] = []
+    async def handle(message: ReceivedMessage) -> None:
+        held.append(push.statistics().held.message_count)
+        await anyio.sleep(0.005)
 
-        async def handle(message: ReceivedMessage) -> None:
-            held.append(push.statistics().held.message_count)
-            await anyio.sleep(0.005)
-
-        async with consumer(cluster, handle, group, topic, push=options) as push:
-            await until(lambda: len(held) == 200)
-        assert max(held) <= 25 + 4 * 5
-
-    run(body)
+    async with consumer(cluster, handle, group, topic, push=options) as push:
+        await until(lambda: len(held) == 200)
+    assert max(held) <= 25 + 4 * 5
 
 
-def test_a_group_may_begin_with_a_moment(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_a_group_may_begin_with_a_moment(cluster: SdkCluster) -> None:
     topic, group = cluster.name("moment"), cluster.name("g")
-
-    async def body() -> None:
-        async with Producer(cluster.name_server) as producer:
-            queue = (await producer.queues(topic))[0]
-            await producer.send(Message(topic, b"before"), queue=queue)
-            await anyio.sleep(1.1)
-            moment = datetime.now(UTC)
-            await producer.send(Message(topic, b"after"), queue=queue)
-        inbox = Inbox()
-        async with consumer(cluster, inbox, group, topic, start_from=moment):
-            await inbox.wait(1)
-            await anyio.sleep(0.3)
-        # Brokers let a group that is new begin a young queue with its first message, whatever it asked for.
-        assert inbox.bodies in ([b"after"], [b"before", b"after"])
-
-    run(body)
+    async with Producer(cluster.name_server) as producer:
+        queue = (await producer.queues(topic))[0]
+        await producer.send(Message(topic, b"before"), queue=queue)
+        await anyio.sleep(1.1)
+        moment = datetime.now(UTC)
+        await producer.send(Message(topic, b"after"), queue=queue)
+    inbox = Inbox()
+    async with consumer(cluster, inbox, group, topic, start_from=moment):
+        await inbox.wait(1)
+        await anyio.sleep(0.3)
+    # Brokers let a group that is new begin a young queue with its first message, whatever it asked for.
+    assert inbox.bodies in ([b"after"], [b"before", b"after"])
 
 
-def test_an_offset_beyond_the_queue_is_put_right(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_an_offset_beyond_the_queue_is_put_right(cluster: SdkCluster) -> None:
     topic, group = cluster.name("beyond"), cluster.name("g")
-
-    async def body() -> None:
-        inbox = Inbox()
-        async with consumer(cluster, inbox, group, topic):
-            await send_all(cluster, topic, numbered(8))
-            await inbox.wait(8)
-        async with PullConsumer(cluster.name_server, group=group) as pull:
-            queues = await pull.queues(topic)
-            for queue in queues:
-                await pull.commit(queue, 10_000)
-            async with consumer(cluster, inbox, group, topic, push=PushOptions(commit_interval_s=0.2)):
-                while True:
-                    if [await pull.committed_offset(queue) for queue in queues] == [2, 2, 2, 2]:
-                        break
-                    await anyio.sleep(0.2)
-                await send_all(cluster, topic, [b"next"])
-                await inbox.wait(9)
-        assert inbox.bodies[8:] == [b"next"]
-
-    run(body)
+    inbox = Inbox()
+    async with consumer(cluster, inbox, group, topic):
+        await send_all(cluster, topic, numbered(8))
+        await inbox.wait(8)
+    async with PullConsumer(cluster.name_server, group=group) as pull:
+        queues = await pull.queues(topic)
+        for queue in queues:
+            await pull.commit(queue, 10_000)
+        async with consumer(cluster, inbox, group, topic, push=PushOptions(commit_interval_s=0.2)):
+            while True:
+                if [await pull.committed_offset(queue) for queue in queues] == [2, 2, 2, 2]:
+                    break
+                await anyio.sleep(0.2)
+            await send_all(cluster, topic, [b"next"])
+            await inbox.wait(9)
+    assert inbox.bodies[8:] == [b"next"]
 
 
-def test_consumers_and_producers_share_a_client(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_consumers_and_producers_share_a_client(cluster: SdkCluster) -> None:
     topic, groups = cluster.name("client"), [cluster.name("g"), cluster.name("g")]
-
-    async def body() -> None:
-        one, two = Inbox(), Inbox()
-        async with Client(cluster.name_server) as client, Producer(client, group=cluster.name("p")) as producer:
-            await producer.send(Message(topic, b"x"))
-            async with (
-                PushConsumer(client, one, group=groups[0], subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
-                PushConsumer(client, two, group=groups[1], subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
-            ):
-                await one.wait(1)
-                await two.wait(1)
-            assert len(client.connections.addresses()) == 2
-
-    run(body)
+    one, two = Inbox(), Inbox()
+    async with Client(cluster.name_server) as client, Producer(client, group=cluster.name("p")) as producer:
+        await producer.send(Message(topic, b"x"))
+        async with (
+            PushConsumer(client, one, group=groups[0], subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
+            PushConsumer(client, two, group=groups[1], subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
+        ):
+            await one.wait(1)
+            await two.wait(1)
+        assert len(client.connections.addresses()) == 2
 
 
-def test_every_member_of_a_broadcasting_group_gets_everything(cluster: SdkCluster, run: Run, tmp_path: Path) -> None:
+@on_both_backends()
+async def test_every_member_of_a_broadcasting_group_gets_everything(cluster: SdkCluster, tmp_path: Path) -> None:
     topic, group = cluster.name("broadcast"), cluster.name("g")
-
-    async def body() -> None:
-        await send_all(cluster, topic, [b"first"])
-        model, inboxes = MessageModel.BROADCASTING, [Inbox(), Inbox()]
-        files = [tmp_path / "a" / "positions.json", tmp_path / "b" / "positions.json"]
-        for round_number in (1, 2):
-            async with (
-                consumer(cluster, inboxes[0], group, topic, model=model, position_file=files[0]),
-                consumer(cluster, inboxes[1], group, topic, model=model, position_file=files[1]),
-            ):
-                await send_all(cluster, topic, numbered(40))
-                for inbox in inboxes:
-                    await inbox.wait(1 + 40 * round_number)
-        expected = Counter([b"first", *numbered(40), *numbered(40)])
-        assert [Counter(inbox.bodies) for inbox in inboxes] == [expected, expected]
-        assert [file.exists() for file in files] == [True, True]
-
-    run(body)
+    await send_all(cluster, topic, [b"first"])
+    model, inboxes = MessageModel.BROADCASTING, [Inbox(), Inbox()]
+    files = [tmp_path / "a" / "positions.json", tmp_path / "b" / "positions.json"]
+    for round_number in (1, 2):
+        async with (
+            consumer(cluster, inboxes[0], group, topic, model=model, position_file=files[0]),
+            consumer(cluster, inboxes[1], group, topic, model=model, position_file=files[1]),
+        ):
+            await send_all(cluster, topic, numbered(40))
+            for inbox in inboxes:
+                await inbox.wait(1 + 40 * round_number)
+    expected = Counter([b"first", *numbered(40), *numbered(40)])
+    assert [Counter(inbox.bodies) for inbox in inboxes] == [expected, expected]
+    assert [file.exists() for file in files] == [True, True]
 
 
-def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster) -> None:
     """Two members, and every seventh message fails at first: it is tried again before anything behind it."""
     topic, group = cluster.name("ordered"), cluster.name("g")
     tried: Counter[bytes] = Counter()
@@ -405,39 +364,35 @@ def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster, run: Run) -> Non
         if tried[message.body] == 1 and int(message.body.decode().rpartition("-")[2]) % 7 == 0:
             raise RetryLater
 
-    async def body() -> None:
-        async with Producer(cluster.name_server) as producer:
-            queues = await producer.queues(topic)
-            for number in range(20):
-                for queue in queues:
-                    text = f"{queue.queue_id}-{number}".encode()
-                    await producer.send(Message(topic, text), queue=queue)
-        one, two = Inbox(refuse), Inbox(refuse)
-        push = PushOptions(suspend_s=0.05)
-        mode = ConsumeMode.ORDERLY
-        async with (
-            consumer(cluster, one, group, topic, mode=mode, push=push),
-            consumer(cluster, two, group, topic, mode=mode, push=push),
-        ):
-            await until(lambda: len(tried) == 80 and sum(tried.values()) >= 80 + 4 * 3)
-        sequences = defaultdict(list)
-        for message in one.messages + two.messages:
-            sequences[message.queue.queue_id].append(message)
-        for messages in sequences.values():
-            numbers = [int(message.body.decode().rpartition("-")[2]) for message in messages]
-            assert numbers == sorted(numbers)
-        retried = [message for message in one.messages + two.messages if message.reconsume_times]
-        assert {message.reconsume_times for message in retried} == {1}
-
-    run(body)
+    async with Producer(cluster.name_server) as producer:
+        queues = await producer.queues(topic)
+        for number in range(20):
+            for queue in queues:
+                text = f"{queue.queue_id}-{number}".encode()
+                await producer.send(Message(topic, text), queue=queue)
+    one, two = Inbox(refuse), Inbox(refuse)
+    push = PushOptions(suspend_s=0.05)
+    mode = ConsumeMode.ORDERLY
+    async with (
+        consumer(cluster, one, group, topic, mode=mode, push=push),
+        consumer(cluster, two, group, topic, mode=mode, push=push),
+    ):
+        await until(lambda: len(tried) == 80 and sum(tried.values()) >= 80 + 4 * 3)
+    sequences = defaultdict(list)
+    for message in one.messages + two.messages:
+        sequences[message.queue.queue_id].append(message)
+    for messages in sequences.values():
+        numbers = [int(message.body.decode().rpartition("-")[2]) for message in messages]
+        assert numbers == sorted(numbers)
+    retried = [message for message in one.messages + two.messages if message.reconsume_times]
+    assert {message.reconsume_times for message in retried} == {1}
 
 
-def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkCluster) -> None:
+async def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkCluster) -> None:
     """On one event loop only: a real broker takes its time to come back."""
     topic, group = cluster.name("crash"), cluster.name("g")
     orderly, side = Inbox(), Inbox()
-
-    async def body() -> None:
+    with anyio.fail_after(120):
         async with (
             Producer(cluster.name_server) as producer,
             consumer(cluster, orderly, group, topic, mode=ConsumeMode.ORDERLY),
@@ -460,11 +415,6 @@ def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkCluster) -
             await until(lambda: {b"39"} <= set(orderly.bodies))
             await until(lambda: {b"39"} <= set(side.bodies))
 
-    async def limited() -> None:
-        with anyio.fail_after(120):
-            await body()
-
-    anyio.run(limited, backend="trio")
     for inbox in (orderly, side):
         assert set(inbox.bodies) == {b"%d" % number for number in range(40)}
     # Repeated is only what was not saved yet; what is new comes in order.
@@ -472,65 +422,57 @@ def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkCluster) -
     assert firsts == [b"%d" % number for number in range(40)]
 
 
-def test_an_ordered_message_that_always_fails_becomes_a_dead_letter(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_an_ordered_message_that_always_fails_becomes_a_dead_letter(cluster: SdkCluster) -> None:
     topic, group = cluster.name("orderedfail"), cluster.name("g")
 
     def refuse(message: ReceivedMessage) -> None:
         if message.body == b"bad":
             raise RetryLater
 
-    async def body() -> None:
-        async with Producer(cluster.name_server) as producer:
-            queue = (await producer.queues(topic))[0]
-            for each in (b"bad", b"good"):
-                await producer.send(Message(topic, each), queue=queue)
-        inbox = Inbox(refuse)
-        push = PushOptions(suspend_s=0.05, reconsume_times_max=2)
-        async with consumer(cluster, inbox, group, topic, mode=ConsumeMode.ORDERLY, push=push):
-            await inbox.wait(4)
-            (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
-        assert inbox.bodies == [b"bad", b"bad", b"bad", b"good"]
-        assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"bad", topic)
-
-    run(body)
+    async with Producer(cluster.name_server) as producer:
+        queue = (await producer.queues(topic))[0]
+        for each in (b"bad", b"good"):
+            await producer.send(Message(topic, each), queue=queue)
+    inbox = Inbox(refuse)
+    push = PushOptions(suspend_s=0.05, reconsume_times_max=2)
+    async with consumer(cluster, inbox, group, topic, mode=ConsumeMode.ORDERLY, push=push):
+        await inbox.wait(4)
+        (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
+    assert inbox.bodies == [b"bad", b"bad", b"bad", b"good"]
+    assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"bad", topic)
 
 
-def test_a_lock_is_handed_on_when_its_holder_leaves(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_a_lock_is_handed_on_when_its_holder_leaves(cluster: SdkCluster) -> None:
     topic, group = cluster.name("handed"), cluster.name("g")
-
-    async def body() -> None:
+    await send_all(cluster, topic, numbered(8))
+    one, two = Inbox(), Inbox()
+    async with consumer(cluster, one, group, topic, mode=ConsumeMode.ORDERLY) as first:
+        await one.wait(8)
+        async with consumer(cluster, two, group, topic, mode=ConsumeMode.ORDERLY) as second:
+            await until(lambda: len(own(first, topic)) == len(own(second, topic)) == 2)
+            await send_all(cluster, topic, numbered(40))
+            await until(lambda: len(one.messages) + len(two.messages) == 48)
+            assert two.messages
         await send_all(cluster, topic, numbered(8))
-        one, two = Inbox(), Inbox()
-        async with consumer(cluster, one, group, topic, mode=ConsumeMode.ORDERLY) as first:
-            await one.wait(8)
-            async with consumer(cluster, two, group, topic, mode=ConsumeMode.ORDERLY) as second:
-                await until(lambda: len(own(first, topic)) == len(own(second, topic)) == 2)
-                await send_all(cluster, topic, numbered(40))
-                await until(lambda: len(one.messages) + len(two.messages) == 48)
-                assert two.messages
-            await send_all(cluster, topic, numbered(8))
-            await until(lambda: len(one.messages) + len(two.messages) == 56)
-
-    run(body)
+        await until(lambda: len(one.messages) + len(two.messages) == 56)
 
 
-def test_conditions_on_properties(cluster: SdkCluster, run: Run) -> None:
+@on_both_backends()
+async def test_conditions_on_properties(cluster: SdkCluster) -> None:
     topic, group = cluster.name("sql"), cluster.name("g")
-
-    async def body() -> None:
-        for amount in range(10):
-            await send_all(cluster, topic, [b"%d" % amount], properties={"amount": str(amount)})
-        inbox = Inbox()
-        wanted = {topic: Sql92("amount BETWEEN 3 AND 5 OR amount = 9")}
-        async with consumer(cluster, inbox, group, topic, subscriptions=wanted):
-            await inbox.wait(4)
-            await anyio.sleep(0.3)
-        assert sorted(inbox.bodies) == [b"3", b"4", b"5", b"9"]
-        with pytest.raises(BrokerError):
-            async with consumer(cluster, inbox, cluster.name("g"), topic, subscriptions={topic: Sql92("amount >")}):
-                pass
-
-    run(body)
+    for amount in range(10):
+        await send_all(cluster, topic, [b"%d" % amount], properties={"amount": str(amount)})
+    inbox = Inbox()
+    wanted = {topic: Sql92("amount BETWEEN 3 AND 5 OR amount = 9")}
+    async with consumer(cluster, inbox, group, topic, subscriptions=wanted):
+        await inbox.wait(4)
+        await anyio.sleep(0.3)
+    assert sorted(inbox.bodies) == [b"3", b"4", b"5", b"9"]
+    with pytest.raises(BrokerError):
+        async with consumer(cluster, inbox, cluster.name("g"), topic, subscriptions={topic: Sql92("amount >")}):
+            pass
 
 
 def test_what_no_group_could_do_is_refused(tmp_path: Path) -> None:
