@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from tests.interop.halog import HalogBroker
+from tests.interop.broker import Broker
 from tests.interop.java_client import JavaClient, read_acks
 from tests.interop.processes import eventually
-from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import LogCursor, LogRange, RecordHead, compare_commitlogs, heads_at
 
-Broker = RocketMqBroker | HalogBroker
 #: The longest that a slave may take to attach: two turns of 5 s until it knows its master, then its first report.
 ATTACH_TIMEOUT_S = 60.0
 _CATCH_UP_TIMEOUT_S = 60.0

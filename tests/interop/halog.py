@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.interop.broker import Broker
 from tests.interop.processes import Child, Children, free_ports
-from tests.interop.rocketmq import STORE_SETTINGS
 
 _START_TIMEOUT_S = 60.0
 
 
 @dataclass
-class HalogBroker:
+class HalogBroker(Broker):
     """One broker's folder, ports and settings, through all its starts; `child` is the present process."""
 
     children: Children
@@ -26,47 +26,12 @@ class HalogBroker:
     child: Child | None = None
     entry_point: str = ""
 
-    def __post_init__(self) -> None:
-        if self.store == Path():
-            self.store = self.children.folder / f"{self.name}-store"
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def ha_address(self) -> str:
-        return f"127.0.0.1:{self.port + 1}"
-
-    @property
-    def commitlog(self) -> Path:
-        return self.store / "commitlog"
-
     async def start(self) -> str:
         """Returns its READY line."""
-        settings: dict[str, object] = {
-            "brokerClusterName": "InteropCluster",
-            "brokerName": "broker-a",
-            "brokerId": self.broker_id,
-            "brokerRole": self.role,
-            "brokerIP1": "127.0.0.1",
-            "namesrvAddr": self.name_server,
-            "listenPort": self.port,
-            "haListenPort": self.port + 1,
-            "storePathRootDir": self.store,
-            "storePathCommitLog": self.commitlog,
-            "slaveReadEnable": "true",
-            "haSendHeartbeatInterval": 1000,
-            **STORE_SETTINGS,
-            **self.extra,
-        }
+        settings = {**self.common_settings(), **self.extra}
         entry_point = self.entry_point or ("ha.slave" if self.role == "SLAVE" else "ha.master")
         self.child, line = await _start(self.children, self.name, entry_point, settings)
         return line
-
-    async def kill(self) -> None:
-        assert self.child is not None
-        await self.child.kill()
 
     async def stop(self) -> None:
         """SIGTERM; the exit code has to be that of a clean stop."""

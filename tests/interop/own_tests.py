@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.processes import Child, Children, open_children
 from tests.interop.releases import locked, resolve
@@ -102,8 +103,8 @@ async def open_own_tests(children: Children, version: str, make: str) -> AsyncIt
     yield OwnTests(version, child, send, receive, home)
 
 
-async def _start_cluster(children: Children, make: str, count: int) -> list[RocketMqBroker | HalogBroker]:
-    brokers: list[RocketMqBroker | HalogBroker] = []
+async def _start_cluster(children: Children, make: str, count: int) -> list[Broker]:
+    brokers: list[Broker] = []
     release = None if make == HALOG else resolve(make)
     if release is None:
         name_server = await start_halog_name_server(children)
@@ -112,7 +113,7 @@ async def _start_cluster(children: Children, make: str, count: int) -> list[Rock
     for number in range(1, count + 1):
         name = f"TestBrokerName_{number}"
         extra: dict[str, object] = {"brokerClusterName": CLUSTER, "brokerName": name}
-        broker: RocketMqBroker | HalogBroker
+        broker: Broker
         if release is None:
             extra |= halog_settings()
             broker = HalogBroker(children, name, name_server, "ASYNC_MASTER", extra=extra)

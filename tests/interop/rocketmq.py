@@ -18,6 +18,7 @@ from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
+from tests.interop.broker import Broker
 from tests.interop.processes import Child, Children, free_ports, open_children
 from tests.interop.releases import Release, locked
 
@@ -35,25 +36,10 @@ OPENED = (
 _START_TIMEOUT_S = 90.0
 _REGISTER_TIMEOUT_S = 5.0
 _UPDATE_BROKER_CONFIG = 25
-SEGMENT_SIZE = 32 * 1024 * 1024
-CONSUME_QUEUE_FILE_SIZE = 600_000
-INDEX_SLOT_COUNT, INDEX_ENTRY_COUNT = 100_000, 500_000
-
-#: What both kinds of broker are told about their store.
-STORE_SETTINGS: dict[str, object] = {
-    "mappedFileSizeCommitLog": SEGMENT_SIZE,
-    "mappedFileSizeConsumeQueue": CONSUME_QUEUE_FILE_SIZE,
-    "maxHashSlotNum": INDEX_SLOT_COUNT,
-    "maxIndexNum": INDEX_ENTRY_COUNT,
-    "flushDiskType": "ASYNC_FLUSH",
-    "deleteWhen": "04",
-    "fileReservedTime": 72,
-    "diskMaxUsedSpaceRatio": 95,
-}
 
 
 @dataclass
-class RocketMqBroker:
+class RocketMqBroker(Broker):
     """One broker's folder, ports and settings, through all its starts; `child` is the present process."""
 
     children: Children
@@ -70,41 +56,13 @@ class RocketMqBroker:
     credentials: AclCredentials | None = None
     """Of who asks the name server whether it is registered"""
 
-    def __post_init__(self) -> None:
-        if self.store == Path():
-            self.store = self.children.folder / f"{self.name}-store"
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def ha_address(self) -> str:
-        return f"127.0.0.1:{self.port + 1}"
-
-    @property
-    def commitlog(self) -> Path:
-        return self.store / "commitlog"
-
     async def start(self) -> None:
         """Returns when the broker says "boot success"."""
         settings: dict[str, object] = {
-            "brokerClusterName": "InteropCluster",
-            "brokerName": "broker-a",
-            "brokerId": self.broker_id,
-            "brokerRole": self.role,
-            "brokerIP1": "127.0.0.1",
+            **self.common_settings(),
             "brokerIP2": "127.0.0.1",
-            "namesrvAddr": self.name_server,
-            "listenPort": self.port,
-            "haListenPort": self.port + 1,
-            "storePathRootDir": self.store,
-            "storePathCommitLog": self.commitlog,
             "autoCreateTopicEnable": "true",
-            "slaveReadEnable": "true",
-            "haSendHeartbeatInterval": 1000,
-            **STORE_SETTINGS,
-            # A loaded machine is no reason to refuse a message.
+            # On a loaded machine too, no message is rejected.
             "brokerFastFailureEnable": "false",
             "osPageCacheBusyTimeOutMills": 10_000,
         }
@@ -163,10 +121,6 @@ class RocketMqBroker:
                     if response.code == ResponseCode.SUCCESS:
                         return
                     await trio.sleep(0.1)
-
-    async def kill(self) -> None:
-        assert self.child is not None
-        await self.child.kill()
 
     async def stop(self) -> None:
         assert self.child is not None

@@ -18,13 +18,13 @@ import msgspec
 import trio
 
 from ha.config.model import Config
+from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.processes import Children, open_children
 from tests.interop.releases import resolve
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 
 T = TypeVar("T")
-Broker = RocketMqBroker | HalogBroker
 
 HALOG = "halog"
 #: What both makes are told beside the usual: SQL92 on, half messages asked about soon, and short delays.

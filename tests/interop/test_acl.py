@@ -23,7 +23,7 @@ from tests.interop.java_client import ClientError, open_java_client
 from tests.interop.processes import Children, eventually
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
-from tests.interop.test_transactions import stored
+from tests.interop.side_by_side import stored_records
 from tests.security.brokers import guarded_broker
 
 ALICE = ("alice-key", "the-secret-of-alice")
@@ -107,7 +107,7 @@ async def test_real_clients_may_what_the_file_says(children: Children, release: 
         plan: dict[str, Any] = {"plan": "commit,rollback,unknown-commit", "asked": 1, "lingerMs": 500}
         events = await java.run("transact", topic="Open", group="payers", **plan, **alice)
         assert events[-1]["missing"] == 0
-        assert len([record for record in stored(broker) if record.topic == "Open"]) == 3 + 2
+        assert len([record for record in stored_records(broker) if record.topic == "Open"]) == 3 + 2
 
         if not release.is_4:
             return  # the newer client signs the rest as the older one does; what is left takes ten seconds

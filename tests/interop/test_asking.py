@@ -11,14 +11,14 @@ from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
 from tests.broker.node import PULL, SEND_V2, text
-from tests.interop.halog import HalogBroker, start_halog_name_server
-from tests.interop.java_client import JavaClient, open_java_client
+from tests.interop.broker import Broker
+from tests.interop.java_client import JavaClient
 from tests.interop.processes import Children
 from tests.interop.releases import Release
-from tests.interop.rocketmq import RocketMqBroker
+from tests.interop.side_by_side import run_side_by_side
 from tests.interop.stored_files import records
 
-SETTINGS = {"enablePropertyFilter": "true"}
+SETTINGS: dict[str, object] = {"enablePropertyFilter": "true"}
 #: Of 20 messages with properties (java/Asking.java): number, ratio = number / 4, name (one in five has none).
 CONDITIONS: dict[str, set[int]] = {
     "number BETWEEN 3 AND 5 OR number = 19": {3, 4, 5, 19},
@@ -27,7 +27,6 @@ CONDITIONS: dict[str, set[int]] = {
     "number > 7 AND NOT (number > 9) OR name = 'nobody'": {8, 9},
     "missing IS NULL AND ratio <= 0.25": {0, 1},
 }
-Broker = RocketMqBroker | HalogBroker
 
 
 async def select(client: JavaClient, broker: Broker, seen: dict[str, Any]) -> None:
@@ -154,25 +153,15 @@ async def frames(broker: Broker, seen: dict[str, Any]) -> None:
 
 @pytest.mark.usual_release("5.5.0")
 async def test_what_clients_ask_for_is_what_rocketmq_gives(children: Children, release: Release) -> None:
-    real = RocketMqBroker(
-        children, release, "real", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS
-    )
-    ours = HalogBroker(children, "ours", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS)
-    quick = "-Drocketmq.client.rebalance.waitInterval=500"
     seen: dict[str, dict[str, Any]] = {"real": {}, "ours": {}}
-    async with open_java_client(children, release, real.name_server, quick) as client, trio.open_nursery() as nursery:
 
-        async def run(name: str, broker: Broker) -> None:
-            await broker.start()
-            await client.wait_route("TBW102", nameServer=broker.name_server)
-            async with trio.open_nursery() as families:
-                families.start_soon(select, client, broker, seen[name])
-                families.start_soon(request, client, broker, seen[name])
-            await frames(broker, seen[name])
+    async def use(client: JavaClient, broker: Broker) -> None:
+        async with trio.open_nursery() as families:
+            families.start_soon(select, client, broker, seen[broker.name])
+            families.start_soon(request, client, broker, seen[broker.name])
+        await frames(broker, seen[broker.name])
 
-        nursery.start_soon(run, "real", real)
-        nursery.start_soon(run, "ours", ours)
-
+    await run_side_by_side(children, release, use, SETTINGS)
     for condition, wanted in CONDITIONS.items():
         for name in ("real", "ours"):
             assert set(seen[name].pop(condition)) - {None} == wanted, (name, condition)

@@ -20,11 +20,12 @@ from ha.replication.statistics import HAClientState
 from ha.replication.sync_state import SyncStateRules, SyncStateSet
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
+from tests.interop.broker import SEGMENT_SIZE
 from tests.interop.controller import ControllerMember, start_controller, switching_broker
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children, eventually
 from tests.interop.releases import Release
-from tests.interop.rocketmq import SEGMENT_SIZE, RocketMqBroker
+from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import compare_commitlogs
 
 WHOLE = HAOptions(start_from="first", heartbeat_interval_s=1.0, reconnect_interval_s=1.0)

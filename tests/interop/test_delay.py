@@ -13,28 +13,28 @@ import trio
 from ha.protocol import java_json
 from ha.protocol.batch import encode_batch
 from ha.protocol.bodies import DelayOffsets
-from ha.protocol.record import MessageRecord, decode_record
+from ha.protocol.record import MessageRecord
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from tests.broker.node import SEND_V2, text
-from tests.interop.halog import HalogBroker, start_halog_name_server
-from tests.interop.java_client import Event, JavaClient, open_java_client
+from tests.interop.broker import Broker
+from tests.interop.halog import HalogBroker
+from tests.interop.java_client import Event, JavaClient
 from tests.interop.processes import Children, eventually
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker
+from tests.interop.side_by_side import run_side_by_side, stored_records
 from tests.interop.stored_files import queue_entries, records
 
 #: Three levels that differ; from the third on, which the first retry has, as short as can be.
 LEVELS_S = (2, 3, 1, 1, 1, 1, 60)
 LEVELS = " ".join(f"{level}s" for level in LEVELS_S)
-SETTINGS = {"messageDelayLevel": LEVELS, "flushDelayOffsetInterval": 1000}
+SETTINGS: dict[str, object] = {"messageDelayLevel": LEVELS, "flushDelayOffsetInterval": 1000}
 TIMES_MAX = 3
 LATE_MS_MAX = 1000
 #: What differs from run to run, and what only 5.x brokers add.
 VOLATILE = {"UNIQ_KEY", "MSG_REGION", "TRACE_ON"}
-
-Broker = RocketMqBroker | HalogBroker
 
 
 class Shape(NamedTuple):
@@ -48,17 +48,6 @@ class Shape(NamedTuple):
     reconsume_times: int
     prepared_transaction_offset: int
     properties: tuple[tuple[str, str], ...]
-
-
-def stored(broker: Broker) -> list[MessageRecord]:
-    """All records of a broker that is running, in order."""
-    found = []
-    for place in records(broker.commitlog):
-        path = broker.commitlog / f"{place.physical_offset // (32 << 20) * (32 << 20):020d}"
-        with path.open("rb") as file:
-            file.seek(place.physical_offset % (32 << 20))
-            found.append(decode_record(file.read(place.size)))
-    return found
 
 
 def shapes(found: Iterable[MessageRecord]) -> list[Shape]:
@@ -137,24 +126,14 @@ async def run_both(client: JavaClient, broker: Broker, seen: dict[str, Any]) -> 
 
 @pytest.mark.usual_release("5.5.0")
 async def test_delays_and_retries_are_those_of_rocketmq(children: Children, release: Release) -> None:
-    real = RocketMqBroker(
-        children, release, "real", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS
-    )
-    ours = HalogBroker(children, "ours", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS)
-    quick = "-Drocketmq.client.rebalance.waitInterval=500"
     seen: dict[str, dict[str, Any]] = {"real": {}, "ours": {}}
-    async with open_java_client(children, release, real.name_server, quick) as client, trio.open_nursery() as nursery:
 
-        async def run(name: str, broker: Broker) -> None:
-            await broker.start()
-            await client.wait_route("TBW102", nameServer=broker.name_server)
-            await run_both(client, broker, seen[name])
+    async def use(client: JavaClient, broker: Broker) -> None:
+        await run_both(client, broker, seen[broker.name])
 
-        nursery.start_soon(run, "real", real)
-        nursery.start_soon(run, "ours", ours)
-
+    real, ours = await run_side_by_side(children, release, use, SETTINGS)
     for name, broker in (("real", real), ("ours", ours)):
-        check_times(stored(broker))
+        check_times(stored_records(broker))
         attempts: dict[int, list[tuple[Any, ...]]] = {}
         for event in seen[name]["failing"]:
             attempts.setdefault(event["sequence"], []).append(
@@ -171,7 +150,7 @@ async def test_delays_and_retries_are_those_of_rocketmq(children: Children, rele
             *range(30, 34),
         }
     assert seen["ours"]["attempts"] == seen["real"]["attempts"]
-    assert shapes(stored(ours)) == shapes(stored(real))
+    assert shapes(stored_records(ours)) == shapes(stored_records(real))
     for broker in (real, ours):
         check_entries(broker)
     assert await refusals(ours, release) == await refusals(real, release)
@@ -227,13 +206,13 @@ async def check_taken_over(children: Children, real: RocketMqBroker, ours: Halog
     for broker in (real, ours):
         await broker.stop()
     assert delay_offsets(real) == delay_offsets(ours)
-    before = len(stored(real))
+    before = len(stored_records(real))
     shorter = {"messageDelayLevel": LEVELS.replace("60s", "1s")}
     heir = HalogBroker(children, "heir", ours.name_server, "ASYNC_MASTER", extra=shorter, store=real.store)
     await heir.start()
-    await eventually("the message that waited is delivered", lambda: len(stored(heir)) > before, 20)
+    await eventually("the message that waited is delivered", lambda: len(stored_records(heir)) > before, 20)
     await heir.stop()
-    [added] = stored(heir)[before:]
+    [added] = stored_records(heir)[before:]
     assert (added.topic, int(added.body[:10])) == ("later", 990)
     assert delay_offsets(heir) == {**delay_offsets(ours), 7: 1}
 
@@ -248,7 +227,7 @@ def delay_offsets(broker: Broker) -> dict[int, int]:
 
 def check_entries(broker: Broker) -> None:
     """The entry of a message that waits says when it is due."""
-    found = {record.physical_offset: record for record in stored(broker)}
+    found = {record.physical_offset: record for record in stored_records(broker)}
     count = 0
     for (topic, queue_id), entries in queue_entries(broker.store).items():
         if topic == SCHEDULE_TOPIC:

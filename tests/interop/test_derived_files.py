@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.broker import INDEX_SLOT_COUNT
 from tests.interop.clusters import wait_attached, wait_equal
 from tests.interop.halog import HalogBroker
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children, eventually
 from tests.interop.releases import Release
-from tests.interop.rocketmq import INDEX_SLOT_COUNT, RocketMqBroker, start_name_server
+from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.stored_files import IndexFile, index_files, queue_entries
 
 pytestmark = pytest.mark.processes

@@ -15,14 +15,13 @@ import pytest
 import trio
 
 from ha.protocol.codes import SysFlag
+from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import Event, JavaClient, open_java_client
 from tests.interop.processes import Children, eventually, open_children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import Stored, records
-
-Broker = RocketMqBroker | HalogBroker
 
 MIB = 1024 * 1024
 #: A member that dies is noticed by its connection; those left are told. By themselves they look every 20 s.

@@ -15,6 +15,7 @@ from ha.protocol.record import decode_records
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.remoting import open_remoting_client
 from tests.broker.node import PULL, SEND_V2
+from tests.interop.broker import Broker
 from tests.interop.clusters import wait_equal
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.processes import Children, eventually
@@ -44,7 +45,7 @@ async def test_a_real_slave_follows_and_its_log_tells_the_tables(children: Child
         assert common.size > 0
 
         # Its queues are the master's.
-        def entries(broker: HalogBroker | RocketMqBroker) -> list[Any]:
+        def entries(broker: Broker) -> list[Any]:
             return queue_entries(broker.store).get((TABLES_TOPIC, 0), [])
 
         await eventually("the slave has queued the records", lambda: entries(slave) == entries(master), 30)

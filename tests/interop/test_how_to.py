@@ -13,9 +13,10 @@ import trio
 
 from ha.protocol.store_files import segment_name
 from tests.docs.pages import blocks, run_script, traced
+from tests.interop.broker import INDEX_ENTRY_COUNT, INDEX_SLOT_COUNT, SEGMENT_SIZE
 from tests.interop.processes import Children
 from tests.interop.releases import Release
-from tests.interop.rocketmq import INDEX_ENTRY_COUNT, INDEX_SLOT_COUNT, SEGMENT_SIZE, RocketMqBroker, start_name_server
+from tests.interop.rocketmq import RocketMqBroker, start_name_server
 
 COUNT = 300
 FILL = f"seq {COUNT} | sed 's/^/order /' | ha produce orders --stdin"

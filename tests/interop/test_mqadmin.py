@@ -14,6 +14,7 @@ import trio
 
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
+from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import JavaClient, open_java_client
 from tests.interop.mqadmin import MqAdmin, open_mqadmin
@@ -53,7 +54,7 @@ TOOL = "(CLIENT_INNER_PRODUCER)"
 class Site:
     """A broker with its name server, and what mqadmin printed of it."""
 
-    broker: RocketMqBroker | HalogBroker
+    broker: Broker
     tool: MqAdmin
     remoting: RemotingClient
     printed: dict[str, str] = field(default_factory=dict)

@@ -7,11 +7,12 @@ import pytest
 
 from ha.spark.jobs import no_progress
 from ha.spark.jobs.reindex.job import ReindexOptions, build_files
+from tests.interop.broker import INDEX_SLOT_COUNT
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children
 from tests.interop.releases import Release
-from tests.interop.rocketmq import INDEX_SLOT_COUNT, RocketMqBroker
+from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import index_files, queue_entries
 from tests.interop.test_store_exchange import check_served
 from tests.spark.derived_stores import run_inline

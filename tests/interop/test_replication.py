@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.interop.clusters import Broker, check_acknowledged, wait_attached, wait_equal
+from tests.interop.broker import Broker
+from tests.interop.clusters import check_acknowledged, wait_attached, wait_equal
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import JavaClient, open_java_client
 from tests.interop.processes import Children, eventually

@@ -11,6 +11,7 @@ from ha.protocol import java_json
 from ha.protocol.bodies import GroupTable, TopicConfigTable
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
+from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.mqadmin import open_mqadmin
 from tests.interop.processes import Children
@@ -28,13 +29,13 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await trio.sleep(0.5)
 
 
-async def topics_of(client: RemotingClient, broker: RocketMqBroker | HalogBroker) -> TopicConfigTable:
+async def topics_of(client: RemotingClient, broker: Broker) -> TopicConfigTable:
     answer = await client.invoke(broker.address, RemotingCommand(21), 20)
     assert answer.code == 0, answer
     return java_json.read_as(TopicConfigTable, bytes(answer.body))
 
 
-async def groups_of(client: RemotingClient, broker: RocketMqBroker | HalogBroker) -> GroupTable:
+async def groups_of(client: RemotingClient, broker: Broker) -> GroupTable:
     answer = await client.invoke(broker.address, RemotingCommand(201), 20)
     assert answer.code == 0, answer
     return java_json.read_as(GroupTable, bytes(answer.body))

@@ -10,6 +10,7 @@ from ha.protocol.record import decode_records
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
 from tests.broker.node import PULL, SEND_V2, text
+from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.processes import Children
 from tests.interop.releases import Release
@@ -27,16 +28,16 @@ class Asker:
     def __init__(self, client: RemotingClient) -> None:
         self._client = client
 
-    async def ask(self, broker: RocketMqBroker | HalogBroker, code: int, body: bytes = b"", **ext: Any) -> Any:
+    async def ask(self, broker: Broker, code: int, body: bytes = b"", **ext: Any) -> Any:
         fields = {name: text(value) for name, value in ext.items() if value is not None}
         command = RemotingCommand(code, version=479, ext_fields=fields, body=body)
         return await self._client.invoke(broker.address, command, 20)
 
-    async def heartbeat(self, broker: RocketMqBroker | HalogBroker) -> None:
+    async def heartbeat(self, broker: Broker) -> None:
         body = {"clientID": "c", "consumerDataSet": [{"groupName": GROUP, "subscriptionDataSet": []}]}
         assert (await self.ask(broker, 34, java_json.dumps(body))).code == 0
 
-    async def commit(self, broker: RocketMqBroker | HalogBroker, queue_id: int, offset: int) -> None:
+    async def commit(self, broker: Broker, queue_id: int, offset: int) -> None:
         fields: dict[str, Any] = {
             "consumerGroup": GROUP,
             "topic": "duties",
@@ -45,13 +46,13 @@ class Asker:
         }
         assert (await self.ask(broker, 15, **fields)).code == 0
 
-    async def committed(self, broker: RocketMqBroker | HalogBroker, queue_id: int = 0) -> int:
+    async def committed(self, broker: Broker, queue_id: int = 0) -> int:
         """-1 for none, or while nobody answers."""
         fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "duties", "queueId": queue_id}
         answer = await self.ask(broker, 14, **fields)
         return int(answer.ext_fields.get("offset", -1)) if answer.code == 0 else -1
 
-    async def wait_dispatched(self, broker: RocketMqBroker | HalogBroker, count: int) -> None:
+    async def wait_dispatched(self, broker: Broker, count: int) -> None:
         """Until the first queue of the topic has so many entries there."""
         with trio.fail_after(60):
             while True:
@@ -60,7 +61,7 @@ class Asker:
                     return
                 await trio.sleep(0.2)
 
-    async def wait_committed(self, broker: RocketMqBroker | HalogBroker, queue_id: int, offset: int) -> None:
+    async def wait_committed(self, broker: Broker, queue_id: int, offset: int) -> None:
         with trio.fail_after(60):
             while await self.committed(broker, queue_id) != offset:  # noqa: ASYNC110 - another process's state
                 await trio.sleep(0.2)

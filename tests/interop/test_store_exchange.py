@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.clusters import Broker, check_acknowledged
+from tests.interop.broker import Broker
+from tests.interop.clusters import check_acknowledged
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import JavaClient, open_java_client, read_acks
 from tests.interop.processes import Children

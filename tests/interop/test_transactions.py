@@ -10,23 +10,26 @@ import pytest
 import trio
 
 from ha.broker.half_queue import decode_op
-from ha.protocol.record import MessageRecord, decode_record
+from ha.protocol.record import MessageRecord
 from ha.protocol.topic_names import HALF_TOPIC, OP_TOPIC
-from tests.interop.halog import HalogBroker, start_halog_name_server
-from tests.interop.java_client import JavaClient, open_java_client
+from tests.interop.broker import Broker
+from tests.interop.halog import HalogBroker
+from tests.interop.java_client import JavaClient
 from tests.interop.processes import Children, eventually
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker
-from tests.interop.stored_files import records
+from tests.interop.side_by_side import run_side_by_side, stored_records
 
-SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 3000, "flushConsumerOffsetInterval": 1000}
+SETTINGS: dict[str, object] = {
+    "transactionTimeOut": 1000,
+    "transactionCheckInterval": 3000,
+    "flushConsumerOffsetInterval": 1000,
+}
 PLAN = ("commit", "rollback", "unknown-commit", "unknown-rollback", "unknown-unknown-commit")
 SEEN = {1, 3, 5}
 ASKED_COUNT = 4
 #: What differs from run to run, and what only 5.x brokers add.
 VOLATILE = {"UNIQ_KEY", "__transactionId__", "MSG_REGION", "TRACE_ON"}
-
-Broker = RocketMqBroker | HalogBroker
 
 
 class Shape(NamedTuple):
@@ -36,17 +39,6 @@ class Shape(NamedTuple):
     sequence: int
     sys_flag: int
     properties: tuple[tuple[str, str], ...]
-
-
-def stored(broker: Broker) -> list[MessageRecord]:
-    """All records of a broker, in order."""
-    found = []
-    for place in records(broker.commitlog):
-        path = broker.commitlog / f"{place.physical_offset // (32 << 20) * (32 << 20):020d}"
-        with path.open("rb") as file:
-            file.seek(place.physical_offset % (32 << 20))
-            found.append(decode_record(file.read(place.size)))
-    return found
 
 
 def shapes(found: list[MessageRecord]) -> list[Shape]:
@@ -99,48 +91,33 @@ def ended(found: list[MessageRecord]) -> set[int]:
 
 @pytest.mark.usual_release("5.5.0")
 async def test_transactions_are_those_of_rocketmq(children: Children, release: Release) -> None:
-    real = RocketMqBroker(
-        children,
-        release,
-        "real",
-        await start_halog_name_server(children),
-        "ASYNC_MASTER",
-        # 5.x writes down what is ended each 3 s, and until then asks about that too.
-        extra={**SETTINGS, "transactionOpBatchInterval": 300},
-    )
-    ours = HalogBroker(children, "ours", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS)
-    quick = "-Drocketmq.client.rebalance.waitInterval=500"
     seen: dict[str, dict[str, Any]] = {}
-    async with open_java_client(children, release, real.name_server, quick) as client, trio.open_nursery() as nursery:
 
-        async def run(name: str, broker: Broker) -> None:
-            await broker.start()
-            await client.wait_route("TBW102", nameServer=broker.name_server)
-            seen[name] = await transact(client, broker)
+    async def use(client: JavaClient, broker: Broker) -> None:
+        seen[broker.name] = await transact(client, broker)
 
-        nursery.start_soon(run, "real", real)
-        nursery.start_soon(run, "ours", ours)
-
+    # By default 5.x writes down what is ended each 3 s, and until then asks about that too.
+    real, ours = await run_side_by_side(children, release, use, SETTINGS, transactionOpBatchInterval=300)
     assert seen["ours"] == seen["real"]
     assert set(seen["ours"]["got"]) == {100, 0, *SEEN}
     for broker in (real, ours):
         await eventually("all ends are recorded", partial(is_ended, broker), 20)
-        assert ended(stored(broker)) == {1, 2, 3, 4, 5}
+        assert ended(stored_records(broker)) == {1, 2, 3, 4, 5}
         await broker.stop()
-    assert shapes(stored(ours)) == shapes(stored(real))
+    assert shapes(stored_records(ours)) == shapes(stored_records(real))
     await check_taken_over(children, real, ours)
 
 
 def is_ended(broker: Broker) -> bool:
-    ops = [decode_op(record.body) for record in stored(broker) if record.topic == OP_TOPIC]
+    ops = [decode_op(record.body) for record in stored_records(broker) if record.topic == OP_TOPIC]
     return sum(map(len, ops)) == len(PLAN)
 
 
 async def check_taken_over(children: Children, real: RocketMqBroker, ours: HalogBroker) -> None:
     """On the real one's files ours asks about nothing that is ended."""
-    before = len(stored(real))
+    before = len(stored_records(real))
     heir = HalogBroker(children, "heir", ours.name_server, "ASYNC_MASTER", extra=SETTINGS, store=real.store)
     await heir.start()
     await trio.sleep(5)
     await heir.stop()
-    assert [record.topic for record in stored(heir)[before:]] == []
+    assert [record.topic for record in stored_records(heir)[before:]] == []

@@ -16,16 +16,16 @@ from tests.checkers.store import StoreImage
 from tests.sim.disk import Inode
 from tests.sim.machines import (
     HA_PORT,
-    LISTEN_PORT,
     NAME_SERVER_PORT,
     ROOT,
     START_AGAIN_S,
     Machines,
     address_of,
+    common_config,
     open_name_server,
 )
 from tests.sim.process import Machine
-from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, NAME_SERVER, Options
+from tests.sim.scenario import MASTER, NAME_SERVER, Options
 
 if TYPE_CHECKING:
     from ha.store.damage import Damage
@@ -41,38 +41,19 @@ def config_of(options: Options, name: str) -> Config:
     is_slave = name != MASTER
     name_server = address_of(NAME_SERVER if options.separate_name_server else MASTER)
     embeds = not is_slave and not options.separate_name_server
-    flush = options.slave_flush if is_slave else options.master_flush
     return Config(
+        **common_config(options, name),
         broker_role="SLAVE" if is_slave else options.role,
-        broker_name="broker-a",
         broker_id=int(name[1:]) if is_slave else 0,
-        bind_address=address_of(name),
-        listen_port=LISTEN_PORT,
-        ha_listen_port=HA_PORT,
-        admin_listen_port=10_913,
         name_server_addresses="" if embeds else f"{name_server}:{NAME_SERVER_PORT}",
         ha_master_address=f"{address_of(MASTER)}:{HA_PORT}" if is_slave and not options.learn_master else "",
-        register_name_server_period_ms=10_000,
-        store_path_root_dir=str(ROOT),
-        segment_size=options.segment_size,
-        mapped_file_size_consume_queue_bytes=20 * options.queue_entries,
-        index_slot_count=INDEX_SLOT_COUNT,
-        index_entry_count=options.index_entries,
-        flush_mode=flush,
+        flush_mode=options.slave_flush if is_slave else options.master_flush,
         flush_interval_ms=options.flush_interval_ms,
-        flush_thorough_interval_ms=3_000,
-        sync_flush_timeout_ms=options.sync_flush_timeout_ms,
-        clean_forcibly=False,
-        ha_heartbeat_interval_ms=options.heartbeat_ms,
-        ha_housekeeping_interval_ms=options.housekeeping_ms,
-        ha_transfer_batch_size_bytes=options.transfer_batch_bytes,
-        slave_timeout_ms=options.slave_timeout_ms,
         in_sync_replicas=options.in_sync_replicas or None,
         min_in_sync_replicas=options.min_in_sync_replicas or None,
         all_ack_in_sync_state_set=options.all_in_sync,
         ha_start_from=options.start_from,
         ha_overlap_bytes_max=options.overlap_bytes,
-        default_topic_queue_nums=4,
     )
 
 
@@ -103,6 +84,10 @@ class Cluster(Machines):
     def master(self) -> Machine:
         """The master's machine."""
         return self.machines[MASTER]
+
+    @property
+    def master_name(self) -> str:
+        return MASTER
 
     @property
     def slaves(self) -> list[Machine]:
@@ -282,7 +267,6 @@ class Cluster(Machines):
             self._replace(machine)
 
     def queue_ends(self) -> dict[int, int]:
-        """Return queue id -> how many messages the master's log has of it."""
         ends: dict[int, int] = {}
         for record in self.image(self.master).records():
             ends[record.queue_id] = record.queue_offset + 1

@@ -33,6 +33,29 @@ CLOCK_STEPS_MS = (-3_600_000, -60_000, -1_500, -20, 20, 1_500, 60_000, 3_600_000
 DISK_ERRORS = {"DiskFailed", "DiskFull"}
 
 
+def _of_running_machine(
+    inject: Callable[[Faults, Fault, Machine], bool],
+) -> Callable[[Faults, Fault], bool]:
+    """Passes the fault's machine; the fault does not happen if that is not running."""
+
+    def inject_if_running(self: Faults, fault: Fault) -> bool:
+        machine = self._cluster.machines.get(fault.node)
+        return machine is not None and machine.is_running and inject(self, fault, machine)
+
+    return inject_if_running
+
+
+def _of_connection(inject: Callable[[Faults, Fault, SimStream], bool]) -> Callable[[Faults, Fault], bool]:
+    """Passes a connection between the fault's two machines; the fault does not happen if there is none."""
+
+    def inject_if_connected(self: Faults, fault: Fault) -> bool:
+        cluster = self._cluster
+        found = cluster.network.connections(cluster.host(fault.node), cluster.host(fault.other))
+        return bool(found) and inject(self, fault, found[fault.number % len(found)])
+
+    return inject_if_connected
+
+
 class Faults:
     """Does the faults of a plan to a cluster, and undoes them."""
 
@@ -55,61 +78,42 @@ class Faults:
             cluster.world.note(f"fault {fault.kind} {fault.node} {fault.other} {fault.duration_s}")
             cluster.watch.faults[fault.kind] += 1
 
-    def _machine(self, fault: Fault) -> Machine | None:
-        machine = self._cluster.machines.get(fault.node)
-        return machine if machine is not None and machine.is_running else None
-
     def _later(self, fault: Fault, call: Callable[..., None], *arguments: object) -> None:
         self._timers.call_in(fault.duration_s, call, *arguments)
 
     # ---- processes
 
-    def _kill(self, fault: Fault) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
+    @_of_running_machine
+    def _kill(self, fault: Fault, machine: Machine) -> bool:
         machine.kill()
         self._later(fault, self._cluster.start, machine)
         return True
 
-    def _power(self, fault: Fault) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
+    @_of_running_machine
+    def _power(self, fault: Fault, machine: Machine) -> bool:
         machine.power_off()
         self._later(fault, self._cluster.start, machine)
         return True
 
-    def _kill_in_write(self, fault: Fault) -> bool:
-        return self._crash_in_write(fault, "kill")
-
-    def _power_in_write(self, fault: Fault) -> bool:
-        return self._crash_in_write(fault, "power")
-
-    def _crash_in_write(self, fault: Fault, kind: str) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
-
+    @_of_running_machine
+    def _crash_in_write(self, fault: Fault, machine: Machine) -> bool:
         def crash() -> None:
-            (machine.kill if kind == "kill" else machine.power_off)()
+            (machine.kill if fault.kind == "kill_in_write" else machine.power_off)()
             self._later(fault, self._cluster.start, machine)
 
         machine.disk.crash_after = (fault.number % 6, crash)
         return True
 
-    def _stop(self, fault: Fault) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
+    _kill_in_write = _power_in_write = _crash_in_write
+
+    @_of_running_machine
+    def _stop(self, fault: Fault, machine: Machine) -> bool:
         machine.stop()
         self._timers.call_in(fault.duration_s + 12.0, self._cluster.start, machine)
         return True
 
-    def _pause(self, fault: Fault) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
+    @_of_running_machine
+    def _pause(self, fault: Fault, machine: Machine) -> bool:
         machine.pause()
         self._later(fault, machine.resume)
         return True
@@ -162,30 +166,19 @@ class Faults:
             self._later(fault, network.heal, source, target)
         return True
 
-    def _connection(self, fault: Fault) -> SimStream | None:
-        cluster = self._cluster
-        found = cluster.network.connections(cluster.host(fault.node), cluster.host(fault.other))
-        return found[fault.number % len(found)] if found else None
-
-    def _reset(self, fault: Fault) -> bool:
-        stream = self._connection(fault)
-        if stream is None:
-            return False
+    @_of_connection
+    def _reset(self, fault: Fault, stream: SimStream) -> bool:
         self._cluster.network.reset(stream, "fault")
         return True
 
-    def _cut_frame(self, fault: Fault) -> bool:
-        stream = self._connection(fault)
-        if stream is None:
-            return False
+    @_of_connection
+    def _cut_frame(self, fault: Fault, stream: SimStream) -> bool:
         pipe = stream.out if fault.number & 1 else stream.into
         pipe.cut_after = 1 + fault.number % 997
         return True
 
-    def _half_open(self, fault: Fault) -> bool:
-        stream = self._connection(fault)
-        if stream is None:
-            return False
+    @_of_connection
+    def _half_open(self, fault: Fault, stream: SimStream) -> bool:
         self._cluster.network.forget(stream)
         return True
 
@@ -208,10 +201,8 @@ class Faults:
         self._later(fault, machine.disk_faults.speed_up)
         return True
 
-    def _error(self, fault: Fault) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
+    @_of_running_machine
+    def _error(self, fault: Fault, machine: Machine) -> bool:
         operation = fault.kind.removesuffix("_error")
         if fault.number & 1 and operation == "sync":  # of the many files that are synced the one that matters most
             operation = "sync commitlog"
@@ -221,10 +212,8 @@ class Faults:
 
     _write_error = _create_error = _sync_error = _error
 
-    def _damage(self, fault: Fault) -> bool:
-        machine = self._machine(fault)
-        if machine is None:
-            return False
+    @_of_running_machine
+    def _damage(self, fault: Fault, machine: Machine) -> bool:
         machine.kill()
         found = machine.disk.damage(fault.kind)
         if found is not None:

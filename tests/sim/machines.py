@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -14,7 +14,7 @@ from ha.node import Node
 from ha.node.platform import Platform
 from tests.checkers.store import StoreImage
 from tests.sim.process import Machine, Process, leaves
-from tests.sim.scenario import MASTER, NAME_SERVER, RunOptions
+from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, NAME_SERVER, RunOptions
 
 if TYPE_CHECKING:
     from tests.sim.network import Network
@@ -35,6 +35,31 @@ def address_of(name: str) -> str:
     if name == NAME_SERVER:
         return "10.0.0.100"
     return f"10.0.0.{1 + int(name[1:])}" if name[0] in "sm" else f"10.0.{'pcd'.index(name[0]) + 1}.{name[1:]}"
+
+
+def common_config(options: RunOptions, name: str) -> dict[str, Any]:
+    """The part of a node's configuration that is the same for pairs and groups."""
+    return {
+        "broker_name": "broker-a",
+        "bind_address": address_of(name),
+        "listen_port": LISTEN_PORT,
+        "ha_listen_port": HA_PORT,
+        "admin_listen_port": 10_913,
+        "register_name_server_period_ms": 10_000,
+        "store_path_root_dir": str(ROOT),
+        "segment_size": options.segment_size,
+        "mapped_file_size_consume_queue_bytes": 20 * options.queue_entries,
+        "index_slot_count": INDEX_SLOT_COUNT,
+        "index_entry_count": options.index_entries,
+        "flush_thorough_interval_ms": 3_000,
+        "sync_flush_timeout_ms": options.sync_flush_timeout_ms,
+        "clean_forcibly": False,
+        "ha_heartbeat_interval_ms": options.heartbeat_ms,
+        "ha_housekeeping_interval_ms": options.housekeeping_ms,
+        "ha_transfer_batch_size_bytes": options.transfer_batch_bytes,
+        "slave_timeout_ms": options.slave_timeout_ms,
+        "default_topic_queue_nums": 4,
+    }
 
 
 class Machines:
@@ -100,6 +125,15 @@ class Machines:
         """Return the node that runs on a machine; None if none is open."""
         process = self.machines[name].process
         return process.node if process is not None else None
+
+    @property
+    def master_name(self) -> str | None:
+        """The current master; None while there is none."""
+        raise NotImplementedError
+
+    def queue_ends(self) -> dict[int, int]:
+        """Returns the number of messages in the master's log by queue id."""
+        raise NotImplementedError
 
     def damaged(self, machine: Machine, path: Path, begin: int, end: int) -> None:
         """Bytes [`begin`, `end`) of a file of a node that is down were damaged."""

@@ -93,6 +93,14 @@ class Observer:
                 else:
                     self.violate(ENDED, f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
 
+    def on_converged(self) -> None:
+        """All nodes have the same log and know it; from now on every put must be PUT_OK."""
+        raise NotImplementedError
+
+    def check_consumed(self) -> None:
+        """Checks that a consumer that started at 0 has received everything."""
+        raise NotImplementedError
+
     def on_node_stopped(self, name: str, left: list[str]) -> None:
         """A process is over: none of its tasks may be left."""
         self.judged(tasks.report(name, left))

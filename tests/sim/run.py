@@ -19,9 +19,13 @@ from tests.sim.scenario import CONVERGENCE_S, AnyPlan
 
 if TYPE_CHECKING:
     from tests.sim.process import Machine
-    from tests.sim.workload import Producer
+    from tests.sim.workload import Consumer, Producer
     from tests.sim.world import World
 
+START_S = 40.0
+HEALED_S = 3.0
+CALM_S = 3.0
+READ_S = 30.0
 STOP_S = 60.0
 LOOK_EVERY_S = 0.5
 WRITE_BACK_EVERY_S = 1.0
@@ -55,24 +59,94 @@ class Outcome:
 
 
 class Run:
-    """One run. `watch`, `cluster` and `faults` are there from `_open` on, which a kind of run says, as `_live`."""
+    """One run. `_open` creates `watch`, `cluster` and `faults`; subclasses say which."""
 
     watch: Observer
     cluster: Machines
     faults: Faults
+    healed_s = HEALED_S
+    """Time under load after the last fault"""
+    calm_s = CALM_S
+    """Time under load after the cluster has converged"""
 
     def __init__(self, world: World, plan: AnyPlan, outcome: Outcome) -> None:
         self.world = world
         self.plan = plan
         self.outcome = outcome
 
+    # ---- what differs by kind of cluster
+
     def _open(self, network: Network, nursery: trio.Nursery) -> None:
-        """Make the machines; `nursery` is for their processes."""
+        """Creates the machines; `nursery` is for their processes."""
         raise NotImplementedError
 
-    async def _live(self, nursery: trio.Nursery) -> None:
-        """Start everything, let it work, break it, and judge what came of it."""
+    def _producers(self) -> Sequence[Producer]:
         raise NotImplementedError
+
+    def _consumers(self) -> Sequence[Consumer]:
+        raise NotImplementedError
+
+    def _late_consumer(self) -> Consumer:
+        """A consumer that reads everything from the start once the cluster has converged."""
+        raise NotImplementedError
+
+    def _check_end(self) -> None:
+        """Checks the files of the stopped nodes."""
+        raise NotImplementedError
+
+    def _stop_order(self) -> list[list[Machine]]:
+        """Machines that are stopped together, one group after the other."""
+        raise NotImplementedError
+
+    def _has_started(self) -> bool:
+        return self._all_open()
+
+    def _watch_periodically(self) -> None:
+        """Starts what looks at the nodes regularly."""
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        """Starts everything, injects the faults under load, waits for convergence, stops, and checks the result."""
+        cluster, watch, options = self.cluster, self.watch, self.plan.options
+        cluster.start_all()
+        if not await self._until(self._has_started, START_S):
+            watch.violate("convergence", "without any fault, not every node has started, or none is master")
+            return
+        began = trio.current_time()
+        self.faults.schedule(self.plan.faults)
+        self._write_back()
+        self._watch_periodically()
+        producers = self._producers()
+        for run in [*(each.run for each in producers), *(each.run for each in self._consumers())]:
+            nursery.start_soon(run)
+        await trio.sleep_until(began + options.run_s)
+        self.faults.stop_all()
+        await trio.sleep(self.healed_s)
+        for producer in producers:
+            producer.pause()
+        if await self._converge(producers):
+            await self._calm(producers, nursery)
+        for machines in self._stop_order():
+            await self._stop(machines)
+        if not watch.violations or self._all_stopped():
+            self._check_end()
+
+    async def _calm(self, producers: Sequence[Producer], nursery: trio.Nursery) -> None:
+        """Without faults every put is PUT_OK, and a new consumer gets everything."""
+        watch, cluster = self.watch, self.cluster
+        watch.on_converged()
+        for producer in producers:
+            producer.resume()
+        reader = self._late_consumer()
+        nursery.start_soon(reader.run)
+        await trio.sleep(self.calm_s)
+        for producer in producers:
+            producer.stop()
+        if await self._converge(producers):
+            ends = cluster.queue_ends()
+            if await self._until(lambda: reader.has_reached(ends), READ_S):
+                watch.check_consumed()
+            else:
+                watch.violate("convergence", f"a consumer has read {reader.next_offsets} of {ends} in {READ_S} s")
 
     async def run(self) -> None:
         """Go through it; what came of it is in `outcome`."""
@@ -134,8 +208,27 @@ class Run:
         return self._all_open() and all(producer.is_idle for producer in producers) and not self._differences()
 
     def _differences(self) -> str:
-        """Why not all is as it should be some time after the faults; "" if it is."""
-        raise NotImplementedError
+        """Returns why the cluster has not converged; "" if it has."""
+        cluster = self.cluster
+        if cluster.master_name is None:
+            return "there is no master"
+        master = cluster.node(cluster.master_name)
+        if master is None:
+            return "the master does not run"
+        end = master.store.log.max_offset.value
+        for name in cluster.machines:
+            node = cluster.node(name)
+            if node is None:
+                return f"{name} does not run"
+            reason = node.not_ready()
+            if reason:
+                return f"{name}: {reason}"
+            log = node.store.log
+            if log.max_offset.value != end or log.dispatched_offset.value != end or log.flushed_offset.value != end:
+                ends = f"log {log.max_offset.value}, flushed {log.flushed_offset.value}, dispatched "
+                link = node.ha_client.statistics() if node.ha_client is not None else None
+                return f"{name}: {ends}{log.dispatched_offset.value}, master's log {end}, {link}"
+        return ""
 
     def _look_after(self) -> None:
         """Do what an operator does for nodes that are not as they should be."""

@@ -23,16 +23,13 @@ from tests.sim.faults import Faults
 from tests.sim.groups.live import GroupRun
 from tests.sim.machines import HA_PORT
 from tests.sim.network import Network
-from tests.sim.process import OWNER, Processes
+from tests.sim.process import OWNER, Machine, Processes
 from tests.sim.run import Outcome, Run
 from tests.sim.scenario import MASTER, AnyPlan, Plan
 from tests.sim.watch import Watch
-from tests.sim.workload import TOPIC, Consumer, Producer
+from tests.sim.workload import Consumer, Producer
 from tests.sim.world import World
 
-START_S = 40.0
-CALM_S = 3.0
-READ_S = 30.0
 STUCK_S = 45.0
 """What has not come together so long after the faults is looked at by the operator, and again after as long"""
 
@@ -113,52 +110,27 @@ class FixedRun(Run):
         self.faults = Faults(self.cluster)
         self._looked = 0.0
 
-    async def _live(self, nursery: trio.Nursery) -> None:
-        options, cluster, watch = self.plan.options, self.cluster, self.watch
-        cluster.start_all()
-        if not await self._until(self._all_open, START_S):
-            watch.violate("convergence", "not every node has started without any fault")
-            return
-        began = trio.current_time()
-        self.faults.schedule(self.plan.faults)
-        self._write_back()
-        producers = [Producer(cluster, options, watch, f"p{n}") for n in range(1, options.producer_count + 1)]
-        consumers: list[Consumer] = [
-            Consumer(cluster, options, watch, f"c{n}", MASTER if n == 1 else f"s{options.slave_count}")
+    def _producers(self) -> list[Producer]:
+        cluster, options = self.cluster, self.plan.options
+        return [Producer(cluster, options, self.watch, f"p{n}") for n in range(1, options.producer_count + 1)]
+
+    def _consumers(self) -> list[Consumer]:
+        cluster, options = self.cluster, self.plan.options
+        return [
+            Consumer(cluster, options, self.watch, f"c{n}", MASTER if n == 1 else f"s{options.slave_count}")
             for n in range(1, options.consumer_count + 1)
         ]
-        for run in [*(producer.run for producer in producers), *(consumer.run for consumer in consumers)]:
-            nursery.start_soon(run)
-        await trio.sleep_until(began + options.run_s)
-        self.faults.stop_all()
-        await trio.sleep(3.0)  # some load on the healed cluster
-        for producer in producers:
-            producer.pause()
-        if await self._converge(producers):
-            await self._calm(producers, nursery)
-        await self._stop([*cluster.slaves, cluster.master, *([cluster.name_server] if cluster.name_server else [])])
-        if not watch.violations or self._all_stopped():
-            outcome = self.outcome
-            outcome.excused_count = watch.check_end(clock_is_steady=self.faults.clock_is_steady)
-            outcome.given_up_count = watch.given_up_count
 
-    async def _calm(self, producers: list[Producer], nursery: trio.Nursery) -> None:
-        """Nothing is wrong any more: every put is PUT_OK, and a new consumer gets everything."""
-        watch, cluster = self.watch, self.cluster
-        watch.on_converged()
-        for producer in producers:
-            producer.resume()
-        reader = Consumer(cluster, cluster.options, watch, "c9", MASTER)
-        nursery.start_soon(reader.run)
-        await trio.sleep(CALM_S)
-        for producer in producers:
-            producer.stop()
-        if await self._converge(producers):
-            ends = cluster.queue_ends()
-            if await self._until(lambda: reader.has_reached(ends), READ_S):
-                watch.check_consumed(TOPIC)
-            else:
-                watch.violate("convergence", f"a consumer has read {reader.next_offsets} of {ends} in {READ_S} s")
+    def _late_consumer(self) -> Consumer:
+        return Consumer(self.cluster, self.plan.options, self.watch, "c9", MASTER)
+
+    def _stop_order(self) -> list[list[Machine]]:
+        cluster = self.cluster
+        return [[*cluster.slaves, cluster.master, *([cluster.name_server] if cluster.name_server else [])]]
+
+    def _check_end(self) -> None:
+        self.outcome.excused_count = self.watch.check_end(clock_is_steady=self.faults.clock_is_steady)
+        self.outcome.given_up_count = self.watch.given_up_count
 
     def _write_back(self) -> None:
         self.watch.note_synced()
@@ -180,26 +152,12 @@ class FixedRun(Run):
         return not self.cluster.damaged_node or self.watch.logs_are_alike()
 
     def _differences(self) -> str:
-        cluster = self.cluster
-        master = cluster.node(MASTER)
-        if master is None:
-            return "the master does not run"
-        end = master.store.log.max_offset.value
-        for name in cluster.machines:
-            node = cluster.node(name)
-            if node is None:
-                return f"{name} does not run"
-            reason = node.not_ready()
-            if reason:
-                return f"{name}: {reason}"
-            log = node.store.log
-            link = node.ha_client.statistics() if node.ha_client is not None else None
-            if log.max_offset.value != end or log.dispatched_offset.value != end or log.flushed_offset.value != end:
-                ends = f"log {log.max_offset.value}, flushed {log.flushed_offset.value}, dispatched "
-                return f"{name}: {ends}{log.dispatched_offset.value}, master's log {end}, {link}"
-            if name == cluster.damaged_node and not node.store.scrub.statistics().round_count:
-                return f"{name}: its scrub has not gone through the files once since they were damaged"
-        return ""
+        damaged = self.cluster.damaged_node
+        found = super()._differences()
+        node = self.cluster.node(damaged) if damaged and not found else None
+        if node is not None and not node.store.scrub.statistics().round_count:
+            return f"{damaged}: its scrub has not gone through the files once since they were damaged"
+        return found
 
 
 def planted(bug: str) -> ExitStack:

@@ -19,12 +19,18 @@ REPOSITORY = Path(__file__).parents[2]
 SEEDS = range(1, 13)
 """`python -m tests.sim` runs as many as one likes"""
 
-RUN_TWICE = """
+PRINT_TRACE = """
+from tests.sim.groups.scenario import draw_group_plan
 from tests.sim.runner import run_plan
 from tests.sim.scenario import draw_plan
-outcome = run_plan(draw_plan({seed}, {{"fault_count": 16, "run_s": 15}}))
+outcome = run_plan({plan})
 print(len(outcome.trace), outcome.fingerprint)
 """
+PLANS = [
+    "draw_plan(101, {'fault_count': 16, 'run_s': 15})",
+    "draw_plan(102, {'fault_count': 16, 'run_s': 15})",
+    "draw_group_plan(5, {'fault_count': 6, 'run_s': 4})",
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -34,12 +40,12 @@ def test_keeps_its_promises_whatever_happens(seed: int) -> None:
     assert outcome.acknowledged_count
 
 
-@pytest.mark.parametrize("seed", [101, 102])
-def test_one_seed_gives_one_trace_in_any_process(seed: int) -> None:
-    """Strings hash differently in the two, objects have other addresses."""
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_seed_gives_the_same_trace_in_every_process(plan: str) -> None:
+    """The two processes hash strings differently, and their objects have different addresses."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RUN_TWICE.format(seed=seed)],
+            [sys.executable, "-c", PRINT_TRACE.format(plan=plan)],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,

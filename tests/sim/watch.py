@@ -29,6 +29,7 @@ from tests.checkers.statuses import Statuses
 from tests.checkers.violation import Violation
 from tests.sim.observer import Observer
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, Options
+from tests.sim.workload import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,8 +279,8 @@ class Watch(Observer):
             self.given_up_count += record is None and holding.body_id in self._given_up
         return lost
 
-    def check_consumed(self, topic: str) -> None:
+    def check_consumed(self) -> None:
         """A consumer that began at 0 has had the time to get everything."""
         self.judged(
-            convergence.check(self.history, self.cluster.open_images(), MASTER, consumed_topics=frozenset({topic}))
+            convergence.check(self.history, self.cluster.open_images(), MASTER, consumed_topics=frozenset({TOPIC}))
         )

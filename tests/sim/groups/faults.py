@@ -52,9 +52,9 @@ class GroupFaults(Faults):
         if trio.current_time() < self._quiet_until:
             return
         if fault.node in (MASTER_NOW, SLAVE_NOW):
-            members = [name for name in group.machines if fault.node == MASTER_NOW or name != group.master]
-            if fault.node == MASTER_NOW and group.master is not None:
-                members = [group.master]
+            members = [name for name in group.machines if fault.node == MASTER_NOW or name != group.master_name]
+            if fault.node == MASTER_NOW and group.master_name is not None:
+                members = [group.master_name]
             fault = msgspec.structs.replace(fault, node=members[fault.number % len(members)])
         if fault.other == fault.node:
             names = [name for name in group.machines if name != fault.node]

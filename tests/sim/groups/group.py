@@ -17,16 +17,9 @@ from ha.node.member import STATE_FILE
 from ha.replication.statistics import Condition
 from tests.sim.groups.scenario import members_of
 from tests.sim.groups.service import GroupService, MemberWay
-from tests.sim.machines import (
-    HA_PORT,
-    LISTEN_PORT,
-    NAME_SERVER_PORT,
-    ROOT,
-    Machines,
-    address_of,
-    open_name_server,
-)
-from tests.sim.scenario import INDEX_SLOT_COUNT, NAME_SERVER, GroupOptions
+from tests.sim.machines import NAME_SERVER_PORT, ROOT, Machines, address_of, common_config, open_name_server
+from tests.sim.scenario import NAME_SERVER, GroupOptions
+from tests.sim.workload import TOPIC
 
 if TYPE_CHECKING:
     import trio
@@ -45,32 +38,14 @@ SERVICE_URL = "http://service:2379"
 def config_of(options: GroupOptions, name: str) -> Config:
     """Return a member's configuration."""
     return Config(
+        **common_config(options, name),
         broker_role="ASYNC_MASTER" if options.policy == "alone" else "SYNC_MASTER",
-        broker_name="broker-a",
         broker_id=int(name[1:]),
-        bind_address=address_of(name),
-        listen_port=LISTEN_PORT,
-        ha_listen_port=HA_PORT,
-        admin_listen_port=10_913,
         name_server_addresses=f"{address_of(NAME_SERVER)}:{NAME_SERVER_PORT}",
-        register_name_server_period_ms=10_000,
-        store_path_root_dir=str(ROOT),
-        segment_size=options.segment_size,
-        mapped_file_size_consume_queue_bytes=20 * options.queue_entries,
-        index_slot_count=INDEX_SLOT_COUNT,
-        index_entry_count=options.index_entries,
         flush_mode=options.flush,
-        flush_thorough_interval_ms=3_000,
-        sync_flush_timeout_ms=options.sync_flush_timeout_ms,
-        clean_forcibly=False,
-        ha_heartbeat_interval_ms=options.heartbeat_ms,
-        ha_housekeeping_interval_ms=options.housekeeping_ms,
-        ha_transfer_batch_size_bytes=options.transfer_batch_bytes,
-        slave_timeout_ms=options.slave_timeout_ms,
         in_sync_replicas=options.ack_count if options.policy == "count" else None,
         min_in_sync_replicas=options.min_in_sync_replicas or None,
         all_ack_in_sync_state_set=options.policy == "all",
-        default_topic_queue_nums=4,
         slave_read_enable=True,
         etcd_endpoints=SERVICE_URL,
         lease_ttl_ms=options.lease_ttl_ms,
@@ -197,14 +172,13 @@ class Group(Machines):
         link.lost_request_share = link.lost_answer_share = 0.0
 
     @property
-    def master(self) -> str | None:
-        """Who holds the key; None: nobody."""
+    def master_name(self) -> str | None:
         master = self.service.view().master
         return None if master is None else f"m{master.broker_id}"
 
-    def queue_ends(self, name: str) -> dict[int, int]:
-        """Return queue id -> how many messages a member's log has of it, of whatever topic consumers read."""
-        return self.watch.queue_ends(self.image(self.machines[name]))
+    def queue_ends(self) -> dict[int, int]:
+        first = next(iter(self.machines.values()))
+        return {r.queue_id: r.queue_offset + 1 for r in self.image(first).records() if r.topic == TOPIC}
 
 
 @asynccontextmanager

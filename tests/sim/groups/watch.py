@@ -23,7 +23,6 @@ from tests.sim.workload import TOPIC, answered_by, status_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.checkers.store import StoreImage
     from tests.sim.groups.group import Group
     from tests.sim.process import Machine
     from tests.sim.sockets import SimStream
@@ -254,8 +253,3 @@ class GroupWatch(Observer):
 
     def _is_excused(self, accepted: Accepted) -> bool:
         return self._is_alone or self._is_lost(accepted)
-
-    @staticmethod
-    def queue_ends(image: StoreImage) -> dict[int, int]:
-        """Return queue id -> how many messages a log has of it."""
-        return {r.queue_id: r.queue_offset + 1 for r in image.records() if r.topic == TOPIC}
