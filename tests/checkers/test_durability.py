@@ -48,7 +48,7 @@ def test_a_whole_cluster_passes() -> None:
     assert judge(cluster) == []
 
 
-def test_the_builder_and_the_golden_parser_agree_on_what_a_record_is() -> None:
+def test_builder_and_golden_parser_agree_on_records() -> None:
     records = three().image().records()
     assert [body_id_of(record.body) for record in records] == [b"p-%d" % n for n in range(30)]
     assert {record.topic for record in records} == {"T"}
@@ -93,14 +93,14 @@ def test_an_unsynced_message_on_two_nodes_survives_the_power_of_one() -> None:
     assert durability.check(cluster.history, cluster.images()) == []
 
 
-def test_a_message_told_two_copies_but_on_one_is_found() -> None:
+def test_message_acknowledged_as_replicated_but_stored_once_is_found() -> None:
     cluster = three()
     cluster.put(on=(MASTER,))
     [violation] = durability.check(cluster.history, cluster.images())
     assert "is on 1 nodes (m) where 2 must have it" in violation.text
 
 
-def test_one_slave_that_lags_is_no_violation_of_two_copies() -> None:
+def test_lagging_slave_does_not_violate_two_copies() -> None:
     cluster = three()
     cluster.put(on=BOTH)
     assert durability.check(cluster.history, cluster.images()) == []
@@ -116,7 +116,7 @@ def test_a_slave_that_loses_what_it_had_is_found_unless_it_lost_power() -> None:
     assert durability.check(cluster.history, cluster.images()) == []
 
 
-def test_what_was_seen_on_all_nodes_counts_as_being_on_all() -> None:
+def test_convergence_counts_as_stored_on_all_nodes() -> None:
     cluster = three()
     last = cluster.image().records()[-1].physical_offset
     cluster.crash("s1", "power")  # excuses it for two copies of the past
@@ -127,7 +127,7 @@ def test_what_was_seen_on_all_nodes_counts_as_being_on_all() -> None:
     assert "3 promised, none excused" in violation.text
 
 
-def test_a_timeout_says_stored_on_the_master_and_no_more() -> None:
+def test_timeout_promises_storage_on_the_master_only() -> None:
     cluster = three()
     cluster.put("FLUSH_SLAVE_TIMEOUT", on=(MASTER,))
     assert durability.check(cluster.history, cluster.images()) == []
@@ -138,7 +138,7 @@ def test_a_timeout_says_stored_on_the_master_and_no_more() -> None:
     assert durability.check(cluster.history, cluster.images()) == []
 
 
-def test_another_message_in_its_place_is_no_survival() -> None:
+def test_message_replaced_by_another_is_lost() -> None:
     cluster = three()
     record = cluster.image().records()[4]
     raw = bytearray(record.raw)
@@ -153,7 +153,7 @@ def test_another_message_in_its_place_is_no_survival() -> None:
     assert "stored more than once" in text
 
 
-def test_a_message_that_nobody_sent_is_found() -> None:
+def test_message_that_was_never_sent_is_found() -> None:
     cluster = three()
     other = Cluster(MASTER)
     other.files[MASTER] = cluster.files[MASTER]
@@ -163,7 +163,7 @@ def test_a_message_that_nobody_sent_is_found() -> None:
     assert "nobody sent b'p-1'" in found[0].text
 
 
-def test_what_a_consumer_had_stays() -> None:
+def test_consumed_message_must_stay() -> None:
     cluster = three()
     last = cluster.image().records()[-1]
     at = cluster.now_s
@@ -178,7 +178,7 @@ def test_what_a_consumer_had_stays() -> None:
     assert "now nothing stands there" in violation.text
 
 
-def test_an_answer_that_comes_after_the_crash_is_excused_by_it() -> None:
+def test_answer_after_a_crash_is_excused() -> None:
     cluster = Cluster()
     cluster.put()
     cluster.history.add(Sent(5.0, "p", 1, "T", 0, b"p-1"))
@@ -386,7 +386,7 @@ def test_a_log_ends_behind_the_filler_that_fills_its_last_segment() -> None:
     assert f"s1 ends at {last.end}, m at {SEGMENT}" in str(convergence.check_logs(cluster.images(), MASTER))
 
 
-def test_a_message_that_nobody_consumed_is_found() -> None:
+def test_unconsumed_message_is_found() -> None:
     cluster = three()
     for record in cluster.image().records()[:-1]:
         body_id = body_id_of(record.body)

@@ -64,11 +64,11 @@ def only(files: dict[str, bytearray], folder: str) -> bytearray:
     )
 
 
-def test_a_real_store_is_whole(judge: Judge) -> None:
+def test_real_store_is_valid(judge: Judge) -> None:
     assert judge() == []
 
 
-def test_the_parser_reads_what_the_manifest_says(version: str, files: dict[str, bytearray]) -> None:
+def test_parser_agrees_with_the_manifest(version: str, files: dict[str, bytearray]) -> None:
     manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
     expected = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
     found = StoreImage(files).records()
@@ -88,9 +88,7 @@ def test_a_directory_is_read_as_its_files_are(version: str, tmp_path: Path, file
     assert image.segment_size == 16384
 
 
-def test_one_flipped_bit_anywhere_in_a_record_is_found_or_lies_in_what_has_no_checksum(
-    files: dict[str, bytearray], judge: Judge
-) -> None:
+def test_flipped_bit_is_found_unless_unprotected_by_a_checksum(files: dict[str, bytearray], judge: Judge) -> None:
     record = StoreImage(files).records()[5]
     segment = files["commitlog/00000000000000000000"]
     # Flag, born and store time, hosts, reconsume times and the transaction offset are covered by nothing in the format.
@@ -185,9 +183,7 @@ def test_a_missing_index_is_found(files: dict[str, bytearray], judge: Judge) -> 
     assert "the index lacks" in str(judge())
 
 
-def test_a_hole_in_the_log_is_found_and_what_lies_behind_it_is_counted(
-    files: dict[str, bytearray], judge: Judge
-) -> None:
+def test_hole_in_the_log_is_found_and_records_behind_it_are_counted(files: dict[str, bytearray], judge: Judge) -> None:
     record = StoreImage(files).records()[10]
     files["commitlog/00000000000000000000"][record.physical_offset : record.end] = bytes(record.size)
     found = judge()

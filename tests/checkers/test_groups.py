@@ -29,7 +29,7 @@ def terms_of(*tenures: tuple[float, str, int]) -> Terms:
     ("asked_s", "answered_s", "is_right"),
     [(1.0, 2.0, True), (4.0, 6.0, True), (5.5, 6.0, False), (0.1, 0.5, False), (0.5, 1.0, True)],
 )
-def test_who_acknowledges_had_the_key_meanwhile(asked_s: float, answered_s: float, is_right: bool) -> None:
+def test_acknowledging_member_held_the_key(asked_s: float, answered_s: float, is_right: bool) -> None:
     terms = terms_of((1.0, "m1", 1), (5.0, "", 1), (5.5, "m2", 2))
     assert (not terms.check_answer("m1", asked_s, answered_s, "it")) is is_right
 
@@ -38,9 +38,7 @@ def test_who_acknowledges_had_the_key_meanwhile(asked_s: float, answered_s: floa
     ("asked_s", "answered_s", "is_right"),
     [(1.5, 1.9, True), (1.9, 2.1, True), (2.5, 3.0, False), (2.5, 6.5, True), (6.5, 7.0, True)],
 )
-def test_a_process_is_not_master_by_the_key_of_an_earlier_one(
-    asked_s: float, answered_s: float, is_right: bool
-) -> None:
+def test_key_of_an_earlier_process_does_not_make_a_master(asked_s: float, answered_s: float, is_right: bool) -> None:
     terms = terms_of((1.0, "m1", 1))
     terms.on_process_ended(2.0, "m1")
     terms.on_agreed(5.0, "", 1)
@@ -48,14 +46,14 @@ def test_a_process_is_not_master_by_the_key_of_an_earlier_one(
     assert (not terms.check_answer("m1", asked_s, answered_s, "it")) is is_right
 
 
-def test_a_term_is_one_members_and_higher_than_those_before_it() -> None:
+def test_term_belongs_to_one_member_and_grows() -> None:
     assert terms_of((1.0, "m1", 1)).on_agreed(2.0, "m2", 2), "m1 has the key still"
     assert terms_of((1.0, "m1", 1), (2.0, "", 1)).on_agreed(3.0, "m2", 1), "the term was m1's"
     assert terms_of((1.0, "m1", 5), (2.0, "", 5)).on_agreed(3.0, "m2", 4), "there was a higher one"
     assert not terms_of((1.0, "m1", 1), (2.0, "", 1)).on_agreed(3.0, "m1", 2)
 
 
-def test_a_message_stands_in_the_term_of_who_acknowledged_it() -> None:
+def test_message_is_in_the_term_of_its_acknowledging_member() -> None:
     cluster = Cluster()
     for _ in range(3):
         cluster.put()
@@ -85,7 +83,7 @@ def accepted(cluster: Cluster) -> Accepted:
     return cluster.history.answers[-1]
 
 
-def test_each_member_of_the_set_has_what_was_acknowledged() -> None:
+def test_each_member_of_the_set_has_acknowledged_messages() -> None:
     cluster = Cluster("s1", "s2")
     judge = in_sync_of(cluster)
     assert judge.on_set(frozenset({MASTER, "s1"})) == []
@@ -97,7 +95,7 @@ def test_each_member_of_the_set_has_what_was_acknowledged() -> None:
     assert judge.on_acknowledged(accepted(cluster)), "s1 was not waited for"
 
 
-def test_where_n_acknowledge_n_have_it() -> None:
+def test_message_acknowledged_by_n_members_is_on_n() -> None:
     cluster = Cluster("s1", "s2")
     judge = in_sync_of(cluster, ack_count=2)
     assert judge.on_set(frozenset({MASTER, "s1", "s2"})) == []
@@ -108,7 +106,7 @@ def test_where_n_acknowledge_n_have_it() -> None:
     assert judge.on_acknowledged(accepted(cluster))
 
 
-def test_what_a_member_loses_is_seen_though_nobody_asks_for_it() -> None:
+def test_loss_on_a_member_is_found_without_a_request() -> None:
     cluster = Cluster("s1")
     judge = in_sync_of(cluster)
     judge.on_set(frozenset({MASTER, "s1"}))
@@ -122,7 +120,7 @@ def test_what_a_member_loses_is_seen_though_nobody_asks_for_it() -> None:
 # ---- what is confirmed
 
 
-def test_what_members_have_shown_is_the_same() -> None:
+def test_members_show_the_same_messages() -> None:
     cluster = Cluster("s1")
     judge = Confirmed()
     cluster.put()
@@ -133,7 +131,7 @@ def test_what_members_have_shown_is_the_same() -> None:
     assert judge.check(images) == []
 
 
-def test_two_members_that_have_shown_different_messages_are_seen() -> None:
+def test_members_showing_different_messages_are_found() -> None:
     cluster = Cluster("s1")
     cluster.put()
     cluster.put(on=(MASTER,))
@@ -142,7 +140,7 @@ def test_two_members_that_have_shown_different_messages_are_seen() -> None:
     assert found.checker == "confirmed"
 
 
-def test_what_was_shown_once_is_remembered() -> None:
+def test_shown_messages_are_remembered() -> None:
     cluster = Cluster("s1")
     judge = Confirmed()
     cluster.put()
@@ -172,7 +170,7 @@ PLACE = Place("g", "T", 0)
 
 
 @pytest.mark.parametrize(("told", "is_right"), [(1, False), (2, True), (3, True), (4, False)])
-def test_an_offset_is_not_behind_what_was_answered_nor_beyond_the_log(told: int, is_right: bool) -> None:
+def test_offset_is_between_the_answered_one_and_the_log_end(told: int, is_right: bool) -> None:
     cluster = Cluster()
     for _ in range(3):
         cluster.put()
@@ -183,7 +181,7 @@ def test_an_offset_is_not_behind_what_was_answered_nor_beyond_the_log(told: int,
     assert (not offsets.check(PLACE, told, offsets.least(PLACE), MASTER, cluster.image())) is is_right
 
 
-def test_an_offset_that_nobody_asked_for_is_seen() -> None:
+def test_offset_that_was_never_committed_is_found() -> None:
     cluster = Cluster()
     cluster.put()
     assert ConsumerOffsets().check(PLACE, 1, 0, MASTER, cluster.image())
@@ -196,7 +194,7 @@ def judged(cluster: Cluster, *, is_excused: bool = False) -> tuple[list[Violatio
     return kept.check(cluster.history, cluster.image(), is_excused=lambda _: is_excused)
 
 
-def test_what_was_acknowledged_stands_where_it_was_said() -> None:
+def test_acknowledged_message_is_at_its_reported_offset() -> None:
     cluster = Cluster()
     for _ in range(3):
         cluster.put()
@@ -207,7 +205,7 @@ def test_what_was_acknowledged_stands_where_it_was_said() -> None:
     assert judged(cluster, is_excused=True) == ([], 1)
 
 
-def test_what_a_consumer_was_given_stays() -> None:
+def test_message_given_to_a_consumer_stays() -> None:
     cluster = Cluster()
     body_id = cluster.put("FLUSH_SLAVE_TIMEOUT")
     cluster.history.add(Consumed(2.0, "c", "T", 0, 0, body_id, "s1"))
@@ -217,14 +215,14 @@ def test_what_a_consumer_was_given_stays() -> None:
     assert "gave" in found[0].text
 
 
-def test_what_was_refused_is_nowhere() -> None:
+def test_rejected_message_is_not_stored() -> None:
     cluster = Cluster()
     cluster.put("SERVICE_NOT_AVAILABLE")
     found, _ = judged(cluster)
     assert "refused" in found[0].text
 
 
-def test_a_queue_offset_is_told_once() -> None:
+def test_queue_offset_is_answered_once() -> None:
     history = History()
     offsets = kept.QueueOffsets()
     for seq, queue_offset in ((0, 0), (1, 1), (2, 1)):

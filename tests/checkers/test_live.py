@@ -44,7 +44,7 @@ class Wire:
         return "; ".join(str(v) for v in self.tap.from_master(pack(">qi", at, size) + body))
 
 
-def test_an_honest_session_passes_however_it_is_cut() -> None:
+def test_valid_session_passes_in_any_chunking() -> None:
     for step in (1, 5, 10_000):
         wire = Wire(500)
         assert wire.report(-1) == ""
@@ -85,7 +85,7 @@ def test_a_report_of_bytes_never_sent_and_one_that_falls_are_found() -> None:
     assert "reported 650 after 700" in wire.report(650)
 
 
-def test_a_request_for_what_the_slave_does_not_have_is_found() -> None:
+def test_slave_requesting_a_wrong_offset_is_found() -> None:
     assert "holds nothing before that" in Wire(500).report(501)
     assert Wire(0).report(0) == ""
 
@@ -111,7 +111,7 @@ class EmptySlave:
         return "; ".join(str(v) for v in self.tap.from_master(pack(">qi", at, size) + LOG[at : at + size]))
 
 
-def test_an_empty_slave_may_begin_where_the_first_heartbeat_is() -> None:
+def test_empty_slave_may_start_at_the_first_heartbeat() -> None:
     wire = EmptySlave()
     assert wire.report(0) == ""
     assert wire.report(0) == "", "a heartbeat of its own, before it knows"
@@ -149,7 +149,7 @@ def test_a_report_beyond_what_was_sent_is_found_wherever_else_an_empty_slave_mak
     assert "has sent it bytes only up to" in wire.report(reported)
 
 
-def test_a_begin_is_taken_over_once_and_not_from_before_the_request() -> None:
+def test_start_offset_is_adopted_once_and_not_before_the_request() -> None:
     wire = EmptySlave(3000)
     assert wire.report(-1) == ""
     wire.frame(0)
@@ -237,7 +237,7 @@ def test_put_ok_before_the_flush_is_found() -> None:
     assert "a power cut now would take an acknowledged message" in answers.judge()
 
 
-def test_put_ok_with_a_slave_too_few_is_found() -> None:
+def test_put_ok_with_too_few_slaves_is_found() -> None:
     answers = Answers(Cluster("s1", "s2", copies=3))
     answers.cluster.put(on=(MASTER, "s1"))
     answers.acknowledge("s1", "s2")
@@ -251,7 +251,7 @@ def test_put_ok_without_acknowledgement_is_found_even_if_the_slaves_have_it() ->
     assert "1 slaves have acknowledged" in answers.judge()
 
 
-def test_acknowledgements_to_an_earlier_life_of_the_master_do_not_count() -> None:
+def test_acknowledgements_to_an_earlier_master_process_do_not_count() -> None:
     answers = Answers(Cluster("s1", copies=2))
     answers.cluster.put()
     answers.statuses.on_report(MASTER, "s1", 1 << 30)
@@ -262,14 +262,14 @@ def test_acknowledgements_to_an_earlier_life_of_the_master_do_not_count() -> Non
     assert "0 slaves have acknowledged" in answers.judge()
 
 
-def test_a_status_that_the_mode_does_not_know_is_found() -> None:
+def test_status_impossible_in_this_mode_is_found() -> None:
     for status in ("FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"):
         answers = Answers(Cluster("s1"))
         answers.cluster.put(status)
         assert "does not wait for" in answers.judge()
 
 
-def test_an_answer_that_names_another_place_is_found() -> None:
+def test_answer_with_a_wrong_offset_is_found() -> None:
     cluster = Cluster()
     cluster.put()
     cluster.put()
@@ -290,7 +290,7 @@ def test_in_a_calm_cluster_everything_succeeds() -> None:
     assert answers.judge() == ""
 
 
-def test_what_a_consumer_gets_before_the_flush_is_found() -> None:
+def test_message_consumed_before_the_flush_is_found() -> None:
     for is_sync_flush in (True, False):
         answers = Answers(Cluster(is_sync_flush=is_sync_flush))
         answers.cluster.put()
@@ -309,7 +309,7 @@ def test_what_a_consumer_gets_before_the_flush_is_found() -> None:
 # ---- tasks
 
 
-async def test_a_task_that_outlives_its_node_is_found() -> None:
+async def test_task_outliving_its_node_is_found() -> None:
     watch = tasks.TaskWatch()
 
     async def node(leak: trio.Nursery | None, ended: trio.Event) -> None:

@@ -16,7 +16,7 @@ from ha.client.messages import MessageQueue
 LINES = Path(__file__).with_name("allocation-5.5.0.txt").read_text().splitlines()
 
 
-def test_every_member_takes_what_the_java_client_would() -> None:
+def test_allocation_equals_the_java_clients() -> None:
     for line in LINES:
         queue_count, _, *members = line.split(" ")
         queues = [MessageQueue("T", f"b{i % 3}", i // 3) for i in range(int(queue_count))]
@@ -27,13 +27,13 @@ def test_every_member_takes_what_the_java_client_would() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_who_is_no_member_takes_nothing(count: int) -> None:
+def test_non_member_gets_no_queue(count: int) -> None:
     queues = [MessageQueue("T", "b", i) for i in range(count)]
     assert allocate_averagely(queues, ["a", "b"], "c") == []
     assert allocate_averagely(queues, [], "c") == []
 
 
-def test_names_are_ordered_as_java_orders_them() -> None:
+def test_names_are_sorted_in_java_order() -> None:
     """By UTF-16 units: what lies beyond the basic plane comes before U+E000 and what follows it."""
     queues = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
     assert allocate_averagely(queues, ["\ue000", "\U0001f600"], "\U0001f600") == queues[:1]

@@ -33,7 +33,7 @@ from tests.client.batching_world import (
 
 
 @on_both_backends(open_world_of_one)
-async def test_what_waits_while_a_request_is_in_flight_leaves_as_one(world: World, broker: Broker) -> None:
+async def test_messages_waiting_for_a_response_are_sent_as_one_batch(world: World, broker: Broker) -> None:
     broker.hold()
     await world.send(b"first")
     for number in range(10):
@@ -63,7 +63,7 @@ async def test_what_waits_while_a_request_is_in_flight_leaves_as_one(world: Worl
 
 
 @on_both_backends(open_world_of_one)
-async def test_a_lone_message_is_a_request_of_its_own_and_queues_take_turns(world: World, broker: Broker) -> None:
+async def test_lone_messages_are_sent_singly_and_round_robin(world: World, broker: Broker) -> None:
     for number in range(8):
         await world.producer.send(Message("T", b"%d" % number))
     assert {command.code for command in broker.commands} == {SINGLE}
@@ -79,7 +79,7 @@ async def test_a_lone_message_is_a_request_of_its_own_and_queues_take_turns(worl
 
 
 @on_both_backends(open_world_of_one)
-async def test_many_tasks_that_send_again_at_once(world: World, broker: Broker) -> None:
+async def test_many_tasks_sending_in_a_loop(world: World, broker: Broker) -> None:
     got: dict[str, tuple[bytes, MessageQueue, int]] = {}
 
     async def send(task: int) -> None:
@@ -108,7 +108,7 @@ async def test_many_tasks_that_send_again_at_once(world: World, broker: Broker) 
 
 
 @on_both_backends(open_world_of_one)
-async def test_a_chosen_queue_keeps_the_order_of_its_sends_whatever_they_are(world: World, broker: Broker) -> None:
+async def test_chosen_queue_keeps_the_order_of_mixed_sends(world: World, broker: Broker) -> None:
     long = b"long " * 2_000
     broker.hold()
     await world.send(b"first", QUEUE)
@@ -137,7 +137,7 @@ async def test_a_chosen_queue_keeps_the_order_of_its_sends_whatever_they_are(wor
 
 
 @on_both_backends(open_world_of_one)
-async def test_what_may_not_travel_together(world: World, broker: Broker) -> None:
+async def test_incompatible_messages_are_not_batched(world: World, broker: Broker) -> None:
     """Neither two topics, nor two queues, nor with and without waiting. What a broker puts aside waits for nobody."""
     broker.hold()
     for topic, queue in (("T", None), ("Other", None), ("T", QUEUE), ("T", MessageQueue("T", "a", 2))):
@@ -188,7 +188,9 @@ async def test_what_may_not_travel_together(world: World, broker: Broker) -> Non
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-async def test_each_is_told_how_safe_it_is(world: World, broker: Broker, *, code: int, status: SendStatus) -> None:
+async def test_each_message_gets_the_batch_status(
+    world: World, broker: Broker, *, code: int, status: SendStatus
+) -> None:
     broker.hold()
     await world.send(b"first")
     for number in range(3):
@@ -201,7 +203,7 @@ async def test_each_is_told_how_safe_it_is(world: World, broker: Broker, *, code
 
 
 @on_both_backends()
-async def test_a_failed_batch_fails_each_of_its_messages() -> None:
+async def test_failed_batch_fails_all_its_messages() -> None:
     broker = Broker(lambda command: ResponseCode.SYSTEM_BUSY if command.code == BATCH else None)
     async with open_world([broker]) as world:
         broker.hold()
@@ -224,7 +226,7 @@ async def test_a_failed_batch_fails_each_of_its_messages() -> None:
 
 
 @on_both_backends(open_world_of_one)
-async def test_a_lost_connection_repeats_the_batch_elsewhere(world: World, broker: Broker) -> None:
+async def test_batch_is_retried_after_a_lost_connection(world: World, broker: Broker) -> None:
     broker.hold()
     await world.send(b"first", QUEUE)
     await world.send(b"a", QUEUE)
@@ -243,7 +245,7 @@ async def test_a_lost_connection_repeats_the_batch_elsewhere(world: World, broke
 
 
 @on_both_backends(open_world_of_one)
-async def test_no_answer_is_a_timeout_for_each_and_not_repeated(world: World, broker: Broker) -> None:
+async def test_missing_response_times_out_all_messages_without_retry(world: World, broker: Broker) -> None:
     broker.hold()
     await world.send(b"first", timeout_s=0.5)
     await world.send(b"a", timeout_s=1.0)
@@ -255,7 +257,7 @@ async def test_no_answer_is_a_timeout_for_each_and_not_repeated(world: World, br
 
 
 @on_both_backends(open_world, [Broker()])
-async def test_a_topic_that_nobody_knows_fails_each(world: World) -> None:
+async def test_unknown_topic_fails_each_send(world: World) -> None:
     async def send() -> None:
         with pytest.raises(RouteNotFound) as caught:
             await world.producer.send(Message("Nowhere", b"x"))
@@ -268,7 +270,7 @@ async def test_a_topic_that_nobody_knows_fails_each(world: World) -> None:
 
 @on_both_backends()
 @pytest.mark.parametrize("queue", [None, QUEUE])
-async def test_where_batches_are_refused_messages_go_alone(queue: MessageQueue | None) -> None:
+async def test_rejected_batch_is_sent_message_by_message(queue: MessageQueue | None) -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if command.code == BATCH else None)
     async with open_world([broker]) as world:
         broker.hold()
@@ -292,7 +294,7 @@ async def test_where_batches_are_refused_messages_go_alone(queue: MessageQueue |
 
 
 @on_both_backends()
-async def test_a_message_that_is_refused_takes_no_other_with_it() -> None:
+async def test_rejected_message_does_not_fail_its_batch() -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if b"bad" in bodies(command) else None)
     async with open_world([broker]) as world:
         broker.hold()
@@ -315,7 +317,7 @@ async def test_a_message_that_is_refused_takes_no_other_with_it() -> None:
 
 
 @on_both_backends(open_world_of_one)
-async def test_a_send_that_is_cancelled_while_it_waits_is_withdrawn(world: World, broker: Broker) -> None:
+async def test_cancelled_waiting_send_is_withdrawn(world: World, broker: Broker) -> None:
     broker.hold()
     scopes = [anyio.CancelScope() for _ in range(5)]
     await world.send(b"first")
@@ -357,9 +359,7 @@ async def test_a_send_that_is_cancelled_while_it_waits_is_withdrawn(world: World
 
 
 @on_both_backends(open_world_of_one)
-async def test_a_send_that_is_cancelled_in_flight_may_be_stored_and_the_others_are_told(
-    world: World, broker: Broker
-) -> None:
+async def test_cancelled_send_in_flight_does_not_affect_its_batch(world: World, broker: Broker) -> None:
     scopes = [anyio.CancelScope() for _ in range(4)]
     broker.hold()
     await world.send(b"first", scope=scopes[3])
@@ -380,7 +380,7 @@ async def test_a_send_that_is_cancelled_in_flight_may_be_stored_and_the_others_a
 
 
 @on_both_backends(open_world_of_one, ClientOptions(batching=True, compress_from_bytes=10_000_000))
-async def test_batches_have_bounds(world: World, broker: Broker) -> None:
+async def test_batch_size_is_limited(world: World, broker: Broker) -> None:
     broker.hold()
     await world.send(b"first")
     async with anyio.create_task_group() as tasks:
@@ -403,7 +403,7 @@ async def test_batches_have_bounds(world: World, broker: Broker) -> None:
 
 
 @on_both_backends(open_world_of_one, delay_max_s=0.05)
-async def test_nobody_waits_long_for_an_answer_that_does_not_come(world: World, broker: Broker) -> None:
+async def test_batch_is_sent_after_the_maximum_delay(world: World, broker: Broker) -> None:
     broker.hold()
     await world.send(b"first", QUEUE)
     await world.came(1)
@@ -421,7 +421,7 @@ async def test_nobody_waits_long_for_an_answer_that_does_not_come(world: World, 
 
 
 @on_both_backends()
-async def test_one_request_is_in_flight_again_once_the_broker_is_quick() -> None:
+async def test_concurrency_returns_to_one_once_the_broker_is_fast() -> None:
     in_flight: list[int] = []
     current = 0
     broker = Broker()
@@ -475,7 +475,7 @@ async def test_each_broker_has_a_request_in_flight() -> None:
 
 
 @on_both_backends()
-async def test_a_producer_that_ends_fails_what_waits() -> None:
+async def test_closing_fails_waiting_sends() -> None:
     broker = Broker()
     outcomes: dict[bytes, SendResult | HalogError] = {}
     async with open_world([broker], outcome_count=5) as world:
@@ -491,7 +491,7 @@ async def test_a_producer_that_ends_fails_what_waits() -> None:
 
 
 @on_both_backends()
-async def test_a_producer_that_ends_fails_what_is_in_flight() -> None:
+async def test_closing_fails_batches_in_flight() -> None:
     broker = Broker()
     outcomes: dict[bytes, SendResult | HalogError] = {}
     async with open_world([broker], outcome_count=3) as world:
@@ -509,7 +509,7 @@ async def test_a_producer_that_ends_fails_what_is_in_flight() -> None:
 
 
 @on_both_backends(open_world_of_one, ClientOptions())
-async def test_without_batching_each_is_a_request_of_its_own(world: World, broker: Broker) -> None:
+async def test_without_batching_each_message_is_a_request(world: World, broker: Broker) -> None:
     broker.hold()
     for number in range(5):
         await world.send(b"%d" % number)
@@ -520,7 +520,7 @@ async def test_without_batching_each_is_a_request_of_its_own(world: World, broke
 
 
 @on_both_backends()
-async def test_a_broker_that_keeps_a_batch_as_one_record() -> None:
+async def test_batch_stored_as_one_record() -> None:
     """RocketMQ 5's queues of type BatchCQ: one place, consecutive offsets."""
 
     def answer(command: RemotingCommand) -> RemotingCommand:
@@ -538,7 +538,7 @@ async def test_a_broker_that_keeps_a_batch_as_one_record() -> None:
 
 
 @on_both_backends()
-async def test_full_batches_wait_for_no_answer_but_for_each_other() -> None:
+async def test_full_batches_are_sent_concurrently_up_to_a_limit() -> None:
     broker = Broker()
     count = 6 * BATCH_COUNT_MAX + 5
     async with open_world([broker]) as world:
@@ -557,7 +557,7 @@ async def test_full_batches_wait_for_no_answer_but_for_each_other() -> None:
 
 
 @on_both_backends(open_world_of_one)
-async def test_to_a_chosen_queue_full_batches_wait_too(world: World, broker: Broker) -> None:
+async def test_full_batches_to_a_chosen_queue_are_sent_one_by_one(world: World, broker: Broker) -> None:
     broker.hold()
     await world.send(b"first", QUEUE)
     async with anyio.create_task_group() as tasks:
@@ -571,7 +571,7 @@ async def test_to_a_chosen_queue_full_batches_wait_too(world: World, broker: Bro
 
 
 @on_both_backends()
-async def test_batches_whose_answers_come_at_once_do_not_leave_at_once_again() -> None:
+async def test_results_of_simultaneous_batches_are_delivered_in_turn() -> None:
     broker = Broker()
     held: list[RemotingCommand] = []
     events: list[str] = []

@@ -53,7 +53,7 @@ def request(number: int) -> RemotingCommand:
 
 
 @BACKENDS
-def test_answers_find_their_requests_whatever_their_order(backend: str) -> None:
+def test_responses_are_matched_in_any_order(backend: str) -> None:
     held: list[RemotingCommand] = []
 
     def reversing(command: RemotingCommand) -> bytes | None:
@@ -78,7 +78,7 @@ def test_answers_find_their_requests_whatever_their_order(backend: str) -> None:
 
 
 @BACKENDS
-def test_a_request_that_is_too_large_harms_no_other(backend: str) -> None:
+def test_oversized_request_does_not_affect_others(backend: str) -> None:
     async def body(connection: Connection, server: FakeServer) -> None:
         with pytest.raises(LocalProtocolError):
             await connection.invoke(RemotingCommand(1, body=bytes(FRAME_SIZE_MAX)), 0.1)
@@ -90,7 +90,7 @@ def test_a_request_that_is_too_large_harms_no_other(backend: str) -> None:
 
 
 @BACKENDS
-def test_a_burst_travels_as_one_write(backend: str) -> None:
+def test_burst_is_sent_in_one_write(backend: str) -> None:
     async def body(connection: Connection, server: FakeServer) -> None:
         await connection.invoke(request(0), 5)
         async with anyio.create_task_group() as tasks:
@@ -126,9 +126,7 @@ class Watched:
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @BACKENDS
-def test_a_lone_request_goes_past_the_writer_where_nothing_is_between_it_and_the_socket(
-    backend: str, is_wrapped: bool
-) -> None:
+def test_lone_request_bypasses_the_writer_on_plain_sockets(backend: str, is_wrapped: bool) -> None:
     watched = Watched(is_wrapped=is_wrapped)
     sizes = (1, 5_000_000, 2)  # the second is more than a socket takes at once: its rest is the writer's
 
@@ -148,7 +146,7 @@ def test_a_lone_request_goes_past_the_writer_where_nothing_is_between_it_and_the
 
 
 @BACKENDS
-def test_what_is_asked_beside_a_long_poll_is_still_alone(backend: str) -> None:
+def test_long_poll_does_not_prevent_the_direct_write(backend: str) -> None:
     watched = Watched()
 
     async def body(connection: Connection, server: FakeServer) -> None:
@@ -169,7 +167,7 @@ def test_what_is_asked_beside_a_long_poll_is_still_alone(backend: str) -> None:
 
 
 @BACKENDS
-def test_silence_ends_each_request_at_its_own_deadline_and_not_the_connection(backend: str) -> None:
+def test_requests_time_out_individually(backend: str) -> None:
     def silent_on_odd(command: RemotingCommand) -> RemotingCommand | None:
         return None if int(command.ext_fields["n"]) % 2 else echo(command)
 
@@ -198,7 +196,7 @@ def test_silence_ends_each_request_at_its_own_deadline_and_not_the_connection(ba
 
 
 @BACKENDS
-def test_a_server_that_says_nothing_at_all_is_taken_for_gone(backend: str) -> None:
+def test_connection_to_a_silent_server_is_closed(backend: str) -> None:
     """Packets may vanish without a word. The kernel then takes minutes to notice, or to try again once they do not."""
 
     async def body(connection: Connection, server: FakeServer) -> None:
@@ -222,7 +220,7 @@ def test_a_server_that_says_nothing_at_all_is_taken_for_gone(backend: str) -> No
 
 
 @BACKENDS
-def test_an_answer_that_came_while_the_loop_was_blocked_counts(backend: str) -> None:
+def test_response_received_while_the_loop_was_blocked_is_accepted(backend: str) -> None:
     """A handler that computes for long, or a machine that slept, must not cost the answers that came meanwhile."""
     sockets: list[socket.socket] = []
 
@@ -256,7 +254,7 @@ def test_an_answer_that_came_while_the_loop_was_blocked_counts(backend: str) -> 
 
 
 @BACKENDS
-def test_answered_requests_leave_nothing_behind(backend: str) -> None:
+def test_answered_requests_are_forgotten(backend: str) -> None:
     async def body(connection: Connection, server: FakeServer) -> None:
         for number in range(200):
             await connection.invoke(request(number), 60)
@@ -267,7 +265,7 @@ def test_answered_requests_leave_nothing_behind(backend: str) -> None:
 
 
 @BACKENDS
-def test_an_answer_after_its_deadline_is_dropped(backend: str) -> None:
+def test_late_response_is_dropped(backend: str) -> None:
     async def late(command: RemotingCommand) -> RemotingCommand:
         await anyio.sleep(0.3 if command.ext_fields["n"] == "1" else 0)
         return echo(command)
@@ -291,7 +289,7 @@ def test_an_answer_after_its_deadline_is_dropped(backend: str) -> None:
         (b"\x7f\xff\xff\xff", "broke the protocol"),
     ],
 )
-def test_what_is_pending_fails_when_the_connection_ends(backend: str, sent: bytes, reason: str) -> None:
+def test_pending_requests_fail_when_the_connection_ends(backend: str, sent: bytes, reason: str) -> None:
     async def body(connection: Connection, server: FakeServer) -> None:
         server.handler = lambda command: None
         failures: list[str] = []
@@ -318,7 +316,7 @@ def test_what_is_pending_fails_when_the_connection_ends(backend: str, sent: byte
 
 
 @BACKENDS
-def test_a_port_that_nobody_listens_on_fails_at_once(backend: str) -> None:
+def test_closed_port_fails_at_once(backend: str) -> None:
     async def main() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -332,7 +330,7 @@ def test_a_port_that_nobody_listens_on_fails_at_once(backend: str) -> None:
 
 
 @BACKENDS
-def test_a_full_outbox_holds_senders_back_until_there_is_room(backend: str) -> None:
+def test_full_outbox_blocks_senders(backend: str) -> None:
     size = 600_000
 
     async def body(connection: Connection, server: FakeServer) -> None:
@@ -348,7 +346,7 @@ def test_a_full_outbox_holds_senders_back_until_there_is_room(backend: str) -> N
 
 
 @BACKENDS
-def test_a_server_that_does_not_read_ends_in_a_timeout(backend: str) -> None:
+def test_server_that_does_not_read_causes_a_timeout(backend: str) -> None:
     async def main() -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
@@ -370,7 +368,7 @@ def test_a_server_that_does_not_read_ends_in_a_timeout(backend: str) -> None:
 
 
 @BACKENDS
-def test_a_cancelled_request_leaves_the_others_alone(backend: str) -> None:
+def test_cancelled_request_does_not_affect_others(backend: str) -> None:
     async def body(connection: Connection, server: FakeServer) -> None:
         server.handler = lambda command: None if command.ext_fields["n"] == "1" else echo(command)
         with anyio.move_on_after(0.05) as scope:
@@ -383,7 +381,7 @@ def test_a_cancelled_request_leaves_the_others_alone(backend: str) -> None:
 
 
 @BACKENDS
-def test_requests_of_the_server_are_refused_and_its_oneways_ignored(backend: str) -> None:
+def test_server_requests_are_rejected_and_oneways_ignored(backend: str) -> None:
     from_server = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, opaque=77)
     oneway = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=78, flag=2)
 

@@ -72,7 +72,7 @@ async def open_consumer(
 
 
 @on_both_backends()
-async def test_what_a_pull_carries_and_returns() -> None:
+async def test_fields_of_a_pull_and_its_result() -> None:
     body_found = record(7, UNIQ_KEY="ABC", TAGS="TagA", KEYS="k0 k1", own="x") + record(8, b"yo")
     async with open_consumer({0: lambda c: pulled(c, 0, body_found, 9)}, group="g") as (consumer, servers):
         assert await consumer.queues("T") == [MessageQueue("T", "a", i) for i in range(4)]
@@ -109,7 +109,7 @@ async def test_what_a_pull_carries_and_returns() -> None:
     ("code", "status"),
     [(19, PullStatus.NO_NEW_MSG), (20, PullStatus.NO_MATCHED_MSG), (21, PullStatus.OFFSET_ILLEGAL)],
 )
-async def test_nothing_found_is_a_status_with_where_to_go_on(code: int, status: PullStatus) -> None:
+async def test_empty_pull_returns_status_and_next_offset(code: int, status: PullStatus) -> None:
     async with open_consumer({0: lambda c: pulled(c, code, next_offset=6)}) as (consumer, _):
         result = await consumer.pull(QUEUE, 2)
         assert (result.status, result.messages, result.next_offset) == (status, [], 6)
@@ -119,7 +119,7 @@ async def test_nothing_found_is_a_status_with_where_to_go_on(code: int, status: 
 @pytest.mark.parametrize(
     ("code", "status"), [(0, PullStatus.FOUND), (19, PullStatus.NO_NEW_MSG), (21, PullStatus.OFFSET_ILLEGAL)]
 )
-async def test_a_raw_pull_hands_over_the_bytes_as_they_came(code: int, status: PullStatus) -> None:
+async def test_raw_pull_returns_the_records_unchanged(code: int, status: PullStatus) -> None:
     bytes_sent = b"" if code else record(7, TAGS="Aa") + record(8, TAGS="BB")
     async with open_consumer({0: lambda c: pulled(c, code, bytes_sent, 9)}) as (consumer, servers):
         raw = await consumer.pull_raw(QUEUE, 7, tags="Aa", max_messages=9)
@@ -129,7 +129,7 @@ async def test_a_raw_pull_hands_over_the_bytes_as_they_came(code: int, status: P
 
 
 @on_both_backends(open_brokers, {0: lambda c: c.reply(26, "no such group")})
-async def test_a_refused_pull_is_an_error_with_its_code(names: str, servers: dict[int, FakeServer]) -> None:
+async def test_rejected_pull_raises_its_code(names: str, servers: dict[int, FakeServer]) -> None:
     async with PullConsumer(names) as consumer:
         with pytest.raises(BrokerError) as caught:
             await consumer.pull(QUEUE, 2)
@@ -139,7 +139,7 @@ async def test_a_refused_pull_is_an_error_with_its_code(names: str, servers: dic
 
 
 @on_both_backends()
-async def test_a_topic_that_its_broker_denies_is_looked_up_anew() -> None:
+async def test_topic_unknown_to_its_broker_is_looked_up_again() -> None:
     routes: dict[str, bytes] = {}
     async with serving(lambda c: c.reply(17, "no topic")) as broker, serving(name_server(routes)) as names:
         routes["T"] = route_body({"a": {0: broker.address}})
@@ -154,7 +154,7 @@ async def test_a_topic_that_its_broker_denies_is_looked_up_anew() -> None:
 
 @on_both_backends()
 @pytest.mark.parametrize("code", [2, 14])
-async def test_a_broker_that_refuses_to_serve_makes_the_next_pull_ask_for_the_route(code: int) -> None:
+async def test_unavailable_broker_causes_a_route_lookup(code: int) -> None:
     """It may be the master no longer: of the new one name servers know."""
     routes: dict[str, bytes] = {}
     async with (
@@ -171,7 +171,9 @@ async def test_a_broker_that_refuses_to_serve_makes_the_next_pull_ask_for_the_ro
 
 
 @on_both_backends(open_brokers, {0: lambda c: pulled(c, 19)})
-async def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(names: str, servers: dict[int, FakeServer]) -> None:
+async def test_long_poll_timeout_includes_the_brokers_check_interval(
+    names: str, servers: dict[int, FakeServer]
+) -> None:
     async with PullConsumer(names) as consumer:
         await consumer.pull(QUEUE, 2, wait_s=1.5)
     (command,) = servers[0].commands
@@ -179,7 +181,7 @@ async def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(names: str, ser
 
 
 @on_both_backends()
-async def test_tags_with_equal_hashes_are_told_apart_here() -> None:
+async def test_tags_with_equal_hashes_are_distinguished() -> None:
     assert (31 * ord("A") + ord("a")) == (31 * ord("B") + ord("B"))  # "Aa" and "BB", Java's classic pair
     found = record(0, TAGS="Aa") + record(1, TAGS="BB") + record(2, TAGS="Cc")
     async with open_consumer({0: lambda c: pulled(c, 0, found, 3)}) as (consumer, _):
@@ -190,7 +192,7 @@ async def test_tags_with_equal_hashes_are_told_apart_here() -> None:
 
 
 @on_both_backends()
-async def test_who_is_asked() -> None:
+async def test_choice_of_the_broker() -> None:
     suggest = 0
 
     def answer(command: RemotingCommand) -> RemotingCommand:
@@ -213,7 +215,7 @@ async def test_who_is_asked() -> None:
 
 
 @on_both_backends()
-async def test_a_suggested_slave_that_is_gone_is_forgotten() -> None:
+async def test_unreachable_suggested_slave_is_forgotten() -> None:
 
     def breaking(command: RemotingCommand) -> bytes:
         return b"\xff" * 8
@@ -235,7 +237,7 @@ async def test_reading_needs_a_slave_only_if_one_was_chosen() -> None:
 
 
 @on_both_backends()
-async def test_offsets_are_asked_and_committed() -> None:
+async def test_offsets_are_queried_and_committed() -> None:
     answers: dict[int, Callable[[RemotingCommand], RemotingCommand]] = {
         RequestCode.GET_MAX_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "9"}),
         RequestCode.GET_MIN_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "2"}),
@@ -269,7 +271,7 @@ async def test_offsets_are_asked_and_committed() -> None:
     ],
     ids=["a bomb", "cut", "no zlib"],
 )
-async def test_one_body_that_does_not_inflate_takes_no_other_message_along(stored: bytes, reason: str) -> None:
+async def test_uninflatable_body_does_not_affect_other_messages(stored: bytes, reason: str) -> None:
     found = record(0, b"good") + record(1, stored, SysFlag.COMPRESSED) + record(2, b"good")
     async with open_consumer({0: lambda c: pulled(c, 0, found)}, options=ClientOptions(message_size_max=100)) as (
         consumer,
@@ -285,7 +287,7 @@ async def test_one_body_that_does_not_inflate_takes_no_other_message_along(store
 
 
 @on_both_backends()
-async def test_an_answer_inflates_to_no_more_than_one_could_hold() -> None:
+async def test_inflated_bytes_per_pull_are_limited() -> None:
     packed = zlib.compress(bytes(1000))
     found = b"".join(record(number, packed, SysFlag.COMPRESSED) for number in range(10))
     async with open_consumer({0: lambda c: pulled(c, 0, found)}, options=ClientOptions(frame_size_max=4000)) as (
@@ -321,14 +323,14 @@ async def test_bodies_deflated_by_java_producers_are_inflated(monkeypatch: pytes
     ],
     ids=["garbage", "cut"],
 )
-async def test_bytes_that_are_no_records_are_the_brokers_fault(found: bytes) -> None:
+async def test_invalid_records_are_a_remote_protocol_error(found: bytes) -> None:
     async with open_consumer({0: lambda c: pulled(c, 0, found)}) as (consumer, _):
         with pytest.raises(RemoteProtocolError):
             await consumer.pull(QUEUE, 0)
 
 
 @on_both_backends()
-async def test_a_route_asked_for_while_it_is_asked_for_already() -> None:
+async def test_concurrent_route_lookups_share_one_request() -> None:
     """Somebody finds a route wrong and asks, and the periodic refresh comes in between: one question, no trouble."""
     asked = 0
 

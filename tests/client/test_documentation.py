@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text()
 pytestmark = pytest.mark.processes
 
 
-def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
+def test_documentation_examples_run(tmp_path: Path) -> None:
     examples = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE)
     printed = []
     with Process("ha.master", *FREE_PORTS, directory=tmp_path) as master:

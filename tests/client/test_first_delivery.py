@@ -31,7 +31,7 @@ class Inbox:
 
 
 @pytest.mark.parametrize("sent_after_s", [0.5, 3.5, 16, 40, 100])
-def test_a_topic_that_comes_late_is_found_within_seconds(tmp_path: Path, sent_after_s: float) -> None:
+def test_late_topic_is_found_within_seconds(tmp_path: Path, sent_after_s: float) -> None:
     async def body(node: Node, options: ClientOptions) -> None:
         inbox = Inbox()
         async with (
@@ -48,9 +48,7 @@ def test_a_topic_that_comes_late_is_found_within_seconds(tmp_path: Path, sent_af
 
 @pytest.mark.parametrize("mode", ConsumeMode)
 @pytest.mark.parametrize("turns", range(0, 200, 40))
-def test_a_message_stored_while_a_consumer_starts_is_not_waited_for(
-    tmp_path: Path, turns: int, mode: ConsumeMode
-) -> None:
+def test_message_stored_during_startup_is_delivered_at_once(tmp_path: Path, turns: int, mode: ConsumeMode) -> None:
     """So many turns of the event loop after the consumer began, wherever that is: a look-up, a heartbeat, a pull."""
 
     async def body(node: Node, options: ClientOptions) -> None:

@@ -48,11 +48,11 @@ def pages_made(how: str, **environment: str) -> int:
     return int(done.stdout)
 
 
-def test_whoever_asks_queues_uses_again_what_was_freed() -> None:
+def test_pulls_reuse_freed_memory() -> None:
     assert pages_made("keep") < _PAGES / 10
     assert pages_made("consume") < _PAGES / 10
     assert pages_made("leave") > _PAGES
 
 
-def test_a_limit_of_the_environment_goes_before() -> None:
+def test_heap_limit_of_the_environment_takes_precedence() -> None:
     assert pages_made("consume", MALLOC_TRIM_THRESHOLD_="131072") > _PAGES

@@ -49,7 +49,7 @@ async def open_client(options: ClientOptions | None = None) -> AsyncIterator[tup
 
 
 @on_both_backends(open_client)
-async def test_a_producer_is_told_to_masters_and_says_goodbye(
+async def test_producer_sends_heartbeats_to_masters_and_unregisters(
     client: Client, master: FakeServer, slave: FakeServer
 ) -> None:
     async with Producer(client, group="pg") as producer:
@@ -67,7 +67,7 @@ async def test_a_producer_is_told_to_masters_and_says_goodbye(
 
 
 @on_both_backends(open_client)
-async def test_a_consumer_is_told_to_all_brokers_before_it_begins(
+async def test_consumer_sends_heartbeats_to_all_brokers_before_it_starts(
     client: Client, master: FakeServer, slave: FakeServer
 ) -> None:
     async with client.joined_consumer(Member()):
@@ -92,9 +92,7 @@ async def test_heartbeats_are_repeated(client: Client, master: FakeServer, slave
 
 
 @on_both_backends(open_client)
-async def test_a_broker_that_was_reconnected_to_is_told_at_once(
-    client: Client, master: FakeServer, slave: FakeServer
-) -> None:
+async def test_reconnecting_sends_a_heartbeat_at_once(client: Client, master: FakeServer, slave: FakeServer) -> None:
     async with client.joined_consumer(Member()):
         assert len(master.memberships) == 1
         master.handler = lambda command: None
@@ -139,7 +137,7 @@ async def test_broker_requests_reach_the_member_of_their_group(
 
 
 @on_both_backends(open_client)
-async def test_a_group_is_joined_once_per_client(client: Client, master: FakeServer, slave: FakeServer) -> None:
+async def test_client_joins_a_group_only_once(client: Client, master: FakeServer, slave: FakeServer) -> None:
     async with client.joined_consumer(Member()), Producer(client, group="cg"):
         with pytest.raises(ValueError, match="group cg already"):
             async with client.joined_consumer(Member()):
@@ -152,13 +150,13 @@ async def test_a_group_is_joined_once_per_client(client: Client, master: FakeSer
 
 
 @on_both_backends()
-async def test_a_client_is_entered_before_it_is_shared() -> None:
+async def test_shared_client_must_be_open() -> None:
     with pytest.raises(RuntimeError, match="not open"):
         async with Producer(Client("a:1")):
             pass
 
 
-def test_heartbeats_are_written_as_the_jvm_writes_them() -> None:
+def test_heartbeat_bytes_equal_the_java_clients() -> None:
     """vectors §2, but for the fields' values."""
     data = ConsumerData(group_name="cg", subscription_data_set=[SubscriptionData(topic="t")])
     assert list(msgspec.to_builtins(data)) == [

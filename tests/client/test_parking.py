@@ -12,7 +12,7 @@ from tests.client.backends import on_both_backends
 
 
 @on_both_backends()
-async def test_each_is_given_the_value_of_its_place_and_who_was_cancelled_none() -> None:
+async def test_each_task_gets_its_value_and_a_cancelled_one_gets_none() -> None:
     got: dict[int, Any] = {}
     parking = parking_here()()
     scopes: list[anyio.CancelScope] = []
@@ -40,7 +40,7 @@ async def test_each_is_given_the_value_of_its_place_and_who_was_cancelled_none()
 
 
 @on_both_backends()
-async def test_who_is_cancelled_already_does_not_wait() -> None:
+async def test_cancelled_task_does_not_wait() -> None:
     parking = parking_here()()
     with anyio.CancelScope() as scope:
         scope.cancel()

@@ -44,7 +44,7 @@ def make(
     return ProcessQueue(first, budget, count_max=count_max, bytes_max=bytes_max, span_max=span_max), budget
 
 
-def test_the_lowest_unfinished_offset_is_what_may_be_committed() -> None:
+def test_commit_offset_is_the_lowest_unfinished_one() -> None:
     queue, budget = make(7)
     assert queue.commit_offset == 7
     queue.put([message(offset) for offset in (7, 9, 12)], 15)
@@ -59,14 +59,14 @@ def test_the_lowest_unfinished_offset_is_what_may_be_committed() -> None:
     assert (queue.commit_offset, queue.count, budget.statistics().message_count) == (15, 0, 0)
 
 
-def test_what_nobody_wants_counts_as_done() -> None:
+def test_filtered_messages_count_as_finished() -> None:
     queue, _ = make(3)
     queue.put([], 40)
     assert queue.commit_offset == 40
 
 
 @given(st.data())
-def test_whatever_the_order_nothing_unfinished_is_passed(data: st.DataObject) -> None:
+def test_commit_offset_never_passes_an_unfinished_message(data: st.DataObject) -> None:
     """Against a model that keeps sets."""
     queue, budget = make()
     unfinished: set[int] = set()
@@ -95,7 +95,7 @@ def test_whatever_the_order_nothing_unfinished_is_passed(data: st.DataObject) ->
     assert budget.statistics().message_count == budget.statistics().byte_count == 0
 
 
-def test_a_dropped_queue_gives_back_what_it_held_and_forgets_the_rest() -> None:
+def test_dropped_queue_releases_its_budget() -> None:
     queue, budget = make()
     queue.put([message(offset, 100) for offset in range(5)], 5)
     one = queue.take()
@@ -111,7 +111,7 @@ def test_a_dropped_queue_gives_back_what_it_held_and_forgets_the_rest() -> None:
 
 @on_both_backends()
 @pytest.mark.parametrize("bound", ["count", "bytes", "span", "total"])
-async def test_each_bound_stops_fetching_until_there_is_room(bound: str) -> None:
+async def test_each_limit_stops_fetching_until_there_is_room(bound: str) -> None:
     queue, _ = {
         "count": make(count_max=3),
         "bytes": make(bytes_max=3 * 1024),
@@ -133,7 +133,7 @@ async def test_each_bound_stops_fetching_until_there_is_room(bound: str) -> None
 
 
 @on_both_backends()
-async def test_waiting_for_room_ends_with_the_queue() -> None:
+async def test_dropping_the_queue_ends_the_wait_for_room() -> None:
     queue, _ = make(count_max=1)
     queue.put([message(0)], 1)
     with anyio.fail_after(5):

@@ -46,7 +46,7 @@ async def open_producer(
 
 
 @on_both_backends(open_producer, [lambda c: stored(c, queue_offset=41)])
-async def test_what_a_send_carries_and_returns(producer: Producer, cluster: Cluster) -> None:
+async def test_fields_of_a_send_and_its_result(producer: Producer, cluster: Cluster) -> None:
     message = Message("T", b"hello", tags="TagA", keys=("k0", "k1"), properties={"own": "é"}, flag=3)
     queue = MessageQueue("T", "a", 2)
     result = await producer.send(message, queue=queue)
@@ -86,7 +86,7 @@ async def test_what_a_send_carries_and_returns(producer: Producer, cluster: Clus
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-async def test_stored_answers_are_results_and_never_repeated(code: int, status: SendStatus) -> None:
+async def test_stored_statuses_are_results_without_retry(code: int, status: SendStatus) -> None:
     async with open_producer([lambda c: stored(c, code=code, remark="because")]) as (producer, cluster):
         result = await producer.send(Message("T", b"x"))
         assert (result.status, result.remark) == (status, "because")
@@ -94,14 +94,14 @@ async def test_stored_answers_are_results_and_never_repeated(code: int, status: 
 
 
 @on_both_backends(open_producer, [stored, stored])
-async def test_queues_take_turns(producer: Producer, cluster: Cluster) -> None:
+async def test_queues_are_chosen_round_robin(producer: Producer, cluster: Cluster) -> None:
     assert len(await producer.queues("T")) == 8
     results = [await producer.send(Message("T", b"x")) for _ in range(16)]
     assert set(Counter(result.queue for result in results).values()) == {2}
 
 
 @on_both_backends(open_producer, [stored])
-async def test_concurrent_first_sends_ask_for_the_route_once(producer: Producer, cluster: Cluster) -> None:
+async def test_concurrent_first_sends_share_one_route_lookup(producer: Producer, cluster: Cluster) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(100):
             tasks.start_soon(producer.send, Message("T", b"x"))
@@ -112,7 +112,7 @@ async def test_concurrent_first_sends_ask_for_the_route_once(producer: Producer,
 
 @on_both_backends()
 @pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
-async def test_a_refusal_that_may_be_local_is_tried_on_another_broker(code: int) -> None:
+async def test_broker_side_rejection_is_retried_on_another_broker(code: int) -> None:
     async with open_producer([lambda c: c.reply(code, "no"), stored]) as (producer, cluster):
         results = [await producer.send(Message("T", b"x")) for _ in range(8)]
         assert {result.queue.broker_name for result in results} == {"b"}
@@ -121,7 +121,7 @@ async def test_a_refusal_that_may_be_local_is_tried_on_another_broker(code: int)
 
 
 @on_both_backends(open_producer, [lambda c: c.reply(ResponseCode.MESSAGE_ILLEGAL, "too long")])
-async def test_a_refusal_of_the_message_itself_is_final(producer: Producer, cluster: Cluster) -> None:
+async def test_rejection_of_the_message_is_final(producer: Producer, cluster: Cluster) -> None:
     with pytest.raises(BrokerError) as caught:
         await producer.send(Message("T", b"x"))
     assert (caught.value.code, caught.value.remark) == (13, "too long")
@@ -130,14 +130,14 @@ async def test_a_refusal_of_the_message_itself_is_final(producer: Producer, clus
 
 
 @on_both_backends(open_producer, [lambda c: c.reply(2, "busy")])
-async def test_retries_end(producer: Producer, cluster: Cluster) -> None:
+async def test_retries_are_limited(producer: Producer, cluster: Cluster) -> None:
     with pytest.raises(BrokerError, match="busy"):
         await producer.send(Message("T", b"x"))
     assert len(cluster.sends()) == 3
 
 
 @on_both_backends(open_producer, [stored, stored])
-async def test_a_send_outlasts_a_change_of_masters(producer: Producer, cluster: Cluster) -> None:
+async def test_send_survives_a_master_change(producer: Producer, cluster: Cluster) -> None:
     """14: nothing is stored, and it is not known yet who will be the master."""
     old, new = cluster.brokers
     cluster.routes["T"] = route_body({"a": {0: old.address}})
@@ -154,7 +154,7 @@ async def test_a_send_outlasts_a_change_of_masters(producer: Producer, cluster: 
 
 
 @on_both_backends(open_producer, [stored])
-async def test_a_send_outlasts_the_time_without_a_master(producer: Producer, cluster: Cluster) -> None:
+async def test_send_waits_for_a_new_master(producer: Producer, cluster: Cluster) -> None:
     """The name servers have noticed that it is gone, and there are slaves."""
     new = cluster.brokers[0]
     cluster.routes["T"] = route_body({"a": {1: new.address}})
@@ -172,7 +172,7 @@ async def test_a_send_outlasts_the_time_without_a_master(producer: Producer, clu
 
 
 @on_both_backends(open_producer, [lambda c: c.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "no master")])
-async def test_nobody_waits_for_a_master_for_ever(
+async def test_waiting_for_a_master_is_limited(
     producer: Producer, cluster: Cluster, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ha.client.sender._FAILOVER_S", 0.5)
@@ -187,7 +187,7 @@ async def test_nobody_waits_for_a_master_for_ever(
 
 
 @on_both_backends(open_producer, [stored])
-async def test_a_lost_connection_is_made_anew_within_the_same_send(producer: Producer, cluster: Cluster) -> None:
+async def test_send_reconnects_after_a_lost_connection(producer: Producer, cluster: Cluster) -> None:
     (broker,) = cluster.brokers
     await producer.send(Message("T", b"x"))
     broken = False
@@ -205,7 +205,7 @@ async def test_a_lost_connection_is_made_anew_within_the_same_send(producer: Pro
 
 
 @on_both_backends(open_producer, [lambda c: None])
-async def test_no_answer_is_a_timeout_and_not_repeated(producer: Producer, cluster: Cluster) -> None:
+async def test_missing_response_times_out_without_retry(producer: Producer, cluster: Cluster) -> None:
     with pytest.raises(RequestTimedOut):
         await producer.send(Message("T", b"x"), timeout_s=0.2)
     assert len(cluster.sends()) == 1
@@ -223,9 +223,7 @@ async def test_new_topic_is_sent_to_brokers_that_create_topics(producer: Produce
 
 
 @on_both_backends(open_producer, [stored], topic="TBW102")
-async def test_a_new_topic_is_sent_to_as_soon_as_a_broker_that_creates_it_may_be_written_to(
-    producer: Producer, cluster: Cluster
-) -> None:
+async def test_new_topic_is_writable_once_its_creating_broker_is(producer: Producer, cluster: Cluster) -> None:
     """A slave that registers before its master makes the topic of new ones one that can only be read."""
     brokers = {"a": {0: cluster.brokers[0].address}}
     cluster.routes["TBW102"] = route_body(brokers, perm=5)
@@ -236,14 +234,14 @@ async def test_a_new_topic_is_sent_to_as_soon_as_a_broker_that_creates_it_may_be
 
 
 @on_both_backends(open_producer, [stored])
-async def test_a_topic_that_nobody_knows_or_creates(producer: Producer, cluster: Cluster) -> None:
+async def test_unknown_topic_without_auto_creation(producer: Producer, cluster: Cluster) -> None:
     with pytest.raises(RouteNotFound) as caught:
         await producer.send(Message("Other", b"x"))
     assert (caught.value.topic, caught.value.code) == ("Other", 17)
 
 
 @on_both_backends(open_producer, [stored], ClientOptions(route_refresh_interval_s=0.05))
-async def test_routes_are_refreshed_and_survive_the_name_server(producer: Producer, cluster: Cluster) -> None:
+async def test_routes_are_refreshed_and_outlive_the_name_server(producer: Producer, cluster: Cluster) -> None:
     assert len(await producer.queues("T")) == 4
     cluster.routes["T"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=6)
     await cluster.name_server.received(len(cluster.name_server.commands) + 2)
@@ -255,7 +253,7 @@ async def test_routes_are_refreshed_and_survive_the_name_server(producer: Produc
 
 
 @on_both_backends(open_producer, [stored], ClientOptions(route_refresh_interval_s=0.05))
-async def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_deleted_topic(
+async def test_route_outlives_an_empty_name_server_but_not_a_deleted_topic(
     producer: Producer, cluster: Cluster, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -286,7 +284,7 @@ async def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_dele
 
 
 @on_both_backends(open_producer, [stored])
-async def test_a_set_without_a_master_and_a_topic_that_is_read_only(producer: Producer, cluster: Cluster) -> None:
+async def test_masterless_set_and_read_only_topic(producer: Producer, cluster: Cluster) -> None:
     address = cluster.brokers[0].address
     for route in (route_body({"a": {1: address}}), route_body({"a": {0: address}}, perm=4)):
         cluster.routes["U"] = route
@@ -297,7 +295,7 @@ async def test_a_set_without_a_master_and_a_topic_that_is_read_only(producer: Pr
 
 
 @on_both_backends()
-async def test_the_second_name_server_answers_when_the_first_is_gone() -> None:
+async def test_second_name_server_is_used_if_the_first_is_down() -> None:
     routes: dict[str, bytes] = {}
     async with serving(stored) as broker, serving(name_server(routes)) as names:
         routes["T"] = route_body({"a": {0: broker.address}})
@@ -326,7 +324,7 @@ async def test_a_batch_is_one_request(producer: Producer, cluster: Cluster) -> N
 
 
 @on_both_backends(open_producer, [stored])
-async def test_messages_that_no_broker_would_take_are_refused_here(producer: Producer, cluster: Cluster) -> None:
+async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, cluster: Cluster) -> None:
     for bad in (b"", b"x" * (4 * 1024 * 1024 + 1)):
         with pytest.raises(ValueError, match="bytes"):
             await producer.send(Message("T", bad))
@@ -342,7 +340,7 @@ async def test_messages_that_no_broker_would_take_are_refused_here(producer: Pro
 
 
 @on_both_backends(open_producer, [lambda c: None if c.is_oneway else stored(c)])
-async def test_oneway_sends_carry_the_flag_and_wait_for_nothing(producer: Producer, cluster: Cluster) -> None:
+async def test_oneway_sends_set_the_flag_and_do_not_wait(producer: Producer, cluster: Cluster) -> None:
     await producer.send_oneway(Message("T", b"first", wait_stored=False))
     await producer.send(Message("T", b"second"))
     first, second = cluster.sends()
@@ -352,7 +350,7 @@ async def test_oneway_sends_carry_the_flag_and_wait_for_nothing(producer: Produc
 
 
 @on_both_backends(open_producer, [stored])
-async def test_the_blocks_own_error_comes_out_as_it_is(producer: Producer, cluster: Cluster) -> None:
+async def test_error_raised_in_the_block_propagates_unwrapped(producer: Producer, cluster: Cluster) -> None:
     async def failing() -> None:
         async with Producer(cluster.name_server.address) as inner:
             await inner.send(Message("T", b"x"))
@@ -363,7 +361,7 @@ async def test_the_blocks_own_error_comes_out_as_it_is(producer: Producer, clust
 
 
 @on_both_backends(open_producer, [lambda c: None])
-async def test_an_outer_deadline_ends_a_send_and_the_producer(producer: Producer, cluster: Cluster) -> None:
+async def test_outer_deadline_cancels_a_send_and_the_producer(producer: Producer, cluster: Cluster) -> None:
     with anyio.move_on_after(0.2) as scope:
         async with Producer(cluster.name_server.address) as inner:
             await inner.send(Message("T", b"x"))
@@ -371,7 +369,7 @@ async def test_an_outer_deadline_ends_a_send_and_the_producer(producer: Producer
 
 
 @pytest.mark.parametrize("servers", ["", "nowhere", "host:", ":9876", "host:0", "host:70000", []])
-def test_name_servers_are_checked(servers: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_server_addresses_are_validated(servers: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     with pytest.raises(ValueError, match="host:port"):
         Producer(servers)

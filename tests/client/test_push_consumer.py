@@ -30,7 +30,7 @@ from tests.client.push_world import PUSH, World, open_world, tell, until
 
 
 @on_both_backends(open_world)
-async def test_what_a_pull_and_a_heartbeat_carry(world: World) -> None:
+async def test_fields_of_pull_and_heartbeat(world: World) -> None:
     world.master.put(0, b"x", TAGS="a")
     async with world.consumer(subscriptions={"T": "a || b"}):
         await until(lambda: world.bodies == [b"x"])
@@ -53,7 +53,7 @@ async def test_what_a_pull_and_a_heartbeat_carry(world: World) -> None:
 
 
 @on_both_backends()
-async def test_reading_goes_on_at_a_slave_when_the_master_is_gone() -> None:
+async def test_consumer_reads_from_a_slave_while_the_master_is_down() -> None:
     world = World()
     for broker in world.brokers.values():
         broker.put(0, b"first")
@@ -87,7 +87,7 @@ async def test_reading_goes_on_at_a_slave_when_the_master_is_gone() -> None:
 
 
 @on_both_backends(open_world)
-async def test_a_broker_may_suggest_another_one(world: World) -> None:
+async def test_consumer_follows_the_suggested_broker(world: World) -> None:
     world.route(0, 1)
     world.master.suggest = world.brokers[1].suggest = 1
     for broker in world.brokers.values():
@@ -103,7 +103,7 @@ async def test_a_broker_may_suggest_another_one(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_a_message_that_fails_is_given_back(world: World) -> None:
+async def test_failed_message_is_sent_back(world: World) -> None:
 
     def refuse(message: ReceivedMessage) -> None:
         raise RetryLater(5)
@@ -126,7 +126,7 @@ async def test_a_message_that_fails_is_given_back(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_what_can_not_be_given_back_is_sent_anew(world: World) -> None:
+async def test_message_is_sent_to_the_retry_topic_if_sending_back_fails(world: World) -> None:
 
     def refuse(message: ReceivedMessage) -> None:
         raise LookupError
@@ -150,7 +150,9 @@ async def test_what_can_not_be_given_back_is_sent_anew(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_what_nobody_takes_back_is_handled_again_here(world: World, *, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_is_retried_locally_if_it_can_not_be_sent_back(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ha.client.handling._SEND_BACK_PAUSE_S", 0.05)
 
     def refuse(message: ReceivedMessage) -> None:
@@ -169,7 +171,7 @@ async def test_what_nobody_takes_back_is_handled_again_here(world: World, *, mon
 
 
 @on_both_backends(open_world)
-async def test_a_handler_that_takes_too_long_has_failed(world: World) -> None:
+async def test_handler_timeout_is_a_failure(world: World) -> None:
     async def handle(message: ReceivedMessage) -> None:
         await anyio.sleep_forever()
 
@@ -179,7 +181,7 @@ async def test_a_handler_that_takes_too_long_has_failed(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_the_end_waits_for_handlers_and_then_no_longer(world: World) -> None:
+async def test_close_waits_for_handlers_up_to_the_grace_period(world: World) -> None:
     begun, ended = Counter[bytes](), []
 
     async def handle(message: ReceivedMessage) -> None:
@@ -197,7 +199,7 @@ async def test_the_end_waits_for_handlers_and_then_no_longer(world: World) -> No
 
 
 @on_both_backends(open_world)
-async def test_cancelled_it_still_saves_and_says_goodbye(world: World) -> None:
+async def test_cancelled_consumer_saves_positions_and_unregisters(world: World) -> None:
     for number in range(4):
         world.master.put(0, b"%d" % number)
     with anyio.CancelScope() as scope:
@@ -211,7 +213,7 @@ async def test_cancelled_it_still_saves_and_says_goodbye(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_the_blocks_own_error_comes_out_as_it_is(world: World) -> None:
+async def test_error_raised_in_the_block_propagates_unwrapped(world: World) -> None:
     async def failing() -> None:
         async with world.consumer():
             raise LookupError("mine")
@@ -221,7 +223,7 @@ async def test_the_blocks_own_error_comes_out_as_it_is(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_news_of_a_member_rebalance_at_once(world: World) -> None:
+async def test_member_change_triggers_a_rebalance(world: World) -> None:
     async with world.consumer(push=msgspec.structs.replace(PUSH, rebalance_interval_s=60)) as push:
         await until(lambda: len(push.assigned) == 3)
         world.master.others = ["~ last of all"]
@@ -233,7 +235,7 @@ async def test_news_of_a_member_rebalance_at_once(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_who_is_forgotten_by_the_broker_says_so_again(world: World) -> None:
+async def test_expired_consumer_sends_a_heartbeat_again(world: World) -> None:
     async with world.consumer() as push:
         await until(lambda: len(push.assigned) == 3)
         assert world.master.server is not None
@@ -243,7 +245,7 @@ async def test_who_is_forgotten_by_the_broker_says_so_again(world: World) -> Non
 
 
 @on_both_backends(open_world)
-async def test_an_offset_outside_the_queue_is_left_for_one_inside(world: World) -> None:
+async def test_offset_outside_the_queue_moves_inside(world: World) -> None:
     for number in range(9):
         world.master.put(0, b"%d" % number)
 
@@ -267,7 +269,7 @@ async def test_an_offset_outside_the_queue_is_left_for_one_inside(world: World) 
         pytest.param(0, 9, 7, "078", id="reset"),
     ],
 )
-async def test_what_is_held_is_handled_though_the_queue_ends_or_begins_elsewhere(
+async def test_held_messages_are_handled_after_the_queue_range_moves(
     world: World, *, mode: ConsumeMode, first: int, end: int, moved_to: int, handled: str
 ) -> None:
     """Retention may take what comes next, a broker may lose its end: what was pulled before is handled all the same.
@@ -299,7 +301,7 @@ async def test_what_is_held_is_handled_though_the_queue_ends_or_begins_elsewhere
 
 @on_both_backends(open_world)
 @pytest.mark.parametrize("form", ["map", "list"])
-async def test_an_operator_resets_offsets(world: World, *, form: str) -> None:
+async def test_offset_reset_by_an_operator(world: World, *, form: str) -> None:
     for number in range(3):
         world.master.put(0, b"%d" % number)
     async with world.consumer():
@@ -315,7 +317,7 @@ async def test_an_operator_resets_offsets(world: World, *, form: str) -> None:
 
 
 @on_both_backends(open_world)
-async def test_an_operator_resets_offsets_while_they_are_saved(world: World) -> None:
+async def test_offset_reset_during_a_save(world: World) -> None:
     async def saved_after_the_reset(command: RemotingCommand) -> RemotingCommand:
         await until(lambda: (0, 1) in world.master.pulls)
         return command.reply(0)
@@ -344,7 +346,7 @@ async def test_an_operator_resets_offsets_while_they_are_saved(world: World) -> 
 
 
 @on_both_backends(open_world)
-async def test_a_save_that_is_under_way_at_the_end_does_not_come_after_the_last_one(world: World) -> None:
+async def test_save_in_flight_at_close_does_not_overtake_the_last_one(world: World) -> None:
     """A RocketMQ broker has many threads that carry out what one client sends, in whatever order."""
     begun, carried_out = anyio.Event(), anyio.Event()
 
@@ -375,7 +377,7 @@ async def test_a_save_that_is_under_way_at_the_end_does_not_come_after_the_last_
 
 
 @on_both_backends(open_world)
-async def test_the_first_offsets_of_a_topic_survive_a_broker_that_creates_its_table_twice(world: World) -> None:
+async def test_first_offsets_survive_a_broker_race(world: World) -> None:
     """RocketMQ's ConsumerOffsetManager creates the table of a topic and group with its first offset, without a lock: of
     requests that all find none, the last one's table stays, with its own offset alone."""
     queue_count = 4
@@ -401,7 +403,7 @@ async def test_the_first_offsets_of_a_topic_survive_a_broker_that_creates_its_ta
 
 
 @on_both_backends(open_world)
-async def test_an_operator_looks_at_a_member(world: World) -> None:
+async def test_running_info_of_a_member(world: World) -> None:
     world.master.put(0, b"x")
     async with world.consumer() as push:
         await until(lambda: world.master.committed.get(0) == 1)
@@ -467,7 +469,7 @@ async def test_a_body_that_does_not_inflate_becomes_a_dead_letter(
 
 
 @on_both_backends(open_world)
-async def test_a_handler_may_do_without_the_body(world: World) -> None:
+async def test_handler_may_ignore_an_unreadable_body(world: World) -> None:
     world.master.put(0, BOMB, sys_flag=SysFlag.COMPRESSED, TAGS="a")
     async with world.consumer():
         await until(lambda: world.master.committed.get(0) == 1)
@@ -476,7 +478,7 @@ async def test_a_handler_may_do_without_the_body(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_bodies_count_against_the_buffer_as_they_are_inflated(world: World) -> None:
+async def test_buffer_limit_counts_inflated_bodies(world: World) -> None:
     """One answer brings four bodies of 1 MiB in a few KB, for a buffer of 2.5 MiB."""
     held: list[int] = []
     push = msgspec.structs.replace(PUSH, total_bytes_max=5 << 19, concurrency=1)
@@ -495,7 +497,7 @@ async def test_bodies_count_against_the_buffer_as_they_are_inflated(world: World
 
 
 @on_both_backends(open_world)
-async def test_trouble_is_said_once_and_tried_again(world: World, *, caplog: pytest.LogCaptureFixture) -> None:
+async def test_pull_failure_is_logged_once_and_retried(world: World, *, caplog: pytest.LogCaptureFixture) -> None:
     world.master.put(0, b"x")
     count = 0
 
@@ -515,7 +517,7 @@ async def test_trouble_is_said_once_and_tried_again(world: World, *, caplog: pyt
 
 
 @on_both_backends(open_world)
-async def test_a_broadcasting_member_keeps_its_own_positions(world: World, *, tmp_path: Path) -> None:
+async def test_broadcasting_member_stores_its_positions(world: World, *, tmp_path: Path) -> None:
     file = tmp_path / "positions.json"
 
     def refuse(message: ReceivedMessage) -> None:
@@ -539,7 +541,7 @@ async def test_a_broadcasting_member_keeps_its_own_positions(world: World, *, tm
 
 
 @on_both_backends(open_world)
-async def test_a_topic_that_comes_later_is_found(world: World) -> None:
+async def test_topic_created_later_is_consumed(world: World) -> None:
     route = world.routes.pop("T")
     world.master.put(0, b"x")
     async with world.consumer():

@@ -31,7 +31,7 @@ async def test_nothing_is_handled_without_the_lock(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_a_lock_that_was_lost_and_found_continues_where_it_was(world: World) -> None:
+async def test_regained_lock_continues_at_the_same_offset(world: World) -> None:
     for number in range(6):
         world.master.put(0, b"%d" % number)
     push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
@@ -48,7 +48,7 @@ async def test_a_lock_that_was_lost_and_found_continues_where_it_was(world: Worl
 
 
 @on_both_backends(open_world)
-async def test_a_lock_that_was_given_back_is_not_renewed(world: World) -> None:
+async def test_released_lock_is_not_renewed(world: World) -> None:
     """However often locks are renewed: the next member would wait a minute for one."""
     push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
     async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
@@ -62,7 +62,7 @@ async def test_a_lock_that_was_given_back_is_not_renewed(world: World) -> None:
 
 
 @on_both_backends(open_world)
-async def test_another_members_progress_counts_when_a_lock_comes_back(world: World) -> None:
+async def test_regained_lock_respects_another_members_progress(world: World) -> None:
     for number in range(2):
         world.master.put(0, b"%d" % number)
     push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
@@ -79,7 +79,7 @@ async def test_another_members_progress_counts_when_a_lock_comes_back(world: Wor
 
 
 @on_both_backends(open_world)
-async def test_locks_are_asked_of_the_new_master(world: World) -> None:
+async def test_locks_are_requested_from_the_new_master(world: World) -> None:
     """The old one says that nobody has any; who was told so looks for the new one at once."""
     old, new = world.brokers[0], world.brokers[1]
     push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05)

@@ -81,7 +81,7 @@ async def fail_within(reading: Reading) -> None:
 
 
 @on_both_backends()
-async def test_one_pull_is_under_way_while_the_program_works() -> None:
+async def test_next_pull_runs_while_the_program_works() -> None:
     broker = Broker(7)
     async with broker.reading() as reading:
         await settled()
@@ -103,7 +103,7 @@ async def test_one_pull_is_under_way_while_the_program_works() -> None:
 
 
 @on_both_backends()
-async def test_queues_are_read_beside_each_other_each_in_order() -> None:
+async def test_queues_are_read_concurrently_and_in_order() -> None:
     broker = Broker(5, 0, 9)
     found: dict[MessageQueue, list[int]] = {}
     async with broker.reading() as reading:
@@ -115,7 +115,7 @@ async def test_queues_are_read_beside_each_other_each_in_order() -> None:
 
 
 @on_both_backends()
-async def test_nothing_is_lost_with_a_wait_that_is_cancelled() -> None:
+async def test_cancelled_wait_loses_no_message() -> None:
     broker = Broker(2)
     broker.is_holding = True
     async with broker.reading(ends=False) as reading:
@@ -138,7 +138,7 @@ async def test_nothing_is_lost_with_a_wait_that_is_cancelled() -> None:
 
 
 @on_both_backends()
-async def test_errors_come_as_they_are_and_after_what_came_before() -> None:
+async def test_errors_are_raised_after_earlier_messages() -> None:
     broker = Broker(4)
     async with broker.reading() as reading:
         await settled()
@@ -159,7 +159,7 @@ async def test_errors_come_as_they_are_and_after_what_came_before() -> None:
 
 
 @on_both_backends()
-async def test_what_is_gone_or_not_wanted_is_passed_over() -> None:
+async def test_deleted_and_filtered_messages_are_skipped() -> None:
     broker = Broker(12)
     broker.begins[QUEUES[0]] = 3
     broker.unwanted = range(5, 9)
@@ -176,7 +176,7 @@ async def test_what_is_gone_or_not_wanted_is_passed_over() -> None:
 
 
 @on_both_backends()
-async def test_a_reading_that_waits_goes_on_when_more_comes() -> None:
+async def test_reading_with_long_polls_waits_for_messages() -> None:
     broker = Broker(1)
     broker.is_holding = True
     async with broker.reading(ends=False) as reading:
@@ -194,7 +194,7 @@ async def test_a_reading_that_waits_goes_on_when_more_comes() -> None:
 
 
 @on_both_backends()
-async def test_a_topic_a_queue_and_positions_are_read() -> None:
+async def test_reading_a_topic_a_queue_or_positions() -> None:
     def handler(command: RemotingCommand) -> RemotingCommand:
         fields = command.ext_fields
         if "queueOffset" not in fields:

@@ -54,7 +54,7 @@ def record(number: int, body: bytes = b"body", sys_flag: int = 0, **properties: 
     )
 
 
-def test_all_at_once_as_one_by_one() -> None:
+def test_bulk_and_single_decoding_agree() -> None:
     deflated = SysFlag.COMPRESSED | 3 << 8
     body = b"".join(
         [
@@ -82,7 +82,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("made", [one_by_one, all_at_once])
 @pytest.mark.parametrize(("bomb", "reason"), BOMBS.values(), ids=BOMBS)
-def test_a_body_that_does_not_inflate_is_an_error_of_its_message(
+def test_uninflatable_body_is_an_error_of_its_message(
     bomb: bytes, reason: str, made: Callable[[bytes], list[ReceivedMessage]]
 ) -> None:
     longest = zlib.compress(bytes(BODY_SIZE_MAX))
@@ -105,7 +105,7 @@ def test_a_body_that_does_not_inflate_is_an_error_of_its_message(
     assert "body_error=" in repr(message)
 
 
-def test_bodies_are_inflated_only_as_far_as_there_is_room() -> None:
+def test_bodies_are_inflated_up_to_the_limit() -> None:
     packed = zlib.compress(bytes(1000))
     body = record(0, bytes(10)) + b"".join(record(number, packed, SysFlag.COMPRESSED) for number in range(1, 6))
 
@@ -163,7 +163,7 @@ COPIES: dict[str, Callable[[ReceivedMessage], ReceivedMessage]] = {
 
 @pytest.mark.parametrize("make", [pulled, made])
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_a_message_is_a_value(
+def test_messages_compare_by_value(
     make: Callable[[], ReceivedMessage], copied: Callable[[ReceivedMessage], ReceivedMessage]
 ) -> None:
     message = copied(make())
@@ -209,7 +209,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("make", [pulled, made])
-def test_a_message_can_not_be_changed_but_another_made_of_it(make: Callable[[], ReceivedMessage]) -> None:
+def test_message_is_immutable_and_replaceable(make: Callable[[], ReceivedMessage]) -> None:
     message = make()
     assert CHANGES.keys() == set(ReceivedMessage.__match_args__)
     for name, value in CHANGES.items():
@@ -229,7 +229,7 @@ def test_a_message_can_not_be_changed_but_another_made_of_it(make: Callable[[], 
     assert message != "another thing"
 
 
-def test_what_stays_compressed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_compression_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as where it is not installed
     body = record(1, b"packed", SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4) + record(2)
     first, second = all_at_once(body)

@@ -64,7 +64,7 @@ async def world() -> AsyncIterator[World]:
             yield made
 
 
-async def test_a_send_goes_on_with_the_new_master() -> None:
+async def test_send_continues_at_the_new_master() -> None:
     async with world() as w:
         options = ClientOptions(send_timeout_s=FOR_EVER_S)
         async with Producer(w.names.address, group="g", options=options) as producer:
@@ -81,7 +81,7 @@ async def test_a_send_goes_on_with_the_new_master() -> None:
             assert offsets == [3, 3, 3]
 
 
-async def test_a_send_to_a_queue_of_the_callers_is_told_so() -> None:
+async def test_send_to_a_chosen_queue_fails_when_the_master_is_replaced() -> None:
     async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
 
         async def replace() -> None:
@@ -94,7 +94,7 @@ async def test_a_send_to_a_queue_of_the_callers_is_told_so() -> None:
         assert (await producer.send(Message("T", b"x"), queue=QUEUE)).queue_offset == 3
 
 
-async def test_a_long_poll_goes_with_the_rest_and_is_silence_by_itself_to_nobody() -> None:
+async def test_long_poll_alone_is_not_silence() -> None:
     async with (
         world() as w,
         Client(w.names.address) as client,
@@ -119,7 +119,7 @@ async def test_a_long_poll_goes_with_the_rest_and_is_silence_by_itself_to_nobody
         await ended.wait()
 
 
-async def test_a_slow_master_may_take_its_time() -> None:
+async def test_slow_master_is_not_disconnected() -> None:
     async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
 
         async def wake() -> None:
@@ -131,7 +131,7 @@ async def test_a_slow_master_may_take_its_time() -> None:
         assert w.silent.connection_count == 1
 
 
-async def test_a_master_that_is_registered_again_is_one() -> None:
+async def test_reregistered_master_is_not_replaced() -> None:
     """There and back between two looks at the route: it has not been replaced by now."""
     async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
         routes = producer._client.routes
@@ -151,7 +151,7 @@ async def test_a_master_that_is_registered_again_is_one() -> None:
         assert (await producer.send(Message("T", b"x"), timeout_s=FOR_EVER_S)).queue_offset == 7
 
 
-async def test_who_was_never_a_master_is_not_asked_about() -> None:
+async def test_non_master_is_not_looked_up() -> None:
     async with world() as w, Client(w.names.address) as client, trio.open_nursery() as nursery:
 
         async def ask() -> None:

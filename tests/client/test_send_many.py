@@ -41,7 +41,7 @@ def places(outcomes: list[SendResult | HalogError]) -> list[tuple[MessageQueue, 
 
 @on_both_backends()
 @BOTH
-async def test_each_is_told_where_it_is(options: ClientOptions) -> None:
+async def test_each_message_gets_its_own_result(options: ClientOptions) -> None:
     broker = Broker()
     async with open_world([broker], options) as world:
         count = 2 * BATCH_COUNT_MAX + 10
@@ -63,7 +63,7 @@ async def test_none_one_and_any_iterable(world: World, broker: Broker) -> None:
 
 
 @on_both_backends()
-async def test_what_may_not_share_a_request_does_not() -> None:
+async def test_incompatible_messages_use_separate_requests() -> None:
     broker = Broker()
     mixed = [
         Message("T", b"0"),
@@ -81,7 +81,7 @@ async def test_what_may_not_share_a_request_does_not() -> None:
 
 
 @on_both_backends()
-async def test_a_chosen_queue_gets_them_in_their_order_one_request_after_the_other() -> None:
+async def test_chosen_queue_gets_requests_in_order() -> None:
     broker = Broker()
     messages = numbered(2 * BATCH_COUNT_MAX)
     messages[1] = Message("T", b"1", delay_level=3)
@@ -104,7 +104,7 @@ async def test_a_chosen_queue_gets_them_in_their_order_one_request_after_the_oth
 
 
 @on_both_backends()
-async def test_each_broker_has_so_many_requests_in_flight_and_no_more() -> None:
+async def test_requests_in_flight_per_broker_are_limited() -> None:
     broker = Broker()
     count = (FULL_IN_FLIGHT_MAX + 2) * BATCH_COUNT_MAX
     async with open_world([broker], WITHOUT) as world:
@@ -119,7 +119,7 @@ async def test_each_broker_has_so_many_requests_in_flight_and_no_more() -> None:
 
 
 @on_both_backends()
-async def test_requests_have_bounds() -> None:
+async def test_request_size_is_limited() -> None:
     broker = Broker()
     part = BATCH_BYTES_MAX // 3
     async with open_world([broker], WITHOUT) as world:
@@ -130,7 +130,7 @@ async def test_requests_have_bounds() -> None:
 
 @on_both_backends()
 @pytest.mark.parametrize("queue", [None, QUEUE])
-async def test_one_that_is_refused_takes_no_other_with_it(queue: MessageQueue | None) -> None:
+async def test_rejected_message_does_not_fail_the_others(queue: MessageQueue | None) -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if b"1" in bodies(command) else None)
     async with open_world([broker], WITHOUT) as world:
         first, bad, last = await world.producer.send_many(numbered(3), queue=queue)
@@ -142,7 +142,7 @@ async def test_one_that_is_refused_takes_no_other_with_it(queue: MessageQueue | 
 
 
 @on_both_backends()
-async def test_where_batches_are_refused_they_go_alone_from_then_on() -> None:
+async def test_messages_are_sent_singly_after_a_rejected_batch() -> None:
     broker = Broker(lambda command: ResponseCode.MESSAGE_ILLEGAL if command.code == BATCH else None)
     async with open_world([broker], WITHOUT) as world:
         for _ in range(2):
@@ -151,14 +151,14 @@ async def test_where_batches_are_refused_they_go_alone_from_then_on() -> None:
 
 
 @on_both_backends(open_world_of_one, WITHOUT)
-async def test_one_that_no_broker_would_take_has_none_sent(world: World, broker: Broker) -> None:
+async def test_invalid_message_prevents_the_whole_send(world: World, broker: Broker) -> None:
     with pytest.raises(ValueError, match="a body of 0 bytes"):
         await world.producer.send_many([Message("T", b"good"), Message("T", b"")])
     assert broker.sent == []
 
 
 @on_both_backends(open_world_of_one, WITHOUT)
-async def test_what_fails_for_all_is_told_to_each(world: World, broker: Broker) -> None:
+async def test_common_failure_is_reported_for_each_message(world: World, broker: Broker) -> None:
     nowhere, there = await world.producer.send_many([Message("Nowhere", b"x"), Message("T", b"y")])
     assert isinstance(nowhere, RouteNotFound)
     assert isinstance(there, SendResult)
@@ -169,7 +169,7 @@ async def test_what_fails_for_all_is_told_to_each(world: World, broker: Broker) 
 
 
 @on_both_backends()
-async def test_a_producer_that_closes_fails_what_is_in_flight() -> None:
+async def test_closing_fails_requests_in_flight() -> None:
     broker = Broker()
     told: list[World] = []
     async with open_world([broker], WITHOUT, outcome_count=3) as world:
@@ -187,7 +187,7 @@ async def test_a_producer_that_closes_fails_what_is_in_flight() -> None:
 
 
 @on_both_backends(open_world_of_one, WITHOUT)
-async def test_it_can_be_cancelled(world: World, broker: Broker) -> None:
+async def test_send_many_can_be_cancelled(world: World, broker: Broker) -> None:
     broker.hold()
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:

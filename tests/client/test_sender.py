@@ -53,7 +53,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
+def test_fast_and_full_preparation_agree(message: Message) -> None:
     usual = outcome(lambda: sender().prepare_simple(message))
     if isinstance(usual, Outgoing):
         usual = with_id(usual, "U0")
@@ -69,7 +69,7 @@ def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
         ({"keys": ("k", "l")}, {"KEYS": "k l"}),
     ],
 )
-def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dict[str, str]) -> None:
+def test_simple_message_takes_the_fast_path(changes: dict[str, Any], properties: dict[str, str]) -> None:
     outgoing = sender().prepare_simple(msgspec.structs.replace(Message("T", b"x" * 19), **changes))
     assert outgoing is not None
     assert decode_properties(outgoing.properties) == properties
@@ -100,5 +100,5 @@ def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dic
     ],
     ids=str,
 )
-def test_what_is_unlike_most_goes_the_long_way(changes: dict[str, Any]) -> None:
+def test_rarer_features_take_the_full_path(changes: dict[str, Any]) -> None:
     assert sender().prepare_simple(msgspec.structs.replace(Message("T", b"x", tags="a"), **changes)) is None

@@ -159,7 +159,7 @@ async def test_a_frozen_slave_is_not_waited_for_longer_than_its_lease(tmp_path: 
 
 
 @pytest.mark.parametrize("with_copy", [False, True])
-async def test_a_second_process_with_one_broker_id_is_refused(with_copy: bool, tmp_path: Path) -> None:
+async def test_duplicate_broker_id_is_rejected(with_copy: bool, tmp_path: Path) -> None:
     """Of a slave and of the master: the first one goes on, is the one that name servers know, and nothing is lost."""
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         master = members.master_id

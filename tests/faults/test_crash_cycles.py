@@ -23,7 +23,7 @@ def run(plan: Plan, directory: Path) -> Outcome:
     return outcome
 
 
-def test_crashes_of_a_master_and_its_slave(tmp_path: Path) -> None:
+def test_pair_survives_crashes(tmp_path: Path) -> None:
     kinds = (
         "kill master",
         "pause slave",
@@ -38,7 +38,7 @@ def test_crashes_of_a_master_and_its_slave(tmp_path: Path) -> None:
     run(plan_of(SEED, kinds, slave_count=1, flush="ASYNC_FLUSH"), tmp_path / "run")
 
 
-def test_crashes_of_three_nodes_that_flush_before_they_answer(tmp_path: Path) -> None:
+def test_group_with_sync_flush_survives_crashes(tmp_path: Path) -> None:
     kinds = ("kill slave", "kill master", "kill master and slaves", "kill starting slave")
     run(plan_of(SEED + 1, kinds, slave_count=2, flush="SYNC_FLUSH", in_sync_replicas=2), tmp_path / "run")
 

@@ -29,7 +29,7 @@ class StalledConsumer:
         return count
 
 
-def test_consumers_that_stall_together_are_not_at_the_end() -> None:
+def test_simultaneously_stalled_consumers_are_not_at_the_end() -> None:
     consumers: Any = [StalledConsumer(), StalledConsumer()]
     run = Run(Plan(seed=1, cycle_count=0, slave_count=1, flush="ASYNC_FLUSH"), Path(), print)
     run._wait_consumed(cast(list[JournaledConsumer], consumers))

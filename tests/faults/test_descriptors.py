@@ -53,7 +53,7 @@ def pair(directory: Path, files_max: int) -> Iterator[tuple[Broker, Broker, Jour
         assert check_run([master, slave], [producer], []).all == []
 
 
-def test_no_descriptor_is_left(tmp_path: Path) -> None:
+def test_faults_leak_no_file_descriptor(tmp_path: Path) -> None:
     with pair(tmp_path, 1024) as (master, _, producer):
         resource.prlimit(master.pid, resource.RLIMIT_NOFILE, (descriptor_count(master), 1024))
         with crowd(master.addresses["remoting"], 3):
@@ -73,7 +73,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
         resource.prlimit(master.pid, resource.RLIMIT_NOFILE, (1024, 1024))
 
 
-def test_strangers_leave_the_store_its_descriptors(tmp_path: Path) -> None:
+def test_unknown_clients_can_not_exhaust_file_descriptors(tmp_path: Path) -> None:
     with pair(tmp_path, FILES_MAX) as (master, _, producer):
         marked = len(producer.answered)
         with crowd(master.addresses["remoting"], STRANGER_COUNT), crowd(master.addresses["ha"], STRANGER_COUNT):

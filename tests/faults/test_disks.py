@@ -28,7 +28,7 @@ def codes_from(producer: JournaledProducer, mark: int) -> set[int]:
 
 
 @pytest.mark.parametrize("where", ["master", "slave"])
-def test_a_disk_that_fills_up_under_load_and_is_freed_again(tmp_path: Path, where: str) -> None:
+def test_disk_fills_up_under_load_and_is_freed(tmp_path: Path, where: str) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ballast = Ballast(disk)
         # The topic's files are sparse: only then does the disk refuse in the middle of everything.
@@ -76,7 +76,7 @@ def test_a_disk_that_fills_up_under_load_and_is_freed_again(tmp_path: Path, wher
             assert check_run([master, slave], producers, []).all == []
 
 
-def test_a_slave_whose_disk_is_slow(tmp_path: Path) -> None:
+def test_slave_with_a_slow_disk(tmp_path: Path) -> None:
     """One slave of two syncs slowly before it acknowledges: what the other confirms is PUT_OK, alone it makes waits."""
     settings: dict[str, Any] = {"slaveTimeout": int(SLAVE_TIMEOUT_S * 1000)}
     with Broker(tmp_path / "master", "SYNC_MASTER", **settings).start() as master:

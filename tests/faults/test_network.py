@@ -116,7 +116,7 @@ def wait_followed(master: Broker) -> None:
     eventually("the slave is in sync again", lambda: master.status()["ha"]["in_sync"] == 1, 40.0)
 
 
-def test_a_network_that_is_cut_late_slow_and_reset_through_a_proxy(tmp_path: Path) -> None:
+def test_pair_survives_network_faults_through_a_proxy(tmp_path: Path) -> None:
     with (
         Broker(tmp_path / "master", "SYNC_MASTER", **SETTINGS).start() as master,
         Proxy(master.addresses["ha"]) as proxy,
@@ -153,7 +153,7 @@ def namespaces() -> None:
         pytest.skip(f"no network namespaces: {reason}; the same faults were made through a proxy")
 
 
-def test_packets_that_are_lost_late_or_cut_off_between_namespaces(tmp_path: Path, namespaces: None) -> None:
+def test_pair_survives_packet_loss_delay_and_partition(tmp_path: Path, namespaces: None) -> None:
     with Switch("master", "slave", seed=SEED) as switch, ExitStack() as stack:
         names = stack.enter_context(name_server(tmp_path, switch.address(OWN)))
         master = Broker(tmp_path / "master", "SYNC_MASTER", **_place(switch, "master", names))

@@ -82,7 +82,7 @@ async def halog_with_acl(children: Children) -> AsyncIterator[tuple[HalogBroker,
 
 
 @pytest.mark.usual_release("5.5.0")
-async def test_real_clients_may_what_the_file_says(children: Children, release: Release) -> None:
+async def test_real_clients_have_the_configured_permissions(children: Children, release: Release) -> None:
     async with (
         halog_with_acl(children) as (broker, file),
         open_java_client(children, release, broker.name_server) as java,

@@ -152,7 +152,7 @@ async def frames(broker: Broker, seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.usual_release("5.5.0")
-async def test_what_clients_ask_for_is_what_rocketmq_gives(children: Children, release: Release) -> None:
+async def test_client_requests_are_answered_as_by_rocketmq(children: Children, release: Release) -> None:
     seen: dict[str, dict[str, Any]] = {"real": {}, "ours": {}}
 
     async def use(client: JavaClient, broker: Broker) -> None:

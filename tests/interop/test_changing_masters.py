@@ -131,7 +131,7 @@ async def test_a_topic_that_only_the_new_master_had_told_of_as_a_slave(name_serv
         assert found.broker_datas[0].broker_addrs[0] == two.address
 
 
-async def test_what_a_former_master_says_late(name_server: str, route: Route, release: Release) -> None:
+async def test_late_registration_of_a_former_master(name_server: str, route: Route, release: Release) -> None:
     """It was cut off, or stood still, and does not know of its successor. Its own lease would keep it from this."""
     one, two = Member(1, name_server), Member(2, name_server)
     one.standing.become_master(1)
@@ -150,7 +150,7 @@ async def test_what_a_former_master_says_late(name_server: str, route: Route, re
         await route.becomes({0: two.address, 1: one.address})
 
 
-async def test_a_former_master_that_ends_takes_nobody_along(name_server: str, route: Route) -> None:
+async def test_former_master_that_stops_unregisters_only_itself(name_server: str, route: Route) -> None:
     one, two = Member(1, name_server), Member(2, name_server)
     one.standing.become_master(1, trio.current_time() + 60)
     async with two.registered() as second:

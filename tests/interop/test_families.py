@@ -338,7 +338,7 @@ def seen(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 # ---- what both have to have done -------------------------------------------------------------------------------------
-def test_a_group_shares_its_queues_and_takes_over_those_of_the_dead(seen: Seen) -> None:
+def test_group_shares_queues_and_takes_over_those_of_a_dead_member(seen: Seen) -> None:
     (real, real_s), (ours, ours_s) = seen.both("group")
     assert ours == real == [[*range(4), *range(10, 14)], [*range(20, 24), *range(30, 34)]]
     assert max(real_s, ours_s) < TAKEOVER_S_MAX
@@ -368,7 +368,7 @@ def test_compressed_bodies_of_all_kinds(seen: Seen) -> None:
         assert {(size, sys_flag & SysFlag.COMPRESSION_TYPE_MASK) for _, size, _, sys_flag in got} == {(50_000, flag)}
 
 
-def test_four_mebibytes_and_not_a_byte_more(seen: Seen) -> None:
+def test_message_size_limit_is_four_mebibytes(seen: Seen) -> None:
     real, ours = seen.both("big")
     assert ours == real
     assert [status for status, _ in ours[0]] == ["SEND_OK", "ERROR", "ERROR"]

@@ -51,7 +51,7 @@ def test_comparison_sees_one_wrong_byte(tmp_path: Path) -> None:
         compare_commitlogs(original, copy)
 
 
-def test_a_record_that_is_not_all_there_does_not_count(tmp_path: Path) -> None:
+def test_incomplete_record_does_not_count(tmp_path: Path) -> None:
     unpack(_STORE, tmp_path)
     (commitlog,) = tmp_path.rglob("commitlog")
     last = list(records(commitlog))[-1]

@@ -30,7 +30,7 @@ test $(ha consume orders --broker master | grep -c '^order ') = {COUNT}
 
 
 @pytest.mark.parametrize("release", ["5.5.0", pytest.param("4.9.7", marks=pytest.mark.long)], indirect=True)
-async def test_attach_a_slave_and_lose_the_master(release: Release, children: Children, workplace: Path) -> None:
+async def test_attach_a_slave_and_promote_it(release: Release, children: Children, workplace: Path) -> None:
     name_server = await start_name_server(children, release)
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
     master.extra = {"brokerClusterName": "DefaultCluster"}

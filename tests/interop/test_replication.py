@@ -104,7 +104,7 @@ async def test_halog_slave_told_its_master_needs_no_name_server(children: Childr
     await wait_equal(master, slave)
 
 
-async def test_what_a_kill_tore_is_copied_as_its_master_keeps_it(children: Children, release: Release) -> None:
+async def test_record_torn_by_a_kill_is_copied_as_the_master_keeps_it(children: Children, release: Release) -> None:
     """No CRC covers properties: a real master that was killed while it wrote them takes the record for whole, and goes
     on behind it. So does its slave, and whoever opens that store."""
     name_server = await start_halog_name_server(children)

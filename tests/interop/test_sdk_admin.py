@@ -53,7 +53,7 @@ async def test_bodies_arrive_as_they_were_sent(cluster: SdkCluster, compression:
 
 
 @on_both_backends()
-async def test_transactions_are_committed_forgotten_or_asked_about(cluster: SdkCluster) -> None:
+async def test_transactions_are_committed_rolled_back_or_checked(cluster: SdkCluster) -> None:
     topic, group = cluster.name("tx"), cluster.name("txg")
     asked: Counter[bytes] = Counter()
     states = {b"yes": TransactionState.COMMIT, b"no": TransactionState.ROLLBACK, b"later": TransactionState.UNKNOWN}
@@ -89,7 +89,7 @@ async def test_transactions_are_committed_forgotten_or_asked_about(cluster: SdkC
 
 
 @on_both_backends()
-async def test_a_transaction_needs_somebody_to_ask(cluster: SdkCluster) -> None:
+async def test_transaction_needs_a_check_function(cluster: SdkCluster) -> None:
     async def local(sent: SendResult) -> TransactionState:
         raise AssertionError("not called")
 
@@ -263,7 +263,7 @@ async def test_messages_are_found_by_key_id_place_and_time(cluster: SdkCluster) 
 
 
 @on_both_backends()
-async def test_what_a_member_is_doing(cluster: SdkCluster) -> None:
+async def test_running_info_of_a_group_member(cluster: SdkCluster) -> None:
     """307, 309 and 221 reach the consumer through the broker; a member answers what RocketMQ's tools read."""
     topic, group = cluster.name("running"), cluster.name("g")
     inbox = Inbox()

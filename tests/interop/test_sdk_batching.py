@@ -134,7 +134,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
 
 
 @pytest.mark.usual_release("4.9.7")
-async def test_a_broker_that_takes_less_at_once_than_is_sent(children: Children, release: Release) -> None:
+async def test_broker_with_a_smaller_message_limit(children: Children, release: Release) -> None:
     """A batch beyond its maxMessageSize comes message by message."""
     name_server = await start_name_server(children, release)
     await RocketMqBroker(

@@ -179,7 +179,7 @@ async def test_the_next_member_begins_where_the_last_one_ended(cluster: SdkClust
 
 
 @on_both_backends()
-async def test_what_is_not_finished_comes_again(cluster: SdkCluster) -> None:
+async def test_unfinished_messages_are_redelivered(cluster: SdkCluster) -> None:
     """A handler that is still at one message holds back what may be committed, however much is done behind it."""
     topic, group = cluster.name("unfinished"), cluster.name("g")
     async with Producer(cluster.name_server) as producer:
@@ -205,7 +205,7 @@ async def test_what_is_not_finished_comes_again(cluster: SdkCluster) -> None:
 
 
 @on_both_backends()
-async def test_what_fails_comes_again_and_ends_as_a_dead_letter(cluster: SdkCluster) -> None:
+async def test_failing_message_is_redelivered_and_becomes_a_dead_letter(cluster: SdkCluster) -> None:
     topic, group = cluster.name("failing"), cluster.name("g")
 
     def refuse(message: ReceivedMessage) -> None:
@@ -250,7 +250,7 @@ async def test_a_body_that_inflates_beyond_the_bound_ends_as_a_dead_letter(clust
 
 
 @on_both_backends()
-async def test_an_exception_is_a_message_that_failed(cluster: SdkCluster) -> None:
+async def test_exception_in_the_handler_is_a_failure(cluster: SdkCluster) -> None:
     topic, group = cluster.name("raising"), cluster.name("g")
 
     def refuse(message: ReceivedMessage) -> None:
@@ -282,7 +282,7 @@ async def test_a_slow_consumer_holds_no_more_than_it_may(cluster: SdkCluster) ->
 
 
 @on_both_backends()
-async def test_a_group_may_begin_with_a_moment(cluster: SdkCluster) -> None:
+async def test_group_can_start_at_a_time(cluster: SdkCluster) -> None:
     topic, group = cluster.name("moment"), cluster.name("g")
     async with Producer(cluster.name_server) as producer:
         queue = (await producer.queues(topic))[0]
@@ -299,7 +299,7 @@ async def test_a_group_may_begin_with_a_moment(cluster: SdkCluster) -> None:
 
 
 @on_both_backends()
-async def test_an_offset_beyond_the_queue_is_put_right(cluster: SdkCluster) -> None:
+async def test_offset_beyond_the_queue_is_corrected(cluster: SdkCluster) -> None:
     topic, group = cluster.name("beyond"), cluster.name("g")
     inbox = Inbox()
     async with consumer(cluster, inbox, group, topic):
@@ -475,7 +475,7 @@ async def test_conditions_on_properties(cluster: SdkCluster) -> None:
             pass
 
 
-def test_what_no_group_could_do_is_refused(tmp_path: Path) -> None:
+def test_invalid_consumer_arguments_are_rejected(tmp_path: Path) -> None:
     names = "127.0.0.1:1"
     with pytest.raises(ValueError, match="at least one topic"):
         PushConsumer(names, Inbox(), group="g", subscriptions={})

@@ -27,7 +27,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("said", STRANGE, ids=["huge", "http", "random", "tls", "negative"])
-async def test_3015_bytes_of_a_stranger_acknowledge_nothing(
+async def test_3015_bytes_from_a_stranger_acknowledge_nothing(
     said: bytes, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """apache/rocketmq#3015: whatever eight bytes came to the HA port were taken for a slave's offset and raised
@@ -49,7 +49,7 @@ async def test_3015_bytes_of_a_stranger_acknowledge_nothing(
         assert "the last one, 10.6.6.6:666" in (answer.remark or "")
 
 
-async def test_1155_a_slave_with_a_longer_log_does_not_acknowledge_what_comes(
+async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
     tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """apache/rocketmq#1155: a slave that was ahead of its master (which had lost its tail) reported an offset beyond
@@ -106,7 +106,7 @@ async def test_1155_a_slave_with_a_longer_log_does_not_acknowledge_what_comes(
         nursery.cancel_scope.cancel()
 
 
-async def test_1535_a_message_of_many_transfers_is_acknowledged_by_its_last(
+async def test_1535_message_in_many_transfers_is_acknowledged_by_the_last(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """apache/rocketmq#1535: GroupTransferService looked five times whether the slave had a message, once per

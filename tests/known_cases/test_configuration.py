@@ -17,7 +17,7 @@ TOO_LARGE = "26843545600"
 
 @pytest.mark.parametrize("key", ["haSlaveFallbehindMax", "haMaxGapNotInSync"])
 @pytest.mark.parametrize("source", ["file", "environment", "setting"])
-def test_2611_a_value_that_overflows_is_refused(key: str, source: str, tmp_path: Path) -> None:
+def test_2611_overflowing_value_is_rejected(key: str, source: str, tmp_path: Path) -> None:
     """apache/rocketmq#2611: haSlaveFallbehindMax=26843545600 in broker.conf; the broker started, with 268435456. The
     field is an int, the value is not, and the setter that throws is skipped in silence.
 
@@ -50,7 +50,7 @@ def integer_keys() -> list[tuple[str, int, int]]:
     return found
 
 
-def test_2611_no_number_is_ever_moved_into_its_range() -> None:
+def test_2611_out_of_range_numbers_are_never_clamped() -> None:
     """For every key: its bounds are taken as they are (or refused because of another key), what lies beyond is not."""
     keys = integer_keys()
     assert len(keys) > 40
@@ -69,7 +69,7 @@ def test_2611_no_number_is_ever_moved_into_its_range() -> None:
     assert taken > len(keys)
 
 
-def test_2611_what_is_in_force_can_be_seen() -> None:
+def test_2611_effective_values_are_shown() -> None:
     """`--print-config` prints every key with the value in force, so nobody has to ask a console."""
     printed = render(load_config(Config, settings=["haSlaveFallbehindMax=2147483647"]).config)
     assert "haMaxGapNotInSync=2147483647\n" in printed

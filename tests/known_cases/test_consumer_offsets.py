@@ -18,7 +18,7 @@ async def wait_until_known(network: MemoryNetwork, address: str, offset: int) ->
                 await trio.sleep(0.5)
 
 
-async def test_1094_a_returning_master_does_not_move_groups_back(autojump_clock: MockClock) -> None:
+async def test_1094_returning_master_does_not_move_offsets_back(autojump_clock: MockClock) -> None:
     """apache/rocketmq#1094 (and #1440, alibaba/rocketmq#28): while a master was down for five minutes, consumers went
     on at its slave and committed there. When it came back, the slave copied the master's old offsets over the new ones,
     and groups got five minutes of messages again.
@@ -66,7 +66,7 @@ async def test_1094_a_returning_master_does_not_move_groups_back(autojump_clock:
                 assert master.broker.offsets.get("CG", "TT", 1) == 3
 
 
-async def test_1094_what_the_master_refuses_is_told_once(autojump_clock: MockClock, caplog: object) -> None:
+async def test_1094_rejection_by_the_master_is_logged_once(autojump_clock: MockClock, caplog: object) -> None:
     """A commit for a topic or group that the master does not have is given up, not sent for ever."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
@@ -80,7 +80,7 @@ async def test_1094_what_the_master_refuses_is_told_once(autojump_clock: MockClo
         assert "topic=NO_SUCH_TOPIC" in lines[0]
 
 
-async def test_1094_a_slave_may_restart_while_its_master_is_away(autojump_clock: MockClock) -> None:
+async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: MockClock) -> None:
     """What consumers committed there is kept over its restart, and handed to the master all the same."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
@@ -107,7 +107,7 @@ async def test_1094_a_slave_may_restart_while_its_master_is_away(autojump_clock:
             assert slave.broker.offsets.taken_here() == []
 
 
-async def test_1094_a_master_that_was_back_before_its_slave_is_believed(autojump_clock: MockClock) -> None:
+async def test_1094_offsets_of_a_master_restarted_before_its_slave_are_kept(autojump_clock: MockClock) -> None:
     """A group may have been sent back there meanwhile: getting messages again is better than missing some."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)

@@ -32,9 +32,7 @@ async def killed() -> MemoryDisk:
 
 
 @pytest.mark.parametrize("die_at", [None, *range(0, 30, 3)])
-async def test_7689_a_master_that_was_killed_twice_shares_no_queue_offset(
-    die_at: int | None, autojump_clock: MockClock
-) -> None:
+async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None, autojump_clock: MockClock) -> None:
     """apache/rocketmq#7689: the controller and the master of a broker set were killed together and came back together.
     The master took the ends of its queues from what was confirmed; what it stored at once got the queue offsets of the
     messages behind that, and one of two was lost to consumers.
@@ -65,7 +63,7 @@ async def test_7689_a_master_that_was_killed_twice_shares_no_queue_offset(
 
 
 @pytest.mark.parametrize("member_count", [2, 3])
-def test_7689_the_service_and_the_master_are_lost_together(member_count: int) -> None:
+def test_7689_master_and_etcd_are_lost_together(member_count: int) -> None:
     """The same of whole members under load: no queue offset is told of two messages, nothing acknowledged is lost."""
     options = GroupOptions(member_count=member_count, policy="all", producer_count=1, burst_max=8, pause_s=0.1, run_s=9)
     faults = []

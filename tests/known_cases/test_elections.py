@@ -23,7 +23,7 @@ async def three(group: Group) -> Node:
 
 
 @pytest.mark.parametrize("quiet_s", QUIET_S)
-async def test_10875_a_lost_master_is_replaced_each_time(quiet_s: float, autojump_clock: MockClock) -> None:
+async def test_10875_failed_master_is_replaced_every_time(quiet_s: float, autojump_clock: MockClock) -> None:
     """apache/rocketmq#10875, #9717 (and #10416): the JRaft controller asked whether a broker was *not* active where it
     meant active, and never started its scan for inactive brokers: a dead master stayed the master.
 
@@ -47,7 +47,7 @@ async def test_10875_a_lost_master_is_replaced_each_time(quiet_s: float, autojum
             await until(lambda heir=heir: heir.role.confirmed == {1, 2, 3})  # type: ignore[misc]
 
 
-async def test_10875_a_master_that_no_longer_reaches_the_service_is_replaced(autojump_clock: MockClock) -> None:
+async def test_10875_master_cut_off_from_etcd_is_replaced(autojump_clock: MockClock) -> None:
     """The same of one that runs and is connected to everybody else: what counts is its lease."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
@@ -62,7 +62,7 @@ async def test_10875_a_master_that_no_longer_reaches_the_service_is_replaced(aut
 
 
 @pytest.mark.parametrize("how", ["killed", "cut off", "restarted"])
-async def test_8380_the_loss_of_a_follower_starts_no_election(how: str, autojump_clock: MockClock) -> None:
+async def test_8380_loss_of_a_follower_causes_no_election(how: str, autojump_clock: MockClock) -> None:
     """apache/rocketmq#8380: the JRaft controller held an election for a broker set as soon as any broker of it was
     inactive, although its master was active.
 

@@ -88,7 +88,7 @@ def check_equal(master: Machine, *others: Machine) -> None:
 
 
 @pytest.mark.parametrize("writes", [True, False])
-async def test_9689_a_master_that_follows_itself_goes_on_replicating(writes: bool, autojump_clock: MockClock) -> None:
+async def test_9689_master_that_follows_itself_keeps_replicating(writes: bool, autojump_clock: MockClock) -> None:
     """apache/rocketmq#9689: a new epoch came, and the master stayed the master. Its connections went on with the epoch
     that they had begun with; the history no longer had it, as no byte was of it, and nothing was replicated any more:
     "Failed to find epochEntry with epoch 13".
@@ -115,7 +115,7 @@ async def test_9689_a_master_that_follows_itself_goes_on_replicating(writes: boo
 
 
 @pytest.mark.parametrize("written", [b"", b"some bytes"])
-async def test_9942_histories_of_terms_without_bytes_do_not_part(written: bytes, autojump_clock: MockClock) -> None:
+async def test_9942_terms_without_bytes_do_not_make_logs_diverge(written: bytes, autojump_clock: MockClock) -> None:
     """apache/rocketmq#9942: in a group without messages three slaves were slow, one after the other, and missed
     terms. When the master was lost, the epoch files differed, and the former master could not follow the new one.
 

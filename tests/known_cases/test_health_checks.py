@@ -64,7 +64,7 @@ async def serving() -> AsyncIterator[tuple[HAService, int]]:
 
 
 @pytest.mark.parametrize("end", [close_at_once, reset, write_the_time])
-async def test_8875_connections_that_end_at_once_leave_nothing_behind(end: Callable[[socket.socket], None]) -> None:
+async def test_8875_immediately_closed_connections_leave_no_state(end: Callable[[socket.socket], None]) -> None:
     """apache/rocketmq#8875: HAConnection started its threads before it was entered into the list of connections; one
     that failed at once was taken out first and entered afterwards, for good. Under TCP health checks of the HA port the
     master's heap was full after some weeks.
@@ -92,7 +92,7 @@ async def settled(service: HAService, count: int) -> dict[str, int]:
     return held()
 
 
-async def test_8875_connections_that_say_nothing_are_few_and_keep_no_slave_out(autojump_clock: MockClock) -> None:
+async def test_8875_silent_connections_are_limited_and_do_not_block_slaves(autojump_clock: MockClock) -> None:
     """Checks that stay connected and say nothing are ended after haHousekeepingInterval, and the oldest of them when
     there are too many. A slave that follows is not, and one that comes is let in."""
     options = HAOptions(connection_count_max=64)

@@ -12,7 +12,7 @@ from tests.sim.scenario import Fault, GroupOptions, GroupPlan
 
 
 @pytest.mark.parametrize(("policy", "flush"), [("all", "SYNC_FLUSH"), ("count", "ASYNC_FLUSH")])
-def test_7017_what_an_isolated_master_acknowledges_is_not_lost(
+def test_7017_acknowledgements_of_an_isolated_master_are_not_lost(
     policy: Literal["all", "count"], flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"]
 ) -> None:
     """apache/rocketmq#7017: of three data centres one, with the master and a controller, was cut off from the others.

@@ -17,7 +17,7 @@ from tests.scenarios.brokers import Broker, eventually
 MASTER, SLAVE = "10.0.0.1", "10.0.0.2"
 
 
-async def test_246_a_blocked_ha_port(autojump_clock: MockClock) -> None:
+async def test_246_blocked_ha_port(autojump_clock: MockClock) -> None:
     """alibaba/rocketmq#246: ports 9876 and 10911 were open, 10912 was not. Everything looked healthy, every send was
     SLAVE_NOT_AVAILABLE, "and the log does not show this error".
 
@@ -52,7 +52,7 @@ async def test_246_a_blocked_ha_port(autojump_clock: MockClock) -> None:
         assert slave.not_ready() == ""
 
 
-async def test_1278_a_wrong_advertised_address(autojump_clock: MockClock) -> None:
+async def test_1278_wrong_advertised_address(autojump_clock: MockClock) -> None:
     """apache/rocketmq#1278 (and #2456, #2291): of two masters one was always SLAVE_NOT_AVAILABLE. "In my case it was
     brokerIP2, which was not set": the master had registered an address of another network.
 
@@ -77,7 +77,7 @@ async def test_1278_a_wrong_advertised_address(autojump_clock: MockClock) -> Non
         assert master.not_ready() == ""
 
 
-async def test_2456_a_port_that_is_not_the_ha_port(autojump_clock: MockClock) -> None:
+async def test_2456_slave_connects_to_the_wrong_port(autojump_clock: MockClock) -> None:
     """apache/rocketmq#2456: a cluster "2m-2s-sync" with every port and file as in the manual, and always
     SLAVE_NOT_AVAILABLE. Here: haMasterAddress with the port for clients, which closes what it can't read."""
     network = MemoryNetwork()
@@ -94,7 +94,7 @@ async def test_2456_a_port_that_is_not_the_ha_port(autojump_clock: MockClock) ->
 
 
 @pytest.mark.processes
-def test_2456_a_slave_that_is_its_own_master(tmp_path: Path) -> None:
+def test_2456_slave_configured_as_its_own_master(tmp_path: Path) -> None:
     """A master that registers a loopback address, or one that two machines share (docker0), sends its slave to the
     slave itself. It would follow its own log, in sync for ever, while the master is alone: here it is told."""
     with Broker(tmp_path / "s", "SLAVE", namesrvAddr="127.0.0.1:1", haMasterAddress="127.0.0.1:1") as slave:
@@ -129,7 +129,7 @@ WAITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", WAITS_FOR_NOBODY)
-async def test_2528_a_sync_master_that_waits_for_nobody_says_so_at_the_start(
+async def test_2528_sync_master_without_required_replicas_warns_at_start(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """apache/rocketmq#2528: "brokerRole=SYNC_MASTER is invalid", sends succeed although no slave has anything. With
@@ -150,7 +150,7 @@ async def test_2528_a_sync_master_that_waits_for_nobody_says_so_at_the_start(
 
 
 @pytest.mark.parametrize("keys", WAITS)
-async def test_2528_without_that_keys_a_sync_master_waits(
+async def test_2528_sync_master_waits_by_default_keys(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """None of the keys is 4.9's rule here, not 5.x's default; with the others there is nothing to warn of."""
@@ -164,7 +164,7 @@ async def test_2528_without_that_keys_a_sync_master_waits(
     assert not any("node.sync_master_without_slaves" in record.getMessage() for record in caplog.records)
 
 
-async def test_2528_the_default_is_to_wait(autojump_clock: MockClock) -> None:
+async def test_2528_waiting_is_the_default(autojump_clock: MockClock) -> None:
     """A configuration that says SYNC_MASTER and nothing else has no 5.x key in force."""
     config = Config(broker_role="SYNC_MASTER")
     assert (config.in_sync_replicas, config.min_in_sync_replicas, config.all_ack_in_sync_state_set) == (

@@ -42,7 +42,7 @@ async def wait_copied(master: Node, slave: Node) -> None:
 
 
 @pytest.mark.parametrize("dispatched", [True, False])
-async def test_8539_a_promoted_slave_goes_on_with_the_next_queue_offset(
+async def test_8539_promoted_slave_continues_with_the_next_queue_offset(
     dispatched: bool, autojump_clock: MockClock
 ) -> None:
     """apache/rocketmq#8539: after the master had stopped its slave was made the master by an operator. It gave messages

@@ -74,7 +74,7 @@ class CountSteps(trio.abc.Instrument):
         send_from_elsewhere,
     ],
 )
-async def test_2476_no_master_makes_a_slave_spin(
+async def test_2476_slave_does_not_spin_without_a_master(
     master: Callable[[trio.abc.Stream], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
     """apache/rocketmq#2476: one thread of a slave, HAClient, took a whole CPU and replication stood still: its loop
@@ -148,7 +148,7 @@ def cpu_s(pid: int) -> float:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("close", "condition"), [(close_in_peace, "master_closed"), (reset, "connection_lost")])
-def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(
+def test_2476_slave_is_idle_if_its_master_closes_connections_at_once(
     close: Callable[[socket.socket], None], condition: str, tmp_path: Path
 ) -> None:
     """The same with a real process and sockets: its CPU is measured over some attempts."""
@@ -167,7 +167,7 @@ def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(
             slave.stop()
 
 
-async def test_1082_nothing_is_sent_and_the_connection_stays(autojump_clock: MockClock) -> None:
+async def test_1082_idle_connection_stays_open(autojump_clock: MockClock) -> None:
     """apache/rocketmq#1082, #1118: without messages a master and a slave of 4.4 lost each other every 20 seconds: the
     slave counted a heartbeat that it read as one that it had written.
 

@@ -107,7 +107,7 @@ async def test_9984_a_slave_never_lacks_what_its_master_has(autojump_clock: Mock
             assert (await client.ask(11, **pull, subscription="*")).code == 0
 
 
-async def test_9777_a_slave_with_its_masters_tables_writes_nothing(
+async def test_9777_slave_with_identical_tables_writes_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """apache/rocketmq#9777: a slave raised the version of the tables that it had just copied, so the two were never
@@ -135,7 +135,7 @@ async def test_9777_a_slave_with_its_masters_tables_writes_nothing(
         assert [written[name] for name in TABLES] == [1, 0]
 
 
-async def test_9777_a_consumer_at_the_slave_does_not_change_the_version_there(
+async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same from the other side: a group that only the slave has been told of, because the master makes none by

@@ -19,7 +19,7 @@ from tests.replication.slave_side import SlaveSide
 CONTENT = Random(3388).randbytes(5 * SEGMENT_SIZE)
 
 
-async def test_3388_a_slave_whose_place_was_deleted_on_the_master(
+async def test_3388_slave_position_deleted_on_the_master(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """apache/rocketmq#3388: a slave came back after days; the master no longer had the bytes behind its end, sent
@@ -52,9 +52,7 @@ async def test_3388_a_slave_whose_place_was_deleted_on_the_master(
         assert service.is_slave_ok(len(CONTENT))
 
 
-async def test_3388_a_slave_beyond_the_end_of_its_master(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_3388_slave_ahead_of_its_master(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     """The other way to have an offset that the master does not know: its log is shorter, having been restored or
     emptied, or it is another master's. RocketMQ's slave reconnects for ever and neither side says why.
 
@@ -74,7 +72,7 @@ async def test_3388_a_slave_beyond_the_end_of_its_master(
         assert sum("ha.client_master_behind" in record.message for record in caplog.records) == 1
 
 
-async def test_2784_a_rocketmq_slave_out_of_range_is_named_and_never_counted(autojump_clock: MockClock) -> None:
+async def test_2784_rocketmq_slave_out_of_range_is_reported_and_not_counted(autojump_clock: MockClock) -> None:
     """apache/rocketmq#2784, #5579: such a slave went on as if it were one, with an error in a loop ("findMappedFile-
     ByOffset failure, index -275"); the advice on the tracker is to empty it.
 
@@ -97,7 +95,7 @@ async def test_2784_a_rocketmq_slave_out_of_range_is_named_and_never_counted(aut
         nursery.cancel_scope.cancel()
 
 
-async def test_323_a_slave_is_never_a_negative_number_of_bytes_behind(autojump_clock: MockClock) -> None:
+async def test_323_fall_behind_is_never_negative(autojump_clock: MockClock) -> None:
     """apache/rocketmq#323: "slave fall behind master, how much, -8245006252570743168 bytes"."""
     master = MemoryLog(CONTENT)
     service = HAService(master, HAOptions())

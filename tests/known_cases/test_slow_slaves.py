@@ -22,7 +22,9 @@ THIRD = 4
 TIMEOUT_S = 3.0
 
 
-async def test_9897_each_put_waits_exactly_its_time_for_slow_slaves(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_9897_each_put_waits_exactly_its_timeout_for_slow_slaves(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
     """apache/rocketmq#9897: with two of three slaves slow for a minute, producers got FLUSH_SLAVE_TIMEOUT for much
     longer than the 20 s after which the two should have been dropped.
 
@@ -68,7 +70,7 @@ class Outcome:
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.001, 0.5])
 @pytest.mark.parametrize("are_lost", [True, False], ids=["lost", "silent"])
-async def test_9897_two_members_that_are_slow_at_once_leave_the_set_both(
+async def test_9897_two_slow_members_both_leave_the_sync_state_set(
     are_lost: bool, apart_s: float, autojump_clock: MockClock
 ) -> None:
     """In controller mode the master took out of its set the slaves whose connections it closed, each from what it had

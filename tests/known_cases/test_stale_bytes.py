@@ -58,7 +58,7 @@ def stored_behind(disk: MemoryDisk, end: int) -> bytes:
 
 
 @pytest.mark.parametrize("keep", [IN_THE_MIDDLE, AT_A_BEGIN])
-async def test_10666_what_recovery_cuts_off_does_not_come_back(keep: int) -> None:
+async def test_10666_bytes_cut_off_by_recovery_do_not_come_back(keep: int) -> None:
     """apache/rocketmq#10666: truncateDirtyFiles moves positions in memory and leaves the bytes. They are whole records,
     magic, size, offset and CRC, so the next recovery takes them for messages: after a crash a slave had its cut-off
     tail back, behind or among new ones.
@@ -92,7 +92,7 @@ async def test_10666_what_recovery_cuts_off_does_not_come_back(keep: int) -> Non
                 await check_derived(store)
 
 
-async def test_10666_a_shorter_record_over_old_ones_ends_the_log(autojump_clock: MockClock) -> None:
+async def test_10666_log_ends_after_a_record_written_over_longer_ones(autojump_clock: MockClock) -> None:
     """The sharpest form: after the cut a record of just the right size is put, so that an old one would begin exactly
     where it ends."""
     disk, places, _ = await torn(IN_THE_MIDDLE)
@@ -107,7 +107,7 @@ async def test_10666_a_shorter_record_over_old_ones_ends_the_log(autojump_clock:
 
 
 @pytest.mark.parametrize("is_growing", [True, False])
-async def test_10666_a_stale_tail_is_not_taken_for_the_masters(is_growing: bool, autojump_clock: MockClock) -> None:
+async def test_10666_stale_tail_is_not_taken_for_the_masters_log(is_growing: bool, autojump_clock: MockClock) -> None:
     """A tail that RocketMQ left behind on a slave can't be told from messages by looking at that store: its records
     are good. Compared with the master they are not: the slave says where the logs differ and appends nothing."""
     clock = WallClock(1_700_000_000_000)

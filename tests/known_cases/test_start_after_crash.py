@@ -56,7 +56,7 @@ def queue_files(disk: MemoryDisk) -> list[Path]:
 @pytest.mark.parametrize("kept_entries", [0, PER_FILE], ids=["only file", "last file"])
 @pytest.mark.parametrize("bytes_there", [0, 1, 13, ENTRY_SIZE - 1, ENTRY_SIZE, 3 * ENTRY_SIZE + 7])
 @pytest.mark.parametrize("is_slave", [False, True])
-async def test_9728_a_queue_whose_last_file_has_no_whole_entry(
+async def test_9728_last_queue_file_without_a_complete_entry(
     kept_entries: int, bytes_there: int, is_slave: bool, autojump_clock: MockClock
 ) -> None:
     """apache/rocketmq#9728, #10108: the last file of a consume queue was empty, or had a part of an entry, as it was
@@ -85,7 +85,7 @@ async def test_9728_a_queue_whose_last_file_has_no_whole_entry(
         await check_derived(store)
 
 
-async def test_10108_a_queue_of_which_all_messages_were_deleted(autojump_clock: MockClock) -> None:
+async def test_10108_queue_whose_messages_were_all_deleted(autojump_clock: MockClock) -> None:
     """The other way to it: the log has been deleted up to behind all that a queue has."""
     disk, ends = await crashed(3 * PER_FILE)
     first = ends[-1] - ends[-1] % SEGMENT

@@ -35,7 +35,7 @@ async def seen(node: Node, offset: int) -> list[str]:
     return found
 
 
-async def test_8239_with_sync_flush_nobody_is_shown_what_is_not_flushed(autojump_clock: MockClock) -> None:
+async def test_8239_unflushed_messages_are_hidden_with_sync_flush(autojump_clock: MockClock) -> None:
     """apache/rocketmq#8239: with SYNC_FLUSH consumers were given messages that were not on the disk yet, and committed
     offsets behind them. A crash took the messages back; the next ones got their queue offsets, and were skipped.
 
@@ -82,7 +82,7 @@ async def test_8239_with_sync_flush_nobody_is_shown_what_is_not_flushed(autojump
             assert bodies == ([b"next"] if log_end == end else [b"taken back", b"next"])
 
 
-async def test_8239_in_a_group_nothing_is_confirmed_that_a_member_has_not_flushed(autojump_clock: MockClock) -> None:
+async def test_8239_unflushed_messages_are_not_confirmed_in_a_group(autojump_clock: MockClock) -> None:
     """The same of a failover group with SYNC_FLUSH: consumers of any member are shown what each member of the set, the
     master included, has on its disk, so that it outlives even the power of all of them."""
     master, slave = await Member(bytes(1000)).begin((1, 0)), await Member(bytes(1000)).begin((1, 0))

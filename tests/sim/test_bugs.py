@@ -90,7 +90,7 @@ def scenario(name: str, more: int = 0) -> Plan:
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)
-def test_a_planted_bug_is_noticed(name: str) -> None:
+def test_planted_bug_is_caught(name: str) -> None:
     assert_noticed(BUGS[name], [scenario(name, more) for more in range(SEEDS_TRIED)])
 
 
@@ -107,7 +107,7 @@ def assert_noticed(bug: Bug[PlanT], plans: list[PlanT]) -> None:
 
 
 @pytest.mark.parametrize("name", ["double_counted_slave", "failed_sync_tried_again", "ack_beyond_end_accepted"])
-def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
+def test_scenario_passes_without_the_bug(name: str) -> None:
     assert run_plan(scenario(name)).violations == []
 
 

@@ -56,14 +56,14 @@ def run(plan: Plan) -> Outcome:
 
 @pytest.mark.parametrize("node", ["m", "s1"])
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_what_the_other_node_has_is_not_lost(kind: str, node: str) -> None:
+def test_message_on_the_other_node_is_not_lost(kind: str, node: str) -> None:
     outcome = run(damage(kind, node))
     assert outcome.faults[kind] == 2
     assert outcome.acknowledged_count > 50
     assert (outcome.excused_count, outcome.given_up_count) == (0, 0)
 
 
-def test_the_operator_gives_up_what_lies_behind_damage_that_nobody_can_heal() -> None:
+def test_operator_drops_records_behind_unrepairable_damage() -> None:
     """The slave was cut off all the time; the queues have to be built again, and the damage is in the way."""
     options = Options(**{**CLUSTER, "role": "ASYNC_MASTER"})
     faults = (
@@ -79,7 +79,7 @@ def test_the_operator_gives_up_what_lies_behind_damage_that_nobody_can_heal() ->
     assert 0 < outcome.given_up_count < outcome.excused_count
 
 
-def test_damage_of_one_node_excuses_no_loss_of_another() -> None:
+def test_damage_of_one_node_does_not_excuse_loss_on_another() -> None:
     plan = damage("flip_bit", "s1")
     crash = Fault(at_s=9.0, kind="kill", node="m", other="p1", duration_s=0.5)
     with BUGS["truncated_too_far"]():

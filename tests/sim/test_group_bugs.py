@@ -60,7 +60,7 @@ def scenario(name: str, more: int = 0) -> GroupPlan:
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)
-def test_a_planted_bug_is_noticed(name: str) -> None:
+def test_planted_bug_is_caught(name: str) -> None:
     assert_noticed(GROUP_BUGS[name], [scenario(name, more) for more in range(SEEDS_TRIED)])
 
 
@@ -74,7 +74,7 @@ def test_a_planted_bug_is_noticed(name: str) -> None:
         "older_record_is_believed",
     ],
 )
-def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
+def test_scenario_passes_without_the_bug(name: str) -> None:
     outcome = run_plan(scenario(name))
     assert not outcome.violations, show(outcome)
 

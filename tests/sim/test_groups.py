@@ -17,13 +17,13 @@ SEEDS = range(1, 5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_group_keeps_its_promises_whatever_happens(seed: int) -> None:
+def test_group_keeps_its_promises_under_faults(seed: int) -> None:
     outcome = run_plan(draw_group_plan(seed, {"run_s": 6}))
     assert not outcome.violations, show(outcome, "run_s=6")
     assert outcome.acknowledged_count
 
 
-def test_a_group_that_nothing_happens_to_refuses_and_loses_nothing() -> None:
+def test_group_without_faults_rejects_and_loses_nothing() -> None:
     outcome = run_plan(draw_group_plan(1, {"run_s": 4, "fault_count": 0}))
     assert not outcome.violations, show(outcome, "run_s=4,fault_count=0")
     assert set(outcome.statuses) == {"PUT_OK"}
@@ -44,7 +44,7 @@ def test_the_master_changes_under_load(kind: str) -> None:
 
 @pytest.mark.parametrize("number", [0, 1], ids=["empty", "copied"])
 @pytest.mark.parametrize("node", ["master", "slave"])
-def test_a_second_process_with_one_broker_id_is_refused(node: str, number: int) -> None:
+def test_duplicate_broker_id_is_rejected(node: str, number: int) -> None:
     """It ends by itself when the first one's lease has been renewed for two lease times; clients notice nothing."""
     fault = Fault(at_s=2.0, kind="duplicate_id", node=node, other="p1", duration_s=6.0, number=number)
     options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=8.0)

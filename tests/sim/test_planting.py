@@ -71,14 +71,14 @@ def test_a_method_a_property_and_an_imported_function_are_replaced_and_come_back
         (lambda plant: None, "nothing was replaced"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_leaves_nothing(plant: Callable[[Any], None], reason: str) -> None:
+def test_mismatched_replacement_is_rejected_and_leaves_no_trace(plant: Callable[[Any], None], reason: str) -> None:
     sync = CommitLog.sync
     with pytest.raises(PlantingError, match=reason), planted(plant):
         pass
     assert CommitLog.sync is sync
 
 
-def test_what_was_planted_before_a_refusal_is_taken_out() -> None:
+def test_earlier_replacements_are_undone_after_a_rejection() -> None:
     sync = CommitLog.sync
 
     def plant(plant: Planting) -> None:

@@ -34,7 +34,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_keeps_its_promises_whatever_happens(seed: int) -> None:
+def test_pair_keeps_its_promises_under_faults(seed: int) -> None:
     outcome = run_plan(draw_plan(seed, {"run_s": 15}))
     assert not outcome.violations, show(outcome, "run_s=15")
     assert outcome.acknowledged_count
@@ -58,7 +58,7 @@ def test_a_seed_gives_the_same_trace_in_every_process(plan: str) -> None:
     assert int(first[0]) > 300, "the trace says hardly anything"
 
 
-def test_a_failed_seed_is_said_with_what_runs_it_again_and_a_smaller_scenario(
+def test_failed_seed_is_reported_with_commands_and_a_reduced_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

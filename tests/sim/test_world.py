@@ -66,7 +66,7 @@ class Ticker:
             self.cleaned_up += 1
 
 
-def test_a_paused_process_takes_no_step_while_its_timers_run_out() -> None:
+def test_paused_process_does_not_run_when_its_timers_expire() -> None:
     ticker = Ticker()
 
     async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
@@ -126,7 +126,7 @@ async def in_trio(run: Callable[[], None]) -> None:
     run()
 
 
-def test_a_power_loss_takes_what_is_not_synced_and_a_kill_nothing() -> None:
+def test_power_loss_drops_unsynced_data_and_a_kill_none() -> None:
     def run() -> None:
         first = disk()
         file = first.create(PATH, 4 * PAGE, allocate=True)
@@ -151,7 +151,7 @@ def test_a_power_loss_takes_what_is_not_synced_and_a_kill_nothing() -> None:
     trio.run(in_trio, run)
 
 
-def test_a_failed_sync_leaves_pages_that_the_next_one_does_not_write() -> None:
+def test_failed_sync_marks_pages_clean() -> None:
     inode = Inode(bytearray(64 * PAGE))
     inode.content[:] = b"x" * len(inode.content)
     inode.fail_sync(Random(1))
@@ -166,7 +166,7 @@ def test_a_failed_sync_leaves_pages_that_the_next_one_does_not_write() -> None:
     assert all(after.content[page] == 0 for page in lost[1:])
 
 
-def test_a_full_disk_refuses_what_needs_room() -> None:
+def test_full_disk_rejects_writes_that_need_space() -> None:
     def run() -> None:
         full = disk()
         sparse = full.create(PATH, 2 * PAGE, allocate=False)
@@ -186,7 +186,7 @@ def test_a_full_disk_refuses_what_needs_room() -> None:
     trio.run(in_trio, run)
 
 
-def test_a_full_disk_takes_a_part_of_a_write_and_refuses_the_rest() -> None:
+def test_full_disk_accepts_a_partial_write() -> None:
     size = 64 * PAGE
 
     def run() -> None:
@@ -255,7 +255,7 @@ def test_a_sender_waits_for_a_reader() -> None:
     simulate(run)
 
 
-def test_what_waits_for_a_cut_link_arrives_when_it_heals() -> None:
+def test_bytes_on_a_cut_link_arrive_after_it_heals() -> None:
     async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
         client, server = await pair(network, nursery)
         network.cut(client.host, server.host)
@@ -272,7 +272,7 @@ def test_what_waits_for_a_cut_link_arrives_when_it_heals() -> None:
     simulate(run)
 
 
-def test_a_machine_without_power_says_nothing_and_resets_old_connections_later() -> None:
+def test_machine_without_power_is_silent_and_resets_connections_later() -> None:
     async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
         client, server = await pair(network, nursery)
         network.power_off(server.host)

@@ -302,7 +302,7 @@ DAMAGES: list[Damage] = [
 
 @pytest.mark.parametrize("range_bytes", [1500, 1 << 20])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_is_found_where_it_is_and_nowhere_else(one: Golden, damage: Damage, range_bytes: int) -> None:
+def test_damage_is_found_only_where_it_is(one: Golden, damage: Damage, range_bytes: int) -> None:
     expected = damage(one)
     result = one.audit(range_bytes)
     assert found(result) == expected
@@ -317,7 +317,7 @@ def test_single_copy_audit_finds_damage_that_needs_no_comparison(golden: Golden,
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_flipped_bit_is_found_in_its_record_and_nowhere_else(golden: Golden, seed: int) -> None:
+def test_flipped_bit_is_found_in_its_record_only(golden: Golden, seed: int) -> None:
     random_ = random.Random(seed)
     for _ in range(5):
         record = random_.choice(golden.records)

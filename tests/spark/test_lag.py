@@ -90,7 +90,7 @@ def test_lag_in_messages_bytes_and_seconds(store: Path) -> None:
     assert look(store, topics=("other",)).queues == ()
 
 
-def test_what_was_deleted_before_it_was_consumed_is_lost(store: Path) -> None:
+def test_messages_deleted_before_consumption_are_lost(store: Path) -> None:
     (store / "commitlog" / f"{0:020d}").unlink()
     commit(store, shop_GoldenTopic={0: 2})
     (queue,) = look(store).queues

@@ -243,7 +243,7 @@ def pull(consumer: FakeConsumer, begin: int, end: int, pulls: PullSettings) -> t
 
 @pytest.mark.parametrize("most", [1, 3, 8, 32])
 @pytest.mark.parametrize(("begin", "end"), [(0, 100), (7, 64), (31, 33), (5, 6)])
-def test_every_offset_once_and_in_order_however_short_the_answers(most: int, begin: int, end: int) -> None:
+def test_offsets_are_read_once_in_order_with_short_answers(most: int, begin: int, end: int) -> None:
     consumer = FakeConsumer(0, 100, most)
     found, gone, calls = pull(consumer, begin, end, PullSettings(lanes=3, slot_entries=8))
     assert (found, gone) == (list(range(begin, end)), 0)

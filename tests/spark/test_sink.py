@@ -286,7 +286,7 @@ def test_repeated_sigkill(servers: str, topic: str) -> None:
 
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("kind", [RequestTimedOut, ConnectionFailed])
-def test_a_send_of_unknown_outcome_is_looked_for(
+def test_send_with_unknown_outcome_is_searched_for(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, is_stored: bool, kind: type[Exception]
 ) -> None:
     real = Producer.send_batch
@@ -308,7 +308,7 @@ def test_a_send_of_unknown_outcome_is_looked_for(
     assert len(lost) == 4
 
 
-def test_a_busy_broker_is_waited_for_and_a_refusal_is_final(
+def test_busy_broker_is_retried_and_a_rejection_is_final(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Producer.send_batch

@@ -52,7 +52,7 @@ def test_a_schema_chooses_the_columns_and_counts_cheaply(spark: SparkSession, fl
     assert load(spark, flights, topic="delays", columns="queueId").count() == 600
 
 
-def test_it_is_a_table_of_sql(spark: SparkSession, flights: Path) -> None:
+def test_source_is_usable_as_a_sql_table(spark: SparkSession, flights: Path) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW log USING halog OPTIONS (path '{flights}', topic 'delays')")
     [row] = spark.sql("SELECT count(*) AS n, count(DISTINCT uniqKey) AS keys, max(keys[0]) AS k FROM log").collect()
     assert (row.n, row.keys, row.k) == (600, 600, "k995")

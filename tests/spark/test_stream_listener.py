@@ -118,7 +118,7 @@ def test_lag_in_messages_bytes_and_seconds(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".lag*")) == []
 
 
-def test_it_measures_no_more_often_than_told_and_catches_up_when_idle(tmp_path: Path) -> None:
+def test_measurement_interval_is_respected_and_idle_progress_counts(tmp_path: Path) -> None:
     now = [10**12]
     path = make_store(tmp_path / "broker-a", [message(n, queue_id=0) for n in range(10)])
     reports: list[LagReport] = []
