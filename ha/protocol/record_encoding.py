@@ -1,4 +1,4 @@
-"""Records of messages, as they get into the log: one, a run of single ones, a batch. What a record is: `record.py`."""
+"""Writes messages as the records of a commitlog: one, or a run of them. `record.py` describes a record."""
 
 from __future__ import annotations
 
@@ -27,30 +27,23 @@ from ha.protocol.record import (
 )
 
 PROPERTY_CRC_SIZE = 20
-TOPIC_ALWAYS_FITS = 31
-"""Characters of a topic that is short enough whatever they are: in UTF-8 each takes at most 4 bytes."""
 
-_PROPERTY_CRC_NAME = b"__CRC32#\x01"
 _HOST_V4_SIZE = 8
 _HOST_V6_SIZE = 20
 _SIZE_WITHOUT_PARTS = RECORD_SIZE_MIN - 2 * _HOST_V4_SIZE - 1
-"""A record's size without its hosts, body, topic and its length, and properties."""
+"""Record size without hosts, body, topic and its length, and properties, in bytes"""
 _SIZE_AND_MAGIC = Struct(">ii")
 _UINT16 = Struct(">H")
-_INT64 = Struct(">q")
-_INT32_INT64 = Struct(">iq")
-_HEAD_V4 = HEADS[0]
-_HEADS_OF_BATCH = {size: Struct(f">iiiiiqq{size}si") for size in (48, 60, 72)}
-"""What records of one batch share stands as one byte string between what each has of its own."""
+_UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 ResultT = TypeVar("ResultT")
 
 
 @lru_cache(maxsize=4096)
-def _topic_field(topic: str) -> bytes:
-    """Length and name of a topic as records have them: V1's if it fits, else V2's.
+def topic_field(topic: str) -> bytes:
+    """Return the length and name of a topic as in a record: V1's if it fits, otherwise V2's.
 
-    What doesn't fit V2 either has a wrong length, and is for `record_pieces` to refuse.
+    The length is wrong for a topic that does not fit V2 either; `encode_record` refuses those.
     """
     raw = topic.encode()
     size = len(raw)
@@ -58,80 +51,78 @@ def _topic_field(topic: str) -> bytes:
 
 
 def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, append_property_crc: bool = False) -> int:
-    """Return how many bytes the record of `message` takes."""
-    properties = message.properties
-    size = (
+    """Return the size of the record of `message` in bytes."""
+    return (
         _SIZE_WITHOUT_PARTS
         + len(message.born_host)
         + store_host_size
         + len(message.body)
-        + len(_topic_field(message.topic))
-        + len(properties)
+        + len(topic_field(message.topic))
+        + _stored_properties_size(message.properties, append_property_crc)
     )
-    if append_property_crc:
-        size += PROPERTY_CRC_SIZE + (1 if properties and properties[-1] != 2 else 0)
-    return size
 
 
-@with_compiled_twin
-def record_pieces(
+def _stored_properties_size(properties: bytes, append_property_crc: bool) -> int:
+    if not append_property_crc:
+        return len(properties)
+    return len(properties) + PROPERTY_CRC_SIZE + (1 if properties and properties[-1] != 2 else 0)
+
+
+def encode_record(
     message: Message,
+    *,
     queue_offset: int,
     physical_offset: int,
     store_timestamp_ms: int,
     store_host: bytes,
     append_property_crc: bool = False,
-) -> tuple[bytes, bytes | memoryview, bytes]:
-    """Return what makes up the record of `message`: all before its body, the body as it is, all behind.
+) -> bytes:
+    """Return the record of `message`: V2 for topics of more than 127 bytes, V1 otherwise.
 
-    V2 is made for topics over 127 bytes, V1 otherwise. LocalProtocolError if the topic is longer than V2 allows or the
-    properties exceed 32767 bytes.
+    LocalProtocolError if the topic is longer than V2 allows or the properties exceed 32767 bytes.
     """
-    topic_field = _topic_field(message.topic)
-    body = message.body
-    properties = message.properties
-    born_host = message.born_host
-    properties_size = len(properties)
-    if append_property_crc:
-        if properties and properties[-1] != 2:
-            properties += b"\x02"
-        properties_size = len(properties) + PROPERTY_CRC_SIZE
-    if properties_size > PROPERTIES_SIZE_MAX or len(topic_field) > 2 + PROPERTIES_SIZE_MAX:
+    field, body, properties, born_host = topic_field(message.topic), message.body, message.properties, message.born_host
+    properties_size = _stored_properties_size(properties, append_property_crc)
+    if properties_size > PROPERTIES_SIZE_MAX or len(field) > 2 + PROPERTIES_SIZE_MAX:
         raise LocalProtocolError(
-            f"topic of {len(topic_field) - 2} or properties of {properties_size} bytes exceed a record's fields"
+            f"topic of {len(field) - 2} or properties of {properties_size} bytes exceed a record's fields"
         )
     sys_flag = message.sys_flag & ~HOSTS_V6
-    if len(born_host) == _HOST_V4_SIZE and len(store_host) == _HOST_V4_SIZE:
-        head = _HEAD_V4
-    else:
-        if len(born_host) == _HOST_V6_SIZE:
-            sys_flag |= SysFlag.BORNHOST_V6
-        if len(store_host) == _HOST_V6_SIZE:
-            sys_flag |= SysFlag.STOREHOST_V6
-        head = HEADS[sys_flag & HOSTS_V6]
-    body_size = len(body)
-    behind = b"%b%b%b" % (topic_field, _UINT16.pack(properties_size), properties)
-    before = head.pack(
-        head.size + body_size + len(behind) + (PROPERTY_CRC_SIZE if append_property_crc else 0),
-        MAGIC_V1 if len(topic_field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2,
-        crc32(body) & CRC_MASK,
-        message.queue_id,
-        message.flag,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        message.born_timestamp_ms,
-        born_host,
-        store_timestamp_ms,
-        store_host,
-        message.reconsume_times,
-        message.prepared_transaction_offset,
-        body_size,
+    if len(born_host) == _HOST_V6_SIZE:
+        sys_flag |= SysFlag.BORNHOST_V6
+    if len(store_host) == _HOST_V6_SIZE:
+        sys_flag |= SysFlag.STOREHOST_V6
+    head = HEADS[sys_flag & HOSTS_V6]
+    record = b"".join(
+        (
+            head.pack(
+                head.size + len(body) + len(field) + _UINT16.size + properties_size,
+                MAGIC_V1 if len(field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2,
+                crc32(body) & CRC_MASK,
+                message.queue_id,
+                message.flag,
+                queue_offset,
+                physical_offset,
+                sys_flag,
+                message.born_timestamp_ms,
+                born_host,
+                store_timestamp_ms,
+                store_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                len(body),
+            ),
+            body,
+            field,
+            _UINT16.pack(properties_size),
+            properties,
+            b"\x02" if append_property_crc and properties and properties[-1] != 2 else b"",
+        )
     )
     if append_property_crc:
-        digits = f"{crc32(behind, crc32(body, crc32(before))) & CRC_MASK:010d}"[::-1]
-        behind = b"%b%b%b\x02" % (behind, _PROPERTY_CRC_NAME, digits.encode())
-    return before, body, behind
+        digits = f"{crc32(record) & CRC_MASK:010d}"[::-1]
+        record += b"__CRC32#\x01%b\x02" % digits.encode()
+    return record
 
 
 @with_compiled_twin
@@ -146,130 +137,49 @@ def record_run(
     *,
     body_size_max: int,
     properties_size_max: int,
+    append_property_crc: bool,
     result: Callable[[PutStatus, int, int, int, int], ResultT],
 ) -> tuple[bytes, list[ResultT]]:
-    """Return the records of `messages[first:]` that fit `room` bytes, one behind the other, and what `result` makes of
-    each: PUT_OK, its physical offset, size, queue offset and store time.
+    """Return the consecutive records of `messages[first:]`, and the value of `result` for each: its arguments are
+    PUT_OK, physical offset, size, queue offset and store time.
 
-    `queue_offsets` has the next one of each queue (topic, queue id), and is moved on. It ends before the first message
-    that is not usual: of a queue that is not there, with a topic of more than TOPIC_ALWAYS_FITS characters, a body or
-    properties over their limits, or the bits of a transaction.
+    `queue_offsets` holds the next queue offset of each (topic, queue id) and is updated. A prepared or rolled back
+    message gets 0 and is not counted. The run ends before the first message whose record does not fit in `room` bytes,
+    whose queue is unknown, whose body or properties exceed their limits, or whose topic needs V2.
     """
-    pieces: list[bytes | memoryview] = []
+    records: list[bytes] = []
     results: list[ResultT] = []
-    end = physical_offset + room
     for number in range(first, len(messages)):
         message = messages[number]
-        topic, body, properties = message.topic, message.body, message.properties
-        key = (topic, message.queue_id)
-        queue_offset = queue_offsets.get(key)
+        is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
+        key = (message.topic, message.queue_id)
+        queue_offset = queue_offsets.get(key) if is_counted else 0
+        size = record_size(message, store_host_size=len(store_host), append_property_crc=append_property_crc)
         if (
             queue_offset is None
-            or len(topic) > TOPIC_ALWAYS_FITS
-            or len(body) > body_size_max
-            or len(properties) > properties_size_max
-            or message.sys_flag & SysFlag.TRANSACTION_MASK
+            or size > room
+            or len(message.body) > body_size_max
+            or len(message.properties) > properties_size_max
+            or _stored_properties_size(message.properties, append_property_crc) > PROPERTIES_SIZE_MAX
+            or len(topic_field(message.topic)) > 1 + TOPIC_SIZE_V1_MAX
         ):
             break
-        record = record_pieces(message, queue_offset, physical_offset, store_timestamp_ms, store_host)
-        size = len(record[0]) + len(body) + len(record[2])
-        if size > end - physical_offset:
-            break
-        pieces += record
-        queue_offsets[key] = queue_offset + 1
+        records.append(
+            encode_record(
+                message,
+                queue_offset=queue_offset,
+                physical_offset=physical_offset,
+                store_timestamp_ms=store_timestamp_ms,
+                store_host=store_host,
+                append_property_crc=append_property_crc,
+            )
+        )
+        if is_counted:
+            queue_offsets[key] = queue_offset + 1
         results.append(result(PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms))
         physical_offset += size
-    return b"".join(pieces), results
-
-
-@with_compiled_twin
-def is_batch_of_one_queue(messages: Sequence[Message]) -> bool:
-    """Whether `messages` differ in nothing but flag, body and properties, as those of a client's batch do."""
-    first = messages[0]
-    topic, queue_id, sys_flag, born_host = first.topic, first.queue_id, first.sys_flag, first.born_host
-    born_timestamp_ms, reconsume_times = first.born_timestamp_ms, first.reconsume_times
-    prepared_transaction_offset = first.prepared_transaction_offset
-    for message in messages:
-        if (
-            message.queue_id != queue_id
-            or message.sys_flag != sys_flag
-            or message.born_timestamp_ms != born_timestamp_ms
-            or message.reconsume_times != reconsume_times
-            or message.prepared_transaction_offset != prepared_transaction_offset
-            or message.topic != topic
-            or message.born_host != born_host
-        ):
-            return False
-    return True
-
-
-@with_compiled_twin
-def batch_pieces(
-    messages: Sequence[Message],
-    sizes: Sequence[int],
-    *,
-    queue_offset: int,
-    physical_offset: int,
-    store_timestamp_ms: int,
-    store_host: bytes,
-) -> list[bytes | memoryview]:
-    """Return what makes up the records, one after the other, of `messages` that `is_batch_of_one_queue` is true of.
-
-    `sizes` are their records' (`record_size`). The first one gets the offsets given, each of the others the next.
-    LocalProtocolError as of `record_pieces`.
-    """
-    first = messages[0]
-    topic_field = _topic_field(first.topic)
-    if len(topic_field) > 2 + PROPERTIES_SIZE_MAX:
-        raise LocalProtocolError(f"topic of {len(topic_field) - 2} bytes exceeds a record's field")
-    magic = MAGIC_V1 if len(topic_field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2
-    sys_flag = first.sys_flag & ~HOSTS_V6
-    if len(first.born_host) == _HOST_V6_SIZE:
-        sys_flag |= SysFlag.BORNHOST_V6
-    if len(store_host) == _HOST_V6_SIZE:
-        sys_flag |= SysFlag.STOREHOST_V6
-    shared = b"".join(
-        (
-            _INT32_INT64.pack(sys_flag, first.born_timestamp_ms),
-            first.born_host,
-            _INT64.pack(store_timestamp_ms),
-            store_host,
-            _INT32_INT64.pack(first.reconsume_times, first.prepared_transaction_offset),
-        )
-    )
-    pack_head, pack_size, queue_id = _HEADS_OF_BATCH[len(shared)].pack, _UINT16.pack, first.queue_id
-    pieces: list[bytes | memoryview] = []
-    for message, size in zip(messages, sizes, strict=True):
-        body, properties = message.body, message.properties
-        properties_size = len(properties)
-        if properties_size > PROPERTIES_SIZE_MAX:
-            raise LocalProtocolError(f"properties of {properties_size} bytes exceed a record's field")
-        crc = crc32(body) & CRC_MASK
-        pieces += (
-            pack_head(size, magic, crc, queue_id, message.flag, queue_offset, physical_offset, shared, len(body)),
-            body,
-            topic_field,
-            pack_size(properties_size),
-            properties,
-        )
-        queue_offset += 1
-        physical_offset += size
-    return pieces
-
-
-def encode_record(
-    message: Message,
-    *,
-    queue_offset: int,
-    physical_offset: int,
-    store_timestamp_ms: int,
-    store_host: bytes,
-    append_property_crc: bool = False,
-) -> bytes:
-    """Return the record of `message`; errors as of `record_pieces`."""
-    return b"".join(
-        record_pieces(message, queue_offset, physical_offset, store_timestamp_ms, store_host, append_property_crc)
-    )
+        room -= size
+    return b"".join(records), results
 
 
 def encode_filler(remaining: int) -> bytes:

@@ -229,19 +229,13 @@ class CommitLog:
         if self._append_lock.locked():
             return []
         began = trio.current_time() if began is None else began
-        maker = self._maker
-        batch = maker.checked_batch(messages)
-        if isinstance(batch, AppendResult):
-            return [batch] * len(messages)
+        size = self._maker.batch_size(messages)
+        if isinstance(size, AppendResult):
+            return [size] * len(messages)
         segment, position = self._tail()
-        if segment is None or position + sum(batch.sizes) > maker.room_max:
+        if segment is None or position + size > self._maker.room_max:
             return []
-        if batch.is_alike:
-            now_ms = self._store_clock_ms()
-            records, results = maker.batch(batch, segment.start + position, now_ms)
-            self._write(segment, position, records, now_ms)
-        else:
-            results = self._append(messages, 0)
+        results = self._append(messages, 0)
         self.append_times.observe(trio.current_time() - began)
         return results
 

@@ -10,19 +10,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ha.errors import LocalProtocolError
 from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import FILLER_SIZE_MIN, TOPIC_SIZE_V1_MAX, Message
-from ha.protocol.record_encoding import (
-    PROPERTY_CRC_SIZE,
-    TOPIC_ALWAYS_FITS,
-    batch_pieces,
-    is_batch_of_one_queue,
-    record_pieces,
-    record_run,
-    record_size,
-)
+from ha.protocol.record_encoding import PROPERTY_CRC_SIZE, encode_record, record_run, record_size
 from ha.protocol.topic_names import DLQ_PREFIX, NAME_SIZE_MAX, RETRY_PREFIX
 from ha.store.options import StoreOptions
 
@@ -32,9 +23,9 @@ RECORD_OVERHEAD_MAX = 64 * 1024
 NO_ROOM = -1
 """`room` where no record fits, not even one of no bytes"""
 
-_OK = PutStatus.PUT_OK
-"""Looked up once: asking an enum for a member takes longer than most that is done with it."""
-_TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
+TOPIC_ALWAYS_FITS = 31
+"""Length in characters up to which any topic fits in TOPIC_SIZE_V1_MAX bytes: UTF-8 takes at most 4 for each"""
+
 _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 
@@ -52,18 +43,6 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
     def next_offset(self) -> int:
         """Physical offset behind the record: what must be flushed and acknowledged."""
         return self.physical_offset + self.size
-
-
-class CheckedBatch(msgspec.Struct, frozen=True, gc=False):
-    """Messages that may all be put.
-
-    sizes: of their records, in bytes.
-    is_alike: whether they are of one queue, and differ in flag, body and properties alone, as a client's do.
-    """
-
-    messages: Sequence[Message]
-    sizes: list[int]
-    is_alike: bool
 
 
 class RecordMaker:
@@ -102,113 +81,84 @@ class RecordMaker:
         """Return the records of `messages[first:]`, stored at `now_ms`, the first one at `physical_offset`, and what
         became of each message: it is in the records, or refused. Ends before one whose record doesn't fit `room` bytes.
         """
-        store_host, append_crc = self._store_host, self._append_property_crc
-        body_size_max, properties_size_max = self._body_size_max, self._properties_size_max
-        pieces: list[bytes | memoryview] = []
+        records: list[bytes] = []
         results: list[AppendResult] = []
         end = physical_offset + room
         while first + len(results) < len(messages):
-            number = first + len(results)
-            if not append_crc:
-                records, made = record_run(
-                    messages,
-                    number,
-                    self._next_offsets,
-                    physical_offset,
-                    end - physical_offset,
-                    now_ms,
-                    store_host,
-                    body_size_max=body_size_max,
-                    properties_size_max=properties_size_max,
-                    result=AppendResult,
-                )
-                if made:
-                    pieces.append(records)
-                    results += made
-                    physical_offset += len(records)
-                    continue
-            message = messages[number]
-            topic, body = message.topic, message.body
-            if (
-                len(body) > body_size_max
-                or len(message.properties) > properties_size_max
-                or len(topic) > TOPIC_ALWAYS_FITS
-            ):
+            written, made = record_run(
+                messages,
+                first + len(results),
+                self._next_offsets,
+                physical_offset,
+                end - physical_offset,
+                now_ms,
+                self._store_host,
+                body_size_max=self._body_size_max,
+                properties_size_max=self._properties_size_max,
+                append_property_crc=self._append_property_crc,
+                result=AppendResult,
+            )
+            if not made:
+                message = messages[first + len(results)]
                 refusal = self._refusal(message)
                 if refusal is not None:
                     results.append(refusal)
                     continue
-            is_counted = message.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
-            queue_offset = self.next_queue_offset(topic, message.queue_id) if is_counted else 0
-            try:
-                record = record_pieces(message, queue_offset, physical_offset, now_ms, store_host, append_crc)
-            except LocalProtocolError as error:
-                results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=str(error)))
-                continue
-            size = len(record[0]) + len(body) + len(record[2])
-            if size > end - physical_offset:
-                refusal = self._refusal(message)
-                if refusal is None:
+                if self._size_of(message) > end - physical_offset:
                     break
-                results.append(refusal)
-                continue
-            pieces += record
-            if is_counted:
-                self._next_offsets[(topic, message.queue_id)] = queue_offset + 1
-            results.append(AppendResult(_OK, physical_offset, size, queue_offset, now_ms))
-            physical_offset += size
-        return b"".join(pieces), results
+                written, result = self._unusual(message, physical_offset, now_ms)
+                made = [result]
+            records.append(written)
+            results += made
+            physical_offset += len(written)
+        return b"".join(records), results
 
-    # ---- batches: all or none
-
-    def checked_batch(self, messages: Sequence[Message]) -> CheckedBatch | AppendResult:
-        """Return what `batch` takes, or why none of `messages` may be put."""
-        is_alike = not self._append_property_crc and is_batch_of_one_queue(messages)
-        if is_alike:
-            first = messages[0]
-            without_parts = self._size_of(first) - len(first.body) - len(first.properties)
-            sizes = [without_parts + len(message.body) + len(message.properties) for message in messages]
-            is_alike = first.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
-        else:
-            sizes = [self._size_of(message) for message in messages]
-        size_max = min(self._record_size_max, self.room_max)
-        for message, size in zip(messages, sizes, strict=True):
-            if (
-                size > size_max
-                or len(message.body) > self._body_size_max
-                or len(message.properties) > self._properties_size_max
-                or len(message.topic) > TOPIC_ALWAYS_FITS
-            ):
-                refusal = self._refusal(message)
-                if refusal is not None:
-                    return refusal
-        total = sum(sizes)
-        if total > size_max:
-            remark = f"batch of {total} bytes exceeds what one segment or request may hold"
-            return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)
-        return CheckedBatch(messages, sizes, is_alike)
-
-    def batch(self, batch: CheckedBatch, physical_offset: int, now_ms: int) -> tuple[bytes, list[AppendResult]]:
-        """As `run`, of a batch that is alike, and for which there is room: half of what its messages would cost."""
-        first = batch.messages[0]
-        queue_offset = self.next_queue_offset(first.topic, first.queue_id)
-        pieces = batch_pieces(
-            batch.messages,
-            batch.sizes,
+    def _unusual(self, message: Message, physical_offset: int, now_ms: int) -> tuple[bytes, AppendResult]:
+        """Return the record of a message that no run may have: the first of its queue, or one with a long topic."""
+        is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
+        queue_offset = self.next_queue_offset(message.topic, message.queue_id) if is_counted else 0
+        record = encode_record(
+            message,
             queue_offset=queue_offset,
             physical_offset=physical_offset,
             store_timestamp_ms=now_ms,
             store_host=self._store_host,
+            append_property_crc=self._append_property_crc,
         )
-        results: list[AppendResult] = []
-        for size in batch.sizes:
-            results.append(AppendResult(_OK, physical_offset, size, queue_offset, now_ms))
-            physical_offset += size
-            queue_offset += 1
-        self._next_offsets[(first.topic, first.queue_id)] = queue_offset
-        return b"".join(pieces), results
+        if is_counted:
+            self._next_offsets[(message.topic, message.queue_id)] = queue_offset + 1
+        return record, AppendResult(PutStatus.PUT_OK, physical_offset, len(record), queue_offset, now_ms)
 
-    # ---- what is refused
+    def batch_size(self, messages: Sequence[Message]) -> int | AppendResult:
+        """Return the size in bytes of the records of `messages`, or why none of them may be stored."""
+        size_max = min(self._record_size_max, self.room_max)
+        body_size_max, properties_size_max = self._body_size_max, self._properties_size_max
+        total = fixed_size = 0
+        alike: Message | None = None  # of the same fixed size
+        for message in messages:
+            body_size, properties_size = len(message.body), len(message.properties)
+            must_check = body_size > body_size_max or properties_size > properties_size_max
+            if (
+                alike is None
+                or message.topic is not alike.topic
+                or len(message.born_host) != len(alike.born_host)
+                or self._append_property_crc
+            ):
+                alike = message
+                fixed_size = self._size_of(message) - body_size - properties_size
+                must_check |= len(message.topic) > TOPIC_ALWAYS_FITS
+            size = fixed_size + body_size + properties_size
+            if must_check or size > size_max:
+                refusal = self._refusal(message)
+                if refusal is not None:
+                    return refusal
+            total += size
+        if total > size_max:
+            remark = f"batch of {total} bytes exceeds what one segment or request may hold"
+            return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)
+        return total
+
+    # ---- refused messages
 
     def _size_of(self, message: Message) -> int:
         return record_size(
@@ -233,4 +183,4 @@ class RecordMaker:
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)
 
 
-__all__ = ["NO_ROOM", "RECORD_OVERHEAD_MAX", "AppendResult", "CheckedBatch", "RecordMaker"]
+__all__ = ["NO_ROOM", "RECORD_OVERHEAD_MAX", "AppendResult", "RecordMaker"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,14 +28,7 @@ from ha.protocol.record import (
     split_records,
     verify_record,
 )
-from ha.protocol.record_encoding import (
-    batch_pieces,
-    encode_filler,
-    encode_record,
-    is_batch_of_one_queue,
-    record_pieces,
-    record_size,
-)
+from ha.protocol.record_encoding import encode_filler, encode_record, record_size
 
 from .golden import STORES, commitlog, manifest
 
@@ -298,17 +290,6 @@ def test_wrong_body_crc_is_found_by_verification_and_decoding_only() -> None:
         verify_record(damaged, 0, len(damaged))
 
 
-def test_the_pieces_of_a_record_leave_its_body_alone() -> None:
-    """A put copies the bodies of all its messages once, into what is written."""
-    body = memoryview(b"hello, record")[7:]
-    put = Message("T", 1, body, b"TAGS\x01a\x02")
-    before, same, behind = record_pieces(put, 2, 3, 4, STORE_HOST)
-    assert same is body
-    record = decode_record(before + same + behind)
-    assert (record.body, record.topic, record.properties) == (b"record", "T", b"TAGS\x01a\x02")
-    assert (record.queue_offset, record.physical_offset, record.store_timestamp_ms) == (2, 3, 4)
-
-
 def test_records_are_read_from_a_mapping() -> None:
     with mmap.mmap(-1, 4096) as mapping:
         mapping[100 : 100 + len(R1)] = R1
@@ -323,8 +304,6 @@ def test_what_does_not_fit_a_record_is_our_own_mistake() -> None:
     for put in (Message("t", 0, b"", bytes(32768)), Message("t" * 32768, 0, b"")):
         with pytest.raises(LocalProtocolError):
             encode_record(put, store_host=STORE_HOST, **places)
-        with pytest.raises(LocalProtocolError):
-            batch_pieces([put], [record_size(put)], store_host=STORE_HOST, **places)
     with pytest.raises(LocalProtocolError):
         encode_filler(7)
 
@@ -351,61 +330,6 @@ messages = st.builds(
     reconsume_times=int32,
     prepared_transaction_offset=int64,
 )
-
-
-own_parts = st.tuples(int32, st.binary(max_size=300), st.binary(max_size=100))
-
-
-@given(
-    first=messages,
-    topic=st.sampled_from(["T", "ü" * 60, "%RETRY%" + "x" * 130]),
-    others=st.lists(own_parts, max_size=5),
-    offset=st.integers(0, 2**62),
-    host=hosts,
-)
-def test_a_batch_is_written_as_its_records_are(
-    first: Message, topic: str, others: list[tuple[int, bytes, bytes]], offset: int, host: str
-) -> None:
-    store_host = encode_host(host, 10911)
-    first.topic = topic
-    batch = [first]
-    for flag, body, properties in others:
-        batch.append(msgspec.structs.replace(first, flag=flag, body=body, properties=properties))
-    assert is_batch_of_one_queue(batch)
-    alone: list[bytes] = []
-    sizes: list[int] = []
-    for number, one in enumerate(batch):
-        places: dict[str, Any] = {"queue_offset": offset + number, "physical_offset": offset + sum(sizes)}
-        alone.append(encode_record(one, store_timestamp_ms=BORN_MS, store_host=store_host, **places))
-        sizes.append(len(alone[-1]))
-    pieces = batch_pieces(
-        batch,
-        sizes,
-        queue_offset=offset,
-        physical_offset=offset,
-        store_timestamp_ms=BORN_MS,
-        store_host=store_host,
-    )
-    assert b"".join(pieces) == b"".join(alone)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"topic": "T2"},
-        {"queue_id": 9},
-        {"sys_flag": 1},
-        {"born_timestamp_ms": 1},
-        {"born_host": encode_host("::1", 1)},
-        {"reconsume_times": 1},
-        {"prepared_transaction_offset": 1},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_what_records_of_a_batch_share(change: dict[str, Any]) -> None:
-    own = {"flag": 8, "body": b"other", "properties": b"K\x01v\x02"}
-    assert is_batch_of_one_queue([M1, msgspec.structs.replace(M1, **own)])
-    assert not is_batch_of_one_queue([M1, M1, msgspec.structs.replace(M1, **change)])
 
 
 @given(
