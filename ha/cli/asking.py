@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import anyio
 from cyclopts import Parameter
 
-from ha.cli.flags import ClusterFlags, TlsFlags, WaitFlags, client_options
+from ha.cli.flags import ClientFlags
 from ha.cli.showing import notices
 from ha.client import Admin, Client
 
@@ -17,11 +17,9 @@ Yes = Annotated[bool, Parameter(negative=(), help="Apply the change. Without it,
 Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 
 
-def ask(
-    question: Callable[[Admin, Client], Awaitable[AnswerT]], cluster: ClusterFlags, tls: TlsFlags, wait: WaitFlags
-) -> AnswerT:
+def ask(question: Callable[[Admin, Client], Awaitable[AnswerT]], flags: ClientFlags) -> AnswerT:
     """Runs `question` with an Admin client and returns its result. UsageError, and the errors of Admin."""
-    servers, options = cluster.addresses(), client_options(cluster, tls, wait)
+    servers, options = flags.addresses(), flags.options()
 
     async def run() -> AnswerT:
         async with Client(servers, options=options) as client, Admin(client) as admin:

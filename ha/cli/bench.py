@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ha.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STORED_WEAKLY, UsageError
-from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.showing import notices, output, print_json, safe, stoppable
 from ha.client import ClientOptions, Message, Producer, SendStatus
 from ha.errors import ClientError
@@ -116,9 +116,7 @@ def bench(
         bool, Parameter(negative=(), help="Combine waiting messages into one request (the SDK's batching option).")
     ] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print the results as JSON.")] = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
+    client: ClientFlags = LOCAL_CLIENT,
 ) -> int:
     """Send messages to TOPIC and measure throughput and latency.
 
@@ -131,10 +129,10 @@ def bench(
     if (rate is not None and rate <= 0) or (seconds is not None and not 0 < seconds <= 86_400):
         raise UsageError("--rate and --seconds must be greater than 0, --seconds at most 86400")
     options = ClientOptions(
-        credentials=cluster.credentials(),
-        tls=tls.checked(),
-        request_timeout_s=wait.checked(),
-        send_timeout_s=wait.checked(),
+        credentials=client.credentials(),
+        tls=client.client_tls(),
+        request_timeout_s=client.timeout_s(),
+        send_timeout_s=client.timeout_s(),
         batching=batching,
     )
     work = _Bench(topic, size, count, seconds or (None if count else 10.0), rate, in_flight)
@@ -147,7 +145,7 @@ def bench(
             if bar is not None and task is not None:
                 bar.update(task, completed=share, rate=shown_rate)
 
-        anyio.run(work.run, cluster.addresses(), options, stop, show, backend="trio")
+        anyio.run(work.run, client.addresses(), options, stop, show, backend="trio")
     result = work.result(is_complete=not stop.is_set())
     if json:
         print_json(result)

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
-from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags, client_options
+from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.client import (
     Client,
     ClientOptions,
@@ -58,9 +58,7 @@ def consume(
     max_message_size: Annotated[
         int, Parameter(help="Maximum size of a decompressed body in bytes (the brokers' maxMessageSize).")
     ] = BODY_SIZE_MAX,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
+    client: ClientFlags = LOCAL_CLIENT,
 ) -> int:
     """Print the messages of TOPIC: each body and a newline, or all fields with --json (bodies that are not UTF-8 as
     base64).
@@ -81,18 +79,18 @@ def consume(
         raise UsageError("--limit must be at least 1")
     if max_message_size < 1:
         raise UsageError("--max-message-size must be at least 1")
-    options = msgspec.structs.replace(client_options(cluster, tls, wait), message_size_max=max_message_size)
+    options = msgspec.structs.replace(client.options(), message_size_max=max_message_size)
     if group is not None:
         if from_ not in _STARTS or commit or queue is not None or broker != "suggested":
             raise UsageError(
                 "--group can't be combined with --commit, --queue, --broker, or --from other than first and last"
             )
         member = _Member(topic, group, _STARTS[from_], tags, limit, json)
-        anyio.run(member.run, cluster.addresses(), options, backend="trio")
+        anyio.run(member.run, client.addresses(), options, backend="trio")
         return EXIT_DONE
     read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
-    anyio.run(work.run, cluster.addresses(), GROUP, read_from, options, backend="trio")
+    anyio.run(work.run, client.addresses(), GROUP, read_from, options, backend="trio")
     return EXIT_REFUSED if work.unreadable_count else EXIT_DONE
 
 

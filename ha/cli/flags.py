@@ -77,7 +77,7 @@ class TlsFlags:
         ),
     ] = False
 
-    def checked(self) -> ClientTls | None:
+    def client_tls(self) -> ClientTls | None:
         """Returns the TLS options, or None for plaintext. UsageError if a file can't be used."""
         if (self.tls_key is not None or self.tls_any_host) and not (self.tls or self.tls_ca or self.tls_cert):
             raise UsageError("--tls-key and --tls-any-host require --tls, --tls-ca or --tls-cert")
@@ -98,9 +98,6 @@ class TlsFlags:
         return found
 
 
-LOCAL, PLAIN = ClusterFlags(), TlsFlags()
-
-
 @Parameter(name="*")
 @dataclass(frozen=True)
 class WaitFlags:
@@ -108,22 +105,27 @@ class WaitFlags:
 
     timeout: Annotated[float, Parameter(help="Timeout of each request to a name server or broker, in seconds.")] = 5.0
 
-    def checked(self) -> float:
+    def timeout_s(self) -> float:
         """Returns the timeout in seconds. UsageError."""
         if not 0 < self.timeout <= 3600:
             raise UsageError("--timeout must be greater than 0 and at most 3600 s")
         return self.timeout
 
 
-DEFAULT_WAIT = WaitFlags()
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ClientFlags(WaitFlags, TlsFlags, ClusterFlags):
+    """Flags of a command that uses the SDK."""
+
+    def options(self) -> ClientOptions:
+        """Returns the SDK's options. UsageError."""
+        timeout_s = self.timeout_s()
+        return ClientOptions(
+            credentials=self.credentials(),
+            tls=self.client_tls(),
+            connect_timeout_s=min(timeout_s, 3.0),
+            request_timeout_s=timeout_s,
+        )
 
 
-def client_options(cluster: ClusterFlags, tls: TlsFlags, wait: WaitFlags) -> ClientOptions:
-    """Returns the SDK's options. UsageError."""
-    timeout_s = wait.checked()
-    return ClientOptions(
-        credentials=cluster.credentials(),
-        tls=tls.checked(),
-        connect_timeout_s=min(timeout_s, 3.0),
-        request_timeout_s=timeout_s,
-    )
+LOCAL, PLAIN, LOCAL_CLIENT = ClusterFlags(), TlsFlags(), ClientFlags()

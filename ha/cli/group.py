@@ -9,8 +9,8 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
-from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.exits import UsageError
+from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.offsets import Progress, progress_of, progress_table
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
@@ -42,17 +42,14 @@ class Described(msgspec.Struct, frozen=True):
 
 
 @app.command(name="list")
-def list_groups(
-    *, json: Json = False, cluster: ClusterFlags = LOCAL, tls: TlsFlags = PLAIN, wait: WaitFlags = DEFAULT_WAIT
-) -> int:
+def list_groups(*, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
     """List the consumer groups of the masters."""
-    groups = ask(lambda admin, _: admin.groups(), cluster, tls, wait)
+    groups = ask(lambda admin, _: admin.groups(), client)
     if json:
         print_json(list(groups))
     else:
         for group in groups:
             print(safe(group))
-    return EXIT_DONE
 
 
 async def _known(admin: Admin, group: str) -> GroupConfig:
@@ -68,13 +65,11 @@ def describe(
     /,
     *,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Show a group's settings, members, subscriptions and offsets."""
 
-    async def question(admin: Admin, client: Client) -> Described:
+    async def question(admin: Admin, _: Client) -> Described:
         config = await _known(admin, group)
         online = await admin.consumer_connections(group)
         return Described(
@@ -88,11 +83,10 @@ def describe(
             await progress_of(admin, group, None),
         )
 
-    found = ask(question, cluster, tls, wait)
+    found = ask(question, client)
     if json:
         print_json(found)
-        return EXIT_DONE
-    console = output()
+        console = output()
     state = "enabled" if found.consume_enabled else "disabled"
     console.print(
         f"{safe(group)}: {state}, {found.retry_max_times} retries, {(found.message_model or 'no members').lower()}"
@@ -103,7 +97,6 @@ def describe(
         console.print(f"  subscribes to {safe(topic)}: {safe(tags)}")
     console.print(progress_table(found.progress))
     console.print(f"lag {found.progress.lag:,} messages, {found.progress.messages_per_s:,.1f} messages/s")
-    return EXIT_DONE
 
 
 @app.command
@@ -118,10 +111,8 @@ def create(
         tuple[str, ...], Parameter(negative=(), help="Only on the broker set with this name. Can be repeated.")
     ] = (),
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Create a consumer group on every master, or change an existing one."""
     if not -1 <= retries <= 1000:
         raise UsageError("--retries must be from -1 to 1000")
@@ -134,12 +125,11 @@ def create(
         await admin.create_group(changed, broker_names=broker or None)
         return {"group": group, "retries": retries, "consume": consume, "broadcast": broadcast}
 
-    created = ask(question, cluster, tls, wait)
+    created = ask(question, client)
     if json:
         print_json(created)
     else:
         print(f"{safe(group)}: {retries} retries{'' if consume else ', disabled'}")
-    return EXIT_DONE
 
 
 @app.command
@@ -150,10 +140,8 @@ def delete(
     keep_offsets: Annotated[bool, Parameter(negative=(), help="Keep the committed offsets.")] = False,
     yes: Yes = False,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Delete a consumer group on all brokers. Without --yes, show its members and lag."""
 
     async def question(admin: Admin, _: Client) -> tuple[int, int]:
@@ -164,7 +152,7 @@ def delete(
             await admin.delete_group(group, forget_offsets=not keep_offsets)
         return members, lag
 
-    members, lag = ask(question, cluster, tls, wait)
+    members, lag = ask(question, client)
     if json:
         print_json({"group": group, "is_done": yes, "member_count": members, "lag": lag})
     else:
@@ -173,4 +161,3 @@ def delete(
         )
     if not yes:
         print_dry_run_notice()
-    return EXIT_DONE

@@ -12,8 +12,8 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
-from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.exits import UsageError
+from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
@@ -97,19 +97,16 @@ def show(
     *,
     topic: Annotated[str | None, Parameter(help="Only this topic.")] = None,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Show a group's offset and lag in each of its queues."""
-    progress = ask(lambda admin, _: progress_of(admin, group, topic), cluster, tls, wait)
+    progress = ask(lambda admin, _: progress_of(admin, group, topic), client)
     if json:
         print_json(progress)
     else:
         console = output()
         console.print(progress_table(progress))
         console.print(f"lag {progress.lag:,} messages, {progress.messages_per_s:,.1f} messages/s")
-    return EXIT_DONE
 
 
 @app.command
@@ -121,10 +118,8 @@ def reset(
     to: Annotated[str, Parameter(help="New position: first, last, or a time (2026-11-22T09:30, or ms since 1970).")],
     yes: Yes = False,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Reset a group's offsets in a topic to the first message, after the last one, or to a store time.
 
     Without --yes, show the current and new offset of each queue. Connected members continue at the new offsets at once
@@ -141,8 +136,8 @@ def reset(
                 f"--to {to!r}: accepted are first, last, a time such as 2026-11-22T09:30, or ms since 1970"
             ) from None
 
-    async def question(admin: Admin, client: Client) -> list[Move]:
-        moves = await _planned(client, group, topic, moment_ms)
+    async def question(admin: Admin, sdk: Client) -> list[Move]:
+        moves = await _planned(sdk, group, topic, moment_ms)
         if not yes:
             return moves
         moment = None if moment_ms is None else datetime.fromtimestamp(moment_ms / 1000, UTC)
@@ -152,7 +147,7 @@ def reset(
             for move in moves
         ]
 
-    moves = ask(question, cluster, tls, wait)
+    moves = ask(question, client)
     if json:
         print_json({"group": group, "topic": topic, "to": to, "is_done": yes, "queues": moves})
     else:
@@ -166,7 +161,6 @@ def reset(
         output().print(table)
     if not yes:
         print_dry_run_notice()
-    return EXIT_DONE
 
 
 async def _planned(client: Client, group: str, topic: str, moment_ms: int | None) -> list[Move]:

@@ -62,7 +62,7 @@ def status(
 
 def fetch_answers(asked: Sequence[str], admins: AdminFlags, tls: TlsFlags) -> dict[str, Page | str]:
     """Returns each node's page, or why there is none. UsageError."""
-    files = tls.checked()
+    files = tls.client_tls()
     return fetch_pages(asked, admins.token(), None if files is None else files.context(), admins.timeout)
 
 

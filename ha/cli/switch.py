@@ -54,7 +54,7 @@ def switch(
         raise UsageError("--to must be a member's brokerId, 1 or higher")
     if not 0 < wait <= WAIT_S_MAX:
         raise UsageError(f"--wait must be greater than 0 and at most {WAIT_S_MAX:g} s")
-    files = tls.checked()
+    files = tls.client_tls()
     context, token = None if files is None else files.context(), admins.token()
     answers = fetch_pages(asked, token, context, admins.timeout)
     members = {

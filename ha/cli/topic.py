@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
-from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.exits import UsageError
+from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.codes import Permission
@@ -52,10 +52,8 @@ def list_topics(
         bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics.")
     ] = False,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """List the topics of the name servers."""
 
     async def question(admin: Admin, _: Client) -> list[str]:
@@ -66,13 +64,12 @@ def list_topics(
         system = _SYSTEM | {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
         return [topic for topic in found if topic not in system and not topic.startswith(_SYSTEM_PREFIXES)]
 
-    topics = ask(question, cluster, tls, wait)
+    topics = ask(question, client)
     if json:
         print_json(topics)
     else:
         for topic in topics:
             print(safe(topic))
-    return EXIT_DONE
 
 
 @app.command
@@ -81,16 +78,13 @@ def describe(
     /,
     *,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Show the queues of a topic, their offsets, and the groups that consume it."""
-    found = ask(lambda admin, _: _described(admin, topic), cluster, tls, wait)
+    found = ask(lambda admin, _: _described(admin, topic), client)
     if json:
         print_json(found)
-        return EXIT_DONE
-    console = output()
+        console = output()
     table = Table("broker", "queue", "from", "to", "messages", "last stored", box=None)
     for queue in found.queues:
         stored = "–"
@@ -102,7 +96,6 @@ def describe(
     console.print(table)
     groups = ", ".join(safe(group) for group in found.groups) or "no group"
     console.print(f"{found.message_count:,} messages; consumed by {groups}", soft_wrap=True)
-    return EXIT_DONE
 
 
 async def _described(admin: Admin, topic: str) -> Described:
@@ -126,10 +119,8 @@ def create(
         tuple[str, ...], Parameter(negative=(), help="Only on the broker set with this name. Can be repeated.")
     ] = (),
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Create a topic on every master, or change an existing one."""
     if permission not in _PERMISSIONS:
         raise UsageError(f"--permission {permission!r}: accepted are rw, r and w")
@@ -143,12 +134,11 @@ def create(
         )
         return names
 
-    names = ask(question, cluster, tls, wait)
+    names = ask(question, client)
     if json:
         print_json({"topic": topic, "queues": queues, "permission": permission, "brokers": names})
     else:
         print(f"{safe(topic)}: {queues} queues on each of {', '.join(safe(name) for name in names)}")
-    return EXIT_DONE
 
 
 @app.command
@@ -158,10 +148,8 @@ def delete(
     *,
     yes: Yes = False,
     json: Json = False,
-    cluster: ClusterFlags = LOCAL,
-    tls: TlsFlags = PLAIN,
-    wait: WaitFlags = DEFAULT_WAIT,
-) -> int:
+    client: ClientFlags = LOCAL_CLIENT,
+) -> None:
     """Delete a topic and its messages on all brokers. Without --yes, show what would be lost."""
 
     async def question(admin: Admin, _: Client) -> Described:
@@ -170,7 +158,7 @@ def delete(
             await admin.delete_topic(topic)
         return found
 
-    found = ask(question, cluster, tls, wait)
+    found = ask(question, client)
     if json:
         print_json({"topic": topic, "is_done": yes, "message_count": found.message_count, "groups": found.groups})
     else:
@@ -181,4 +169,3 @@ def delete(
         )
     if not yes:
         print_dry_run_notice()
-    return EXIT_DONE

@@ -7,16 +7,21 @@ It connects to name servers, each broker's ports and halog's admin ports, and as
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 from cyclopts import Parameter
+from rich.console import Console
 
 from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Page
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.cli.showing import output, print_json, safe, size
 from ha.client import ClientOptions
+
+if TYPE_CHECKING:
+    from ha.cli.doctor.facts import Facts
+    from ha.cli.doctor.findings import Finding
 
 
 def doctor(
@@ -36,80 +41,13 @@ def doctor(
     An HA port is checked by connecting and disconnecting. Exit codes: 0 no errors (possibly warnings); 1 errors; 2
     usage; 69 no node could be reached.
     """
-    from ha.cli.doctor.checks import examine
-    from ha.cli.doctor.facts import gather
-    from ha.cli.doctor.findings import Weight
-    from ha.cli.doctor.machine import (
-        examine_directory,
-        examine_format,
-        examine_own_limit,
-        examine_process,
-        examine_speed,
-    )
-
     if write_test and store is None:
         raise UsageError("--write-test requires --store, the directory to write to")
-    asked = admins.checked()
-    files = tls.checked()
-    options = ClientOptions(
-        credentials=cluster.credentials(),
-        tls=files,
-        connect_timeout_s=admins.timeout,
-        request_timeout_s=admins.timeout,
-    )
-
-    async def ask() -> Any:
-        return await gather(
-            cluster.addresses(),
-            asked,
-            options=options,
-            token=admins.token(),
-            context=None if files is None else files.context(),
-            timeout_s=admins.timeout,
-            named_admins=bool(admins.admin),
-        )
-
-    facts = anyio.run(ask, backend="trio")
-    found = examine(facts)
-    for address, page in facts.admins.items():
-        if isinstance(page, Page) and page.node.pid and address.rpartition(":")[0] in ("127.0.0.1", "localhost"):
-            found += examine_process(page.node.pid, page.node.name)
-    found += examine_own_limit()
-    speed = None
-    if store is not None:
-        found += [*examine_directory(store), *examine_format(store)]
-        if write_test:
-            speed, more = examine_speed(store)
-            found += more
+    facts = _gather(cluster, admins, tls)
     pages = {address: page for address, page in facts.admins.items() if isinstance(page, Page)}
-    reached = bool(pages) or any(reach.is_open for reach in facts.name_servers)
+    findings, speed = _examine(facts, pages, store, write_test=write_test)
     if json:
-        print_json(
-            {
-                "findings": found,
-                "name_servers": facts.name_servers,
-                "brokers": [
-                    {
-                        "cluster": broker.cluster,
-                        "name": broker.name,
-                        "broker_id": broker.broker_id,
-                        "address": broker.address,
-                        "reach": broker.reach,
-                        "ha_address": broker.ha_address,
-                        "ha_reach": broker.ha_reach,
-                        "version": (broker.figures or {}).get("brokerVersionDesc"),
-                        "clock_ahead_s": broker.clock_ahead_s,
-                        "knows_config": broker.config is not None,
-                    }
-                    for broker in facts.brokers
-                ],
-                "admin_ports": {
-                    address: {"name": page.node.name} if isinstance(page, Page) else {"error": page}
-                    for address, page in facts.admins.items()
-                },
-                "disk": speed,
-            }
-        )
+        print_json(_report(facts, findings, speed))
     else:
         console = output()
         console.print(
@@ -120,12 +58,87 @@ def doctor(
                 f"{store}: {size(int(speed['bytes_per_s']))} per second with an fsync per MiB; an fsync took "
                 f"{speed['sync_median_s'] * 1000:.1f} ms, {speed['sync_max_s'] * 1000:.1f} ms at most"
             )
-        for finding in found:
-            console.print(f"{finding.weight.value.upper()} {safe(finding.where)}: {safe(finding.what)}", soft_wrap=True)
-            console.print(f"  → {safe(finding.cure)}  [{finding.check}]", soft_wrap=True)
-        errors = sum(finding.weight is Weight.ERROR for finding in found)
-        warnings = sum(finding.weight is Weight.WARNING for finding in found)
-        console.print(f"{errors} errors, {warnings} warnings" if errors or warnings else "No problems found.")
-    if not reached:
+        _print_findings(console, findings)
+    if not pages and not any(reach.is_open for reach in facts.name_servers):
         return EXIT_UNREACHABLE
-    return EXIT_REFUSED if any(finding.weight is Weight.ERROR for finding in found) else EXIT_DONE
+    return EXIT_REFUSED if any(finding.is_error for finding in findings) else EXIT_DONE
+
+
+def _gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
+    from ha.cli.doctor.facts import gather
+
+    asked, files, timeout_s = admins.checked(), tls.client_tls(), admins.timeout
+    options = ClientOptions(
+        credentials=cluster.credentials(), tls=files, connect_timeout_s=timeout_s, request_timeout_s=timeout_s
+    )
+
+    async def ask() -> Facts:
+        return await gather(
+            cluster.addresses(),
+            asked,
+            options=options,
+            token=admins.token(),
+            context=None if files is None else files.context(),
+            timeout_s=timeout_s,
+            named_admins=bool(admins.admin),
+        )
+
+    return anyio.run(ask, backend="trio")
+
+
+def _examine(
+    facts: Facts, pages: dict[str, Page], store: Path | None, *, write_test: bool
+) -> tuple[list[Finding], dict[str, float] | None]:
+    """Returns the findings, and the speed of the disk if it was measured."""
+    from ha.cli.doctor import machine
+    from ha.cli.doctor.checks import examine
+
+    findings = examine(facts)
+    for address, page in pages.items():
+        if page.node.pid and address.rpartition(":")[0] in ("127.0.0.1", "localhost"):
+            findings += machine.examine_process(page.node.pid, page.node.name)
+    findings += machine.examine_own_limit()
+    speed = None
+    if store is not None:
+        findings += [*machine.examine_directory(store), *machine.examine_format(store)]
+        if write_test:
+            speed, more = machine.examine_speed(store)
+            findings += more
+    return findings, speed
+
+
+def _report(facts: Facts, findings: list[Finding], speed: dict[str, float] | None) -> dict[str, Any]:
+    """Returns the report for --json."""
+    return {
+        "findings": findings,
+        "name_servers": facts.name_servers,
+        "brokers": [
+            {
+                "cluster": broker.cluster,
+                "name": broker.name,
+                "broker_id": broker.broker_id,
+                "address": broker.address,
+                "reach": broker.reach,
+                "ha_address": broker.ha_address,
+                "ha_reach": broker.ha_reach,
+                "version": (broker.figures or {}).get("brokerVersionDesc"),
+                "clock_ahead_s": broker.clock_ahead_s,
+                "knows_config": broker.config is not None,
+            }
+            for broker in facts.brokers
+        ],
+        "admin_ports": {
+            address: {"name": page.node.name} if isinstance(page, Page) else {"error": page}
+            for address, page in facts.admins.items()
+        },
+        "disk": speed,
+    }
+
+
+def _print_findings(console: Console, findings: list[Finding]) -> None:
+    for finding in findings:
+        console.print(f"{finding.weight.value.upper()} {safe(finding.where)}: {safe(finding.what)}", soft_wrap=True)
+        console.print(f"  → {safe(finding.cure)}  [{finding.check}]", soft_wrap=True)
+    weights = [finding.weight.value for finding in findings]
+    errors, warnings = weights.count("error"), weights.count("warning")
+    console.print(f"{errors} errors, {warnings} warnings" if errors or warnings else "No problems found.")

@@ -27,3 +27,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     what: str
     cure: str
+
+    @property
+    def is_error(self) -> bool:
+        """Whether something does not work."""
+        return self.weight is Weight.ERROR
