@@ -1,23 +1,24 @@
-"""No slave acknowledges bytes that it has not written, and no master sends what its log does not hold.
+"""A slave acknowledges only bytes that it has written, and a master sends only what its log holds.
 
-Judged from the wire, where every claim passes: slave to master reports of 8 bytes (int64: the slave's end; the first is
-its request; -1 asks a halog master for its range), master to slave frames of 12 + n bytes (int64 physical offset, int32
-n, then n bytes of the log; n = 0 is a heartbeat).
+Checks the bytes on the wire: reports of 8 bytes from slave to master (int64: the end of the slave's log; the first
+report is its request; -1 asks a halog master for its range), and frames of 12 + n bytes from master to slave (int64
+physical offset, int32 n, then n bytes of the log; n = 0 is a heartbeat).
 
-Promises, live, at the moment at which a side hands bytes to the network:
-- A report R says that the slave holds everything before R: whatever the master sent on this connection before R is in
-  the slave's log at its place, byte for byte, and R is not beyond what was requested or sent. With `slaves_flush` it is
+Promises, checked when a side hands bytes to the network:
+- A report R says that the slave holds everything before R: all bytes that the master sent on this connection before R
+  are in the slave's log at their offset, and R is not beyond the offset requested or sent. With `slaves_flush` they are
   on the slave's disk.
-- One report may be beyond what was sent, as it says nothing of any byte. A slave that holds nothing requests 0, is
-  given its master's last segment, and learns from the first frame where that begins. If the master's log ends exactly
-  where a segment does, it begins there, and the frame is a heartbeat: the slave makes the segment of that name and
-  reports its begin (RocketMQ: DefaultHAClient). It is judged that it requested 0, that this was the first frame, that
-  the offset is a segment's begin, that the master's log is there, and that the slave holds that segment and nothing
-  before it.
-- Reports of one connection never fall. Frames with a body follow each other without gap, do not cross the end of a
-  segment, and carry what the master's log holds at their offset.
-Fault model: any. The bytes of a connection count up to its end.
-Does not look at: what the master makes of a report (statuses), bytes the slave held before the connection (prefix).
+- One report may be beyond the bytes sent, because it acknowledges nothing. An empty slave requests 0, is sent its
+  master's last segment, and learns its start offset from the first frame. If the master's log ends exactly at a segment
+  boundary, the log starts there and the frame is a heartbeat: the slave creates that segment and reports its start
+  (RocketMQ: DefaultHAClient). The checker requires that the slave requested 0, that this was the first frame, that the
+  offset is a segment boundary within the master's log, and that the slave holds that segment and nothing before it.
+- Reports of one connection never decrease. Frames with a body are contiguous, do not cross a segment boundary, and
+  carry what the master's log holds at their offset.
+
+Fault model: any. The bytes of a connection count until it ends.
+
+Not checked: how the master uses a report (statuses), bytes that the slave held before the connection (prefix).
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ _REPORT = Struct(">q")
 _HEADER = Struct(">qi")
 _QUESTION = -1
 FIRST_BYTE = 1
-"""An empty halog slave asks an unknown master for 1 when it wants the log from its first byte on."""
+"""Request of an empty halog slave that wants the log from its first byte."""
 
 Read = Callable[[int, int], bytes]
-"""(physical offset, size) -> bytes of a node's log as they are now, fewer where it holds none"""
+"""(physical offset, size) -> current bytes of a node's log; fewer where it holds none"""
 
 
 class HaTap:
-    """Listens to one HA connection and judges it. Feed it what each side hands to the network, when it does.
+    """Checks one HA connection. Feed it the bytes that each side hands to the network, at that time.
 
-    `read_slave` and `read_master` read the two logs; `read_slave_disk` what a power cut would leave of the slave's, if
-    it acknowledges only what is flushed. `on_report` is called with (slave's name, offset) for each report.
+    `read_slave` and `read_master` read the two logs; `read_slave_disk` reads what the slave's disk would keep in a
+    power loss, if it acknowledges only flushed bytes. `on_report` is called with (slave's name, offset) for each
+    report.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class HaTap:
         self._body_at = 0
         self._sent_to: int | None = None
         self._first_heartbeat_at: int | None = None
-        """The offset of the first frame behind the request; -1 if that had a body"""
+        """Offset of the first frame after the request; -1 if that frame had a body"""
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self.reported = -1
         """The last report; -1 before the first"""
@@ -120,7 +122,7 @@ class HaTap:
         return []
 
     def _takes_begin_over(self, offset: int) -> bool:
-        """Whether a slave that had nothing may report `offset` since a heartbeat has told it where to begin."""
+        """Whether a slave that was empty may report `offset` because a heartbeat announced it as its start offset."""
         return (
             offset == self._first_heartbeat_at
             and self._sent_to is None
@@ -190,7 +192,7 @@ class HaTap:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many bytes two strings begin with in common."""
+    """Length of the common prefix."""
     for position, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return position

@@ -1,11 +1,13 @@
-"""What any member has ever shown as confirmed is the same on every member, for good.
+"""Everything that any member has shown as confirmed is the same on every member, permanently.
 
-A member dispatches to consumers what the sync-state set has, so its consume queues tell how far the log is confirmed:
-up to behind the last record that an entry points to. Promises, of the open stores at any moment: up to there a log is,
-byte for byte, what every other member had there that ever got so far.
-Fault model: any, but for members whose disk lost what they had acknowledged (`forget_beyond`). Members outside the set
-may have more of the log then than it has. They keep it until an operator decides, so they may differ from the others.
-Does not look at: what is behind the confirmed range, of which members may differ, and which may be cut off.
+A member dispatches to consumers what the sync-state set has, so its consume queues show how far the log is confirmed:
+up to the end of the last record that an entry points to. Promise, for the open stores at any moment: up to there a log
+equals, byte for byte, the log of every other member that ever confirmed as much.
+
+Fault model: any, except members whose disk lost acknowledged data (`forget_beyond`). Members outside the set may then
+have more of the log than the set. They keep it until an operator decides, so they may differ.
+
+Not checked: the log behind the confirmed range, where members may differ and which may be truncated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ CHECKER = "confirmed"
 
 
 def confirmed_end(image: StoreImage) -> int:
-    """Physical offset behind the last record that a consume queue knows."""
+    """Physical offset of the end of the last record in a consume queue."""
     ends = [
         physical_offset + size
         for entries in read_queues(image).values()
@@ -30,7 +32,7 @@ def confirmed_end(image: StoreImage) -> int:
 
 
 class Confirmed:
-    """Remembers the longest confirmed range that was seen, and holds every member's against it."""
+    """Remembers the longest confirmed range seen, and compares every member with it."""
 
     def __init__(self) -> None:
         self._log = bytearray()
@@ -40,7 +42,7 @@ class Confirmed:
         """Member outside the set -> physical offset from which it may differ from the others"""
 
     def check(self, images: dict[str, StoreImage]) -> list[Violation]:
-        """Judge stores that their nodes have opened since they last crashed."""
+        """Checks stores that their nodes have opened since they last crashed."""
         found = []
         for name, image in images.items():
             end = confirmed_end(image)
@@ -68,16 +70,17 @@ class Confirmed:
         return found
 
     def forget_beyond(self, end: int, ahead: Collection[str] = ()) -> None:
-        """All that had to keep the log behind a physical offset have lost it, lawfully; those `ahead` may have it."""
+        """Records a lawful loss of the log behind a physical offset by all members that had to keep it; members `ahead`
+        may still have it."""
         del self._log[end:]
         self._seen.clear()
         self._ahead = {name: min(end, self._ahead.get(name, end)) for name in {*ahead, *self._ahead}}
 
     def on_in_set(self, names: Iterable[str]) -> None:
-        """Members are in the sync-state set, so they have the log that the others have."""
+        """Members are in the sync-state set, so they have the same log as the others."""
         for name in names:
             self._ahead.pop(name, None)
 
     def on_crash(self, name: str) -> None:
-        """A node is another process from now on: all of its log is looked at again."""
+        """A new process of this node: its whole log is checked again."""
         self._seen.pop(name, None)

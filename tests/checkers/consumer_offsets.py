@@ -1,14 +1,15 @@
-"""Committed consumer offsets are kept, and never beyond the log.
+"""Committed consumer offsets are kept, and never point beyond the log.
 
-Each consumer commits higher and higher queue offsets, one request at a time for each queue, of messages that it was
-given. Promises, when a client gets the answer to its question for a committed offset, from whoever was master at some
-moment since it asked:
-- it is no lower than what that client had been told to be committed before it asked;
-- it is no higher than what it ever asked to commit;
-- it is not beyond the end of the queue, as the log of the member that answers says (apache/rocketmq#4771).
-Fault model: any that keeps what is acknowledged.
-Does not look at: members that were not master meanwhile, whose answers may be old; a member that has started again
-within the lease of its term is one of them, whatever the service still says (terms).
+Each consumer commits increasing queue offsets of messages that it received, one request at a time per queue. Promises
+for a queried committed offset, answered by a member that was master at some moment since the request:
+- It is not lower than the offset whose commit had been acknowledged before the request.
+- It is not higher than any offset the client requested to commit.
+- It is not beyond the end of the queue in the log of the answering member (apache/rocketmq#4771).
+
+Fault model: any that preserves acknowledged data.
+
+Not checked: members that were not master meanwhile, whose answers may be stale; this includes a member that has
+restarted within the lease of its term, whatever the service reports (terms).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Place(NamedTuple):
 
 
 class ConsumerOffsets:
-    """Judges what consumers are told of their offsets."""
+    """Checks the offsets that consumers are told."""
 
     def __init__(self) -> None:
         self._asked: dict[Place, int] = {}
@@ -39,22 +40,23 @@ class ConsumerOffsets:
         self._log_ends: dict[Place, float] = {}
         self.answered_count = 0
         self.forgot_at_s = -math.inf
-        """When all that had to keep them last lost some of the log"""
+        """When all members that had to keep the offsets last lost some of the log"""
 
     def on_commit(self, place: Place, queue_offset: int) -> None:
-        """A consumer asks to commit."""
+        """A consumer requests a commit."""
         self._asked[place] = max(queue_offset, self._asked.get(place, 0))
 
     def on_committed(self, place: Place, queue_offset: int, *, log_end: float = math.inf) -> None:
-        """It was told that this is committed, in a log that ended there (physical offset) at that time."""
+        """A commit was acknowledged, by a member whose log ended at physical offset `log_end`."""
         self._log_ends[place] = log_end
         self._answered[place] = max(queue_offset, self._answered.get(place, 0))
         self.answered_count += 1
 
     def forget_beyond(self, log_end: int, now_s: float) -> None:
-        """All that had to keep the log behind a physical offset have lost it, lawfully, and offsets that are there.
+        """Records a lawful loss of the log behind a physical offset, and of the offsets in it, by all members that had
+        to keep it.
 
-        Consumers may be ahead of what is left, and commit that.
+        Consumers may be ahead of the remaining log, and commit those offsets.
         """
         gone = [place for place, end in self._log_ends.items() if end > log_end]
         for place in gone:
@@ -63,11 +65,12 @@ class ConsumerOffsets:
             self.forgot_at_s = now_s
 
     def least(self, place: Place) -> int:
-        """What a question for this queue that is asked now has to be answered at least; 0 if nothing is committed."""
+        """The lowest lawful answer to a query for this queue that starts now; 0 if nothing is committed."""
         return self._answered.get(place, 0)
 
     def check(self, place: Place, told: int, least: int, node: str, image: StoreImage) -> list[Violation]:
-        """`node`, whose files `image` has, told `told`; `least` was due when it was asked."""
+        """Checks that `node`, with the files `image`, answered `told`; `least` was the lowest lawful answer at the
+        request."""
         found = []
         name = f"{place.group} of {place.topic}-{place.queue_id}"
         if told < least:
@@ -84,7 +87,7 @@ class ConsumerOffsets:
 
 
 def queue_end(image: StoreImage, topic: str, queue_id: int) -> int:
-    """Queue offset behind the last message of a queue that the log has."""
+    """Queue offset after the last message of a queue in the log."""
     return max(
         (r.queue_offset + 1 for r in image.records() if r.topic == topic and r.queue_id == queue_id and r.is_queued),
         default=0,

@@ -1,11 +1,12 @@
-"""When the faults are over, everything comes together again.
+"""The cluster converges after the faults.
 
-Promises, at the moment at which the cluster had long enough: every slave's log ends where its master's does, byte for
-byte from the slave's begin on; queues are complete on every node; every message of the log was consumed, at its queue
-offset.
-Fault model: none any more; links work, disks work, every node runs. Slaves that by then are lawfully apart from their
-master (it lost its tail, `prefix` knows) were wiped before, as an operator does.
-Does not look at: how long it took (the driver bounds it), the index (derived, once the nodes have stopped).
+Promises, after the cluster had enough time: every slave's log ends where its master's does and equals it from the
+slave's start on; queues are complete on every node; every message of the log was consumed, at its queue offset.
+
+Fault model: faults are over; links and disks work, every node runs. Slaves that lawfully diverged from their master (it
+lost its tail, see `prefix`) have been wiped, as an operator does.
+
+Not checked: how long it took (the driver limits it), the index (checked by derived, once the nodes have stopped).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CHECKER = "convergence"
 def check(
     history: History, images: Mapping[str, StoreImage], master: str, *, consumed_topics: frozenset[str] = frozenset()
 ) -> list[Violation]:
-    """Judge running nodes. `consumed_topics`: whose every message some consumer must have had from the master."""
+    """Checks running nodes. `consumed_topics`: topics whose messages must all have been consumed from the master."""
     found = check_logs(images, master)
     for image in images.values():
         found.extend(derived.check_queues(image, is_complete=True))
@@ -34,7 +35,7 @@ def check(
 
 
 def check_logs(images: Mapping[str, StoreImage], master: str) -> list[Violation]:
-    """Judge the logs alone: all equal."""
+    """Checks the logs alone: all are equal."""
     found = []
     ours = images[master]
     end = ours.log_range()[1]
@@ -51,7 +52,7 @@ def check_logs(images: Mapping[str, StoreImage], master: str) -> list[Violation]
 
 
 def check_consumed(history: History, image: StoreImage, topics: frozenset[str]) -> list[Violation]:
-    """Judge that some consumer has had every message of these topics."""
+    """Checks that every message of these topics was consumed."""
     found = []
     had = {(event.topic, event.queue_id, event.queue_offset, event.body_id) for event in history.of(Consumed)}
     missed = [

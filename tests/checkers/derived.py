@@ -1,20 +1,23 @@
-"""Consume queues and key index say what an independent reading of the commitlog says.
+"""Consume queues and key index agree with an independent reading of the commitlog.
 
 Consume queue: `consumequeue/TOPIC/QUEUE/NNN`, entries of 20 bytes: int64 physical offset, int32 size, int64 tags code
-(Java's String.hashCode of the tag; in SCHEDULE_TOPIC_XXXX the time of delivery); entry n of the queue at byte 20·n of
-the concatenated files. Entries with size 7FFFFFFF only fill room.
+(Java's String.hashCode of the tag; in SCHEDULE_TOPIC_XXXX the delivery time); entry n of the queue at byte 20·n of the
+concatenated files. Entries with size 7FFFFFFF are padding.
 
-Index file: header of 40 bytes (begin and end time, begin and end physical offset, used slots, next entry number), hash
-slots of 4 bytes with the newest entry's number, entries of 20 bytes: int32 hash, int64 physical offset, int32 seconds
-since the begin time, int32 the entry before it in its slot. Hash is |hashCode| of `topic#key`. One entry for UNIQ_KEY,
-one for each word of KEYS, from 5.4 on one for the tag as `topic#T#tag`. Sources: ConsumeQueue, IndexFile, IndexService.
+Index file: header of 40 bytes (first and last time, first and last physical offset, used slots, next entry number),
+hash slots of 4 bytes with the newest entry's number, entries of 20 bytes: int32 hash, int64 physical offset, int32
+seconds since the first time, int32 previous entry in its slot. The hash is |hashCode| of `topic#key`. One entry for
+UNIQ_KEY, one for each word of KEYS, from 5.4 on one for the tag as `topic#T#tag`. Sources: ConsumeQueue, IndexFile,
+IndexService.
 
-Promises: every entry of a queue is the record that belongs there: right place, size, tags code; no hole, none twice,
-none that points beyond the log. With `is_complete` none is missing either. Every key of the indexed records is found
-by walking its chain, once; with `is_complete` every record is indexed.
-Fault model: any store that a node has opened since its last crash. A running node may lag behind its log, and its index
-file behind its memory: `is_complete` is for one that had time (queues), or stopped (index).
-Does not look at: entries of records that retention has taken, the order of keys within one record.
+Promises: every queue entry matches the record that belongs there in offset, size and tags code; there are no holes, no
+duplicates, and no entries beyond the log. With `is_complete` none is missing. Every key of the indexed records is found
+once by walking its chain; with `is_complete` every record is indexed.
+
+Fault model: any store that a node has opened since its last crash. A running node's queues may lag behind its log, and
+its index file behind its memory: use `is_complete` for queues after a pause, and for the index after a stop.
+
+Not checked: entries of records deleted by retention, the order of keys within one record.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ def check(
     index_slot_count: int = INDEX_SLOT_COUNT,
     index_tags: bool = True,
 ) -> list[Violation]:
-    """Judge one node's queues and index. `is_index_complete` is by default what `is_complete` is."""
+    """Checks one node's queues and index. `is_index_complete` defaults to `is_complete`."""
     complete_index = is_complete if is_index_complete is None else is_index_complete
     return [
         *check_queues(image, is_complete=is_complete),
@@ -60,7 +63,7 @@ def check(
 
 
 def check_queues(image: StoreImage, *, is_complete: bool, flushed_end: int | None = None) -> list[Violation]:
-    """Judge the consume queues. `flushed_end`: with SYNC_FLUSH no entry may point beyond what a power cut leaves."""
+    """Checks the consume queues. `flushed_end`: with SYNC_FLUSH no entry may point beyond what a power loss keeps."""
     found: list[Violation] = []
     expected: dict[tuple[str, int], dict[int, Rec]] = {}
     for record in image.records():
@@ -125,7 +128,7 @@ def _check_queue(
 
 
 def read_queues(image: StoreImage) -> dict[tuple[str, int], dict[int, tuple[int, int, int]]]:
-    """(topic, queue id) -> offset -> entry. Rooms without entry are left out."""
+    """(topic, queue id) -> offset -> entry. Padding is left out."""
     queues: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for path, content in image.folder("consumequeue"):
         topic, queue_id, name = path.split("/")
@@ -140,7 +143,7 @@ def read_queues(image: StoreImage) -> dict[tuple[str, int], dict[int, tuple[int,
 
 
 def _used_size(content: Bytes) -> int:
-    """Up to where a file holds anything but zeros."""
+    """End of the last nonzero byte of a file."""
     size = len(content)
     while size:
         begin = max(0, size - 65_536)
@@ -156,16 +159,16 @@ def _name(queue: tuple[str, int]) -> str:
 
 
 def tags_code(record: Rec) -> int:
-    """The tags code that a record's entry must have."""
+    """The expected tags code of a record's entry."""
     if record.topic == SCHEDULE_TOPIC and "DELAY" in record.property_map:
         level = min(int(record.property_map["DELAY"]), len(DELAY_LEVELS_S))
         return record.store_ms + DELAY_LEVELS_S[level - 1] * 1000
     return java_hash(record.tags)
 
 
-@lru_cache(maxsize=1 << 16)  # the same keys are looked at after each crash
+@lru_cache(maxsize=1 << 16)  # Cached because the same keys are looked up after each crash.
 def java_hash(text: str) -> int:
-    """String.hashCode of Java: signed 32 bits over UTF-16 units."""
+    """Java's String.hashCode: signed 32 bits over UTF-16 units."""
     raw = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for at in range(0, len(raw), 2):
@@ -177,7 +180,7 @@ def java_hash(text: str) -> int:
 
 
 def check_index(image: StoreImage, *, is_complete: bool, slot_count: int, tags: bool = True) -> list[Violation]:
-    """Judge the index files: `slot_count` is maxHashSlotNum, `tags` whether the tag is indexed too."""
+    """Checks the index files: `slot_count` is maxHashSlotNum, `tags` whether tags are indexed."""
     found: list[Violation] = []
     held: Counter[tuple[int, int]] = Counter()  # (physical offset, hash)
     records = {record.physical_offset: record for record in image.records()}
@@ -271,7 +274,7 @@ def _check_index_file(
 
 
 def index_keys(record: Rec, *, tags: bool) -> list[str]:
-    """What a record is found under, one entry each."""
+    """The keys of a record, one entry each."""
     if record.transaction == 3:
         return []
     keys = [record.uniq_key] if record.uniq_key else []
@@ -282,6 +285,6 @@ def index_keys(record: Rec, *, tags: bool) -> list[str]:
 
 
 def key_hash(key: str) -> int:
-    """The hash under which the index keeps a key."""
+    """The hash of a key in the index."""
     value = abs(java_hash(key))
     return 0 if value == 1 << 31 else value

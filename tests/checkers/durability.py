@@ -1,19 +1,20 @@
-"""Nothing acknowledged is lost, nothing is invented, nothing is there twice.
+"""Nothing acknowledged is lost, nothing is invented, nothing is duplicated.
 
-Promises, of the files that the nodes have now:
-- A message answered PUT_OK is on as many nodes as the mode promises, less the nodes that have since met something their
-  mode does not survive. It is on the master itself unless the master met such a thing. Byte for byte: body, topic,
-  queue, and the physical offset that the client was told.
-- A message whose answer says "stored, but …" (FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE) is on the
-  master, unless that lost power or worse.
-- What a consumer has been given by a node stays in that node's log.
-- Every record is a message that somebody sent, whole, and each message is there once.
+Promises for the current files of the nodes:
+- A message answered with PUT_OK is on as many nodes as the mode promises, minus the nodes that have since suffered a
+  fault that their mode does not survive. It is on the master unless that suffered such a fault. It is intact: body,
+  topic, queue, and the physical offset reported to the client.
+- A message stored with FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE is on the master, unless that
+  lost power or worse.
+- A message that a node delivered to a consumer stays in that node's log.
+- Every record is a complete message that was sent, and each message is stored once.
 
-Fault model: `kill` takes nothing, on any node. `power` takes what was not flushed: on a master with SYNC_FLUSH nothing
-that was answered PUT_OK or given to a consumer, on others anything. `corrupt` and `wipe` may take anything. Once a set
-of nodes was seen to hold the same log (Converged), all that it holds counts as being on each of them.
-Does not look at: logs that retention has shortened (what is before a log's begin counts as expired), messages nobody
-answered for, disks in the state between a power cut and the next start.
+Fault model: `kill` loses nothing on any node. `power` loses what was not flushed: on a SYNC_FLUSH master nothing that
+was answered with PUT_OK or delivered to a consumer, on other nodes anything. `corrupt` and `wipe` may lose anything.
+Once nodes were seen to hold the same log (Converged), everything in it counts as stored on each of them.
+
+Not checked: logs shortened by retention (what precedes a log's start counts as expired), unanswered messages, disks
+between a power loss and the next start.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from tests.checkers.violation import Violation
 CHECKER = "durability"
 
 LATE_S = 60.0
-"""An answer may be so long on its way: it may arrive when the node that gave it has already lost what is in it."""
+"""Maximum delay of an answer: it may arrive after its node has lost the data it acknowledges."""
 
 
 def check(history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
-    """Judge the nodes' files. `images` has every node that the history knows, running or not."""
+    """Checks the nodes' files. `images` has every node in the history, running or not."""
     held = {name: _Held(image) for name, image in images.items()}
     found = _strangers(history, held)
     for accepted in history.answers:
@@ -44,12 +45,12 @@ def check(history: History, images: Mapping[str, StoreImage]) -> list[Violation]
 
 
 def check_strangers(history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
-    """Judge only that every record is a message that somebody sent, whole, and there once."""
+    """Checks only that every record is a complete message that was sent, and is stored once."""
     return _strangers(history, {name: _Held(image) for name, image in images.items()})
 
 
 def may_have_lost(history: History, node: str, since_s: float, *, is_flushed: bool, before_s: float = math.inf) -> bool:
-    """Whether something that happened to a node in [since_s, before_s] may have taken a message from it.
+    """Whether a fault of a node in [since_s, before_s] may have lost a message there.
 
     `is_flushed`: the mode promised that the message was on that node's disk by then.
     """
@@ -60,7 +61,7 @@ def may_have_lost(history: History, node: str, since_s: float, *, is_flushed: bo
 
 
 class _Held:
-    """One node's records by what they are."""
+    """One node's records by message."""
 
     def __init__(self, image: StoreImage) -> None:
         self.image = image
@@ -79,7 +80,7 @@ class _Held:
                 self.queued[record.topic, record.queue_id, record.queue_offset] = body_id
 
     def fault(self, accepted: Accepted) -> str:
-        """Why this node does not hold a message where the client was told; "" if it does."""
+        """Why this node does not hold a message at the reported offset; "" if it does."""
         sent, answered = accepted.sent, accepted.answered
         record = self.at.get(answered.physical_offset)
         name = self.image.name
@@ -110,7 +111,7 @@ def _check_answer(history: History, accepted: Accepted, held: Mapping[str, _Held
     is_ok = answered.status == "PUT_OK"
     copies = promise.copies if is_ok else 1
     master_flushed = promise.is_sync_flush and is_ok
-    # From when it was sent: an answer may be on its way still when the node that gave it is gone.
+    # From the time of the send: the answer may still be in flight when its node fails.
     since_s = accepted.sent.time_s
     for event in history.of(Converged):
         if event.time_s < answered.time_s or event.end <= answered.physical_offset or master not in event.nodes:

@@ -1,9 +1,9 @@
-"""What was done to a cluster and what it said, in the order in which it happened. Append-only.
+"""The events of a cluster in the order in which they happened. Append-only.
 
-The judges read it; whoever drives the cluster writes it: a simulated client, a load generator against real processes.
-Times are seconds of one clock, only their order matters. Nodes and clients have names.
+The checkers read it; the driver of the cluster writes it: a simulated client, or a load generator against real
+processes. Times are seconds of one clock; only their order matters. Nodes and clients have names.
 
-Message bodies are made by `make_body`, so that a stored body says which message it is and whether it is whole.
+Message bodies are made by `make_body`, so that a stored body identifies its message and shows whether it is intact.
 
     history.add(Promise("m", is_sync_flush=True, copies=2))
     history.add(Sent(1.0, "p1", 0, "T", 3, b"p1-0"))
@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 STATUS_OF_CODE = {0: "PUT_OK", 10: "FLUSH_DISK_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE", 12: "FLUSH_SLAVE_TIMEOUT"}
-"""Response codes of sends, and what `Answered` calls them"""
+"""Response codes of sends -> statuses of `Answered`"""
 
 STORED_STATUSES = frozenset(STATUS_OF_CODE.values())
-"""Answers that say: the message is in the master's log."""
+"""Statuses which mean that the message is in the master's log."""
 
 
 @dataclass(frozen=True)
 class Promise:
     """What PUT_OK from `node` means from here on.
 
-    `is_sync_flush`: flushed on that node. `copies`: written on so many nodes, that one included (SYNC_MASTER of 4.9,
-    any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only what it has flushed.
-    `waits_for_slaves`: it waits for those that are in sync, which may be none (allAckInSyncStateSet).
+    `is_sync_flush`: flushed on that node. `copies`: number of nodes that have written it, including that one
+    (SYNC_MASTER of 4.9, any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only flushed bytes.
+    `waits_for_slaves`: the master waits for those in sync, of which there may be none (allAckInSyncStateSet).
     """
 
     node: str
@@ -44,7 +44,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Sent:
-    """A client asked for a message to be stored. `body_id` is the message's own."""
+    """A client sent a message. `body_id` identifies the message."""
 
     time_s: float
     client: str
@@ -56,9 +56,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class Answered:
-    """What the client was told; `status` as PutStatus names it, or any other word for a refusal or an unknown fate.
+    """The answer to a client; `status` is a name of PutStatus, or another word for a rejection or an unknown outcome.
 
-    Offsets are -1 if nothing is said to be stored. `seq` names the Sent. `node` is who answered.
+    Offsets are -1 if the message is not reported as stored. `seq` identifies the Sent. `node` answered.
     """
 
     time_s: float
@@ -72,8 +72,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Crashed:
-    """A node lost something. `kill`: its process (all it wrote stays). `power`: what it had not flushed may be gone.
-
+    """A node lost something. `kill`: its process (all written bytes stay). `power`: unflushed bytes may be lost.
     `corrupt`: bytes of its files were damaged. `wipe`: its store was emptied, by an operator or a new disk.
     """
 
@@ -93,9 +92,9 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Connected:
-    """A slave made a new connection to its master; its own log was used up to physical offset `end`.
+    """A slave reconnected to its master; its own log was used up to physical offset `end`.
 
-    What an older connection had under way to it has come, or never will.
+    Bytes in flight on an older connection have arrived, or never will.
     """
 
     time_s: float
@@ -105,7 +104,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Converged:
-    """All of these nodes were found to hold the same log, up to physical offset `end`."""
+    """All of these nodes hold the same log, up to physical offset `end`."""
 
     time_s: float
     nodes: tuple[str, ...]
@@ -114,7 +113,7 @@ class Converged:
 
 @dataclass(frozen=True)
 class Consumed:
-    """A consumer got a message at a queue offset from `node`."""
+    """A consumer received a message at a queue offset from `node`."""
 
     time_s: float
     client: str
@@ -131,7 +130,7 @@ EventT = TypeVar("EventT", Promise, Sent, Answered, Crashed, Recovered, Converge
 
 @dataclass
 class Accepted:
-    """A send and its answer, taken together, with its place in the history."""
+    """A send, its answer, and the answer's position in the history."""
 
     sent: Sent
     answered: Answered
@@ -140,7 +139,7 @@ class Accepted:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the answer says that the message is in the log."""
+        """Whether the status means that the message is in the log."""
         return self.answered.status in STORED_STATUSES
 
     def __str__(self) -> str:
@@ -165,7 +164,7 @@ class History:
     _promises: list[tuple[int, Promise]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Append. ValueError for an answer to nothing."""
+        """Appends. ValueError for an answer without a request."""
         if isinstance(event, Sent):
             self._sent[event.client, event.seq] = event
         elif isinstance(event, Answered):
@@ -181,11 +180,11 @@ class History:
         self.events.append(event)
 
     def of(self, kind: type[EventT]) -> Iterator[EventT]:
-        """Yield the events of one kind."""
+        """Yields the events of one type."""
         yield from self._by_kind.get(kind, ())  # type: ignore[misc]
 
     def sent_by(self, client: str, seq: int) -> Sent | None:
-        """Return what a client asked for under that number."""
+        """Returns the send of a client with that number."""
         return self._sent.get((client, seq))
 
     def sent(self) -> dict[bytes, Sent]:
@@ -193,13 +192,13 @@ class History:
         return {sent.body_id: sent for sent in self._sent.values()}
 
     def crashes(self, node: str, since_s: float = -math.inf, before_s: float = math.inf) -> Iterator[Crashed]:
-        """Yield what happened to a node in [since_s, before_s]."""
+        """Yields the faults of a node in [since_s, before_s]."""
         for event in self._crashes:
             if event.node == node and since_s <= event.time_s <= before_s:
                 yield event
 
     def promise_at(self, node: str, position: int) -> Promise | None:
-        """The promise of a node that held at a position of `events`."""
+        """The promise of a node in force at a position of `events`."""
         held = None
         for at, event in self._promises:
             if at < position and event.node == node:
@@ -207,7 +206,7 @@ class History:
         return held
 
     def promise_of(self, accepted: Accepted) -> Promise | None:
-        """The promise that held when an answer was given."""
+        """The promise in force when an answer was given."""
         return self.promise_at(accepted.answered.node, accepted.position)
 
 
@@ -217,7 +216,7 @@ SEPARATOR = b"\n"
 
 
 def make_body(body_id: bytes, size: int = 0) -> bytes:
-    """Return a body of at least `size` bytes that names its message; what follows the name is derived from it."""
+    """Returns a body of at least `size` bytes that starts with its message's id; the rest is derived from that."""
     assert SEPARATOR not in body_id
     body = body_id + SEPARATOR
     if len(body) < size:
@@ -226,7 +225,7 @@ def make_body(body_id: bytes, size: int = 0) -> bytes:
 
 
 def body_id_of(body: bytes) -> bytes | None:
-    """Return which message a body is of; None if no `make_body` made it, or it is damaged."""
+    """Returns the message id of a body; None if `make_body` did not make it, or it is damaged."""
     body_id, separator, _ = body.partition(SEPARATOR)
     if not separator or make_body(body_id, len(body)) != body:
         return None

@@ -1,16 +1,16 @@
-"""The sync-state set is what it says: whoever is in it has what was acknowledged.
+"""Every member of the sync-state set has every acknowledged message.
 
-Promises, live, whenever the agreement service changes the set, and whenever a PUT_OK is handed to the network:
-- where all of the set acknowledge: every member of the set has every message that was ever acknowledged, at the place
-  that the client was told;
-- where n do: n of its members have it, or all if it is smaller: any |set| - n + 1 of them, which is what an election
-  takes, have it among them.
-That is stronger than "nothing is lost": it holds before anybody fails.
+Promises, checked whenever the agreement service changes the set, and whenever a PUT_OK is handed to the network:
+- If the whole set acknowledges, every member of the set has every message acknowledged so far, at the reported offset.
+- If n members acknowledge, at least n members have it (all, if the set is smaller), so any |set| - n + 1 members, the
+  number that an election needs, include one that has it.
 
-Fault model: kills, pauses, networks and clocks take nothing, power nothing that was flushed before it was acknowledged.
-What a member loses with the power that it had not flushed (`on_power_lost`) is not held against it, until it has all
-messages again.
-Does not look at: the master that acknowledges alone, which promises nothing of the kind.
+This is stronger than "nothing is lost": it holds before any fault.
+
+Fault model: kills, pauses, networks and clocks lose nothing; a power loss keeps everything flushed before it was
+acknowledged. A member that lost unflushed messages (`on_power_lost`) is excused until it has all messages again.
+
+Not checked: a master that acknowledges alone, which promises none of this.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from tests.checkers.violation import Violation
 CHECKER = "in_sync"
 
 ReadNode = Callable[[str, int, int], bytes]
-"""(node, physical offset, size) -> bytes; fewer where it holds none"""
+"""(node, physical offset, size) -> bytes; fewer where the node holds none"""
 
 
 class InSync:
-    """Judges a group. `ack_count`: how many of the set acknowledge, None: all. `read` reads a node's log as it is."""
+    """Checks a group. `ack_count`: number of members that acknowledge, None: all. `read` reads the current log of a
+    node."""
 
     def __init__(self, read: ReadNode, *, segment_size: int, ack_count: int | None) -> None:
         self._read = read
@@ -37,11 +38,11 @@ class InSync:
         self._acknowledged: list[Accepted] = []
         self._members: frozenset[str] = frozenset()
         self._lost_power: set[str] = set()
-        """Members that have not been seen to have everything since"""
+        """Members that have not been seen to have everything since a power loss"""
 
     @property
     def acknowledged(self) -> Sequence[Accepted]:
-        """All that was on its way to a client."""
+        """All acknowledgements handed to the network."""
         return self._acknowledged
 
     def on_power_lost(self, node: str) -> None:
@@ -49,26 +50,26 @@ class InSync:
         self._lost_power.add(node)
 
     def forget(self, lost: Callable[[Accepted], bool]) -> None:
-        """All that had to keep these have lost them, lawfully."""
+        """All members that had to keep these messages have lost them, lawfully."""
         self._acknowledged = [accepted for accepted in self._acknowledged if not lost(accepted)]
 
     def on_set(self, members: frozenset[str]) -> list[Violation]:
-        """The service holds this set now."""
+        """The service now holds this set."""
         if members == self._members:
             return []
         is_shrinking = members < self._members
         self._members = members
         if is_shrinking and self._ack_count is None:
-            return []  # less is asked now
+            return []  # fewer members are required now
         return self._judge_all()
 
     def on_acknowledged(self, accepted: Accepted) -> list[Violation]:
-        """A PUT_OK is on its way to a client, who may never get it."""
+        """A PUT_OK is in flight to a client, who may never receive it."""
         self._acknowledged.append(accepted)
         return self._judge(accepted)
 
     def check(self) -> list[Violation]:
-        """Judge everything, now."""
+        """Checks everything, now."""
         return self._judge_all()
 
     def _judge_all(self) -> list[Violation]:

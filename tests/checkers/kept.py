@@ -1,12 +1,14 @@
-"""In a group nothing acknowledged is lost, nothing that a consumer was given vanishes, whoever has been master.
+"""In a group nothing acknowledged is lost, and nothing delivered to a consumer disappears, across changes of master.
 
-Promises, of the files of every member once all have come together:
-- a message answered PUT_OK, by whichever member, stands where its client was told: physical offset, topic, queue, queue
-  offset; no two of them share a queue offset;
-- so does each message that a consumer was given, by whichever member;
-- what was refused is nowhere; every message is one that somebody sent, whole, and is there once.
-Fault model: `is_excused` says whether a message may be lost, since all who had to keep it lost it lawfully.
-Does not look at: who acknowledged (terms), how many had it meanwhile (in_sync).
+Promises for the files of every member after convergence:
+- A message answered with PUT_OK by any member is at the reported physical offset, topic, queue and queue offset; no two
+  of them share a queue offset.
+- So is each message delivered to a consumer by any member.
+- A rejected message is stored nowhere; every record is a complete message that was sent, and is stored once.
+
+Fault model: `is_excused` says whether a message may be lost, because all members that had to keep it lost it lawfully.
+
+Not checked: who acknowledged (terms), how many members had it meanwhile (in_sync).
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ def check(
     is_excused: Callable[[Accepted], bool],
     is_lost: Callable[[bytes], bool] = lambda body_id: False,
 ) -> tuple[list[Violation], int]:
-    """Judge one member; return also how many acknowledged messages are lost, lawfully.
+    """Checks one member; also returns the number of acknowledged messages that are lost lawfully.
 
-    `is_lost` tells of a body whether all that had to keep it have lost it with the power.
+    `is_lost` says of a body whether all members that had to keep it have lost it in a power loss.
     """
     records = {record.physical_offset: record for record in image.records()}
     found = []
@@ -63,7 +65,7 @@ def check(
 
 
 class QueueOffsets:
-    """Live: no queue offset is told of two messages."""
+    """Live: no queue offset is reported for two messages."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, int, int], Accepted] = {}
@@ -71,7 +73,7 @@ class QueueOffsets:
     def on_acknowledged(
         self, accepted: Accepted, *, is_lost: Callable[[Accepted], bool] = lambda accepted: False
     ) -> list[Violation]:
-        """A client was told PUT_OK. The queue offset of a message that is lost, lawfully, is free again."""
+        """A client received PUT_OK. The queue offset of a lawfully lost message is free again."""
         sent = accepted.sent
         place = sent.topic, sent.queue_id, accepted.answered.queue_offset
         first = self._told.get(place)

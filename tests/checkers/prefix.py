@@ -1,12 +1,14 @@
-"""A slave's log is its master's, byte for byte, over the range that both hold.
+"""A slave's log equals its master's, byte for byte, over the range that both hold.
 
-Promises: over [larger begin, smaller end) the bytes are equal, fillers and the zeros behind them included. A slave
-whose master lost its tail (power, without flush) keeps what it has, with what was still under way to it, and never
-appends behind it: from its next connection on it does not grow until it was wiped or set aside.
-Fault model: kills and power cuts of any node, partitions, any delay. After `corrupt` of a node its bytes are compared
-again only when the nodes were seen to be equal once more (Converged). A master that was given another log (`wipe`) may
-differ from a slave from any place on.
-Does not look at: what is beyond the smaller end, whether the bytes are good records (soundness).
+Promises: over [larger start, smaller end) the bytes are equal, including fillers and the zeros behind them. A slave
+whose master lost its tail (power loss, without flush) keeps what it has, and bytes still in flight, and never appends
+to it: from its next connection on it does not grow until it is wiped or set aside.
+
+Fault model: kills and power losses of any node, partitions, any delay. After `corrupt` of a node its bytes are compared
+again only once the nodes were seen to be equal (Converged). A master whose log was replaced (`wipe`) may differ from a
+slave anywhere.
+
+Not checked: bytes beyond the smaller end, whether the bytes are valid records (soundness).
 """
 
 from __future__ import annotations
@@ -22,10 +24,9 @@ _PIECE = 1 << 20
 
 
 class Prefix:
-    """Judges the slaves of one master, again and again; remembers where their logs parted, lawfully.
+    """Checks the slaves of one master repeatedly; remembers where their logs diverged lawfully.
 
-    Where a log ends is what its image was told; without that it is taken to be
-    behind the last byte that is not zero.
+    The end of a log is given with its image; otherwise it is behind the last nonzero byte.
     """
 
     def __init__(self, master: str) -> None:
@@ -39,7 +40,7 @@ class Prefix:
         self._damaged: set[str] = set()
 
     def check(self, history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
-        """Judge now. `images`: of nodes that have opened their store since their last crash."""
+        """Checks now. `images`: nodes that have opened their store since their last crash."""
         self._known.update(images)
         self._follow(history, images)
         for name, end in self._late.items():
@@ -62,7 +63,7 @@ class Prefix:
         if stale is not None:
             parted, known_end = stale
             if end <= parted or _is_prefix(slave, master, parted):
-                del self._stale[name]  # it was emptied, or lost that tail itself, and has followed since
+                del self._stale[name]  # it was emptied, or lost that tail too, and has followed since
             else:
                 common = min(common, parted)
                 if end > max(known_end, common) and first_difference(master, slave, parted, master.used_end):
@@ -88,7 +89,7 @@ class Prefix:
                     if name in images:
                         self._part_from_other(name, images)
                         self._late[name] = min(event.end, self._late.get(name, event.end))
-                    else:  # it is down; what its log is will be seen when it has recovered itself
+                    else:  # it is down; its log will be checked after its recovery
                         self._absent[name] = min(event.end, self._absent.get(name, event.end))
             elif isinstance(event, Connected) and event.node in self._late:
                 self._part(event.node, self._late.pop(event.node), event.end)
@@ -112,7 +113,7 @@ class Prefix:
         self._seen = len(history.events)
 
     def _part_from_other(self, name: str, images: Mapping[str, StoreImage]) -> None:
-        """Its master has another log: note where that and the slave's part, if they do where both hold something."""
+        """Records where the master's new log and the slave's diverge, if they do within the range that both hold."""
         if name not in self._other or name not in images or self.master not in images:
             return
         self._other.discard(name)
@@ -128,12 +129,12 @@ class Prefix:
 
 
 def check(history: History, images: Mapping[str, StoreImage], master: str) -> list[Violation]:
-    """Judge once, with the whole history."""
+    """Checks once, with the whole history."""
     return Prefix(master).check(history, images)
 
 
 def _is_prefix(slave: StoreImage, master: StoreImage, begin: int) -> bool:
-    """Whether all that a slave has from `begin` on is what its master has there."""
+    """Whether the slave's bytes from `begin` on equal the master's."""
     end = slave.used_end
     if end > master.used_end:
         return False
@@ -141,7 +142,8 @@ def _is_prefix(slave: StoreImage, master: StoreImage, begin: int) -> bool:
 
 
 def first_difference(one: StoreImage, other: StoreImage, begin: int, end: int) -> int | None:
-    """Return the first physical offset of [begin, end) at which two logs differ or one has no bytes; None: equal."""
+    """Returns the first physical offset of [begin, end) at which two logs differ or one has no bytes; None if they are
+    equal."""
     while begin < end:
         size = min(_PIECE, end - begin)
         ours, theirs = one.read(begin, size), other.read(begin, size)

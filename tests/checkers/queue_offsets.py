@@ -1,11 +1,12 @@
-"""Queue offsets are dense and never used twice, and the offset answered is the offset stored.
+"""Queue offsets are dense and never reused, and the reported offset is the stored one.
 
-Promises: within each topic and queue the messages of the log, in its order, have consecutive queue offsets, from 0 if
-the log begins at 0. A stored message has the queue offset that its client was told. No two messages that clients were
-told about share a queue offset, and no two consumers of one node were given different messages at one, unless the first
-was lost in a way that the mode allows.
-Fault model: as durability: kills never free an offset, a power cut frees those of messages that were not flushed.
-Does not look at: prepared and rolled-back transactions (they have none), consume queues' files (derived).
+Promises: within each topic and queue the messages of the log have consecutive queue offsets, from 0 if the log starts
+at 0. A stored message has the queue offset reported to its client. No two reported messages share a queue offset, and
+no node delivers two different messages at one queue offset, unless the first was lost lawfully.
+
+Fault model: as in durability: kills never free an offset, a power loss frees those of unflushed messages.
+
+Not checked: prepared and rolled-back transactions (they have none), the files of consume queues (derived).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ CHECKER = "queue_offsets"
 
 
 def check(history: History, image: StoreImage, node: str) -> list[Violation]:
-    """Judge the log of one node, and the history of what that node answered."""
+    """Checks the log of one node, and the history of that node's answers."""
     return [*check_log(image), *_answered_is_stored(history, image, node), *_used_twice(history, node)]
 
 
 def check_log(image: StoreImage) -> list[Violation]:
-    """Judge a log alone: offsets are dense."""
+    """Checks a log alone: offsets are dense."""
     found = []
     following: dict[tuple[str, int], int] = {}
     for record in image.records():
@@ -50,7 +51,7 @@ def _answered_is_stored(history: History, image: StoreImage, node: str) -> list[
             continue
         record = records.get(accepted.answered.physical_offset)
         if record is None or body_id_of(record.body) != accepted.sent.body_id:
-            continue  # lost, lawfully or not: durability says
+            continue  # lost, lawfully or not: checked by durability
         if record.queue_offset != accepted.answered.queue_offset:
             text = f"{accepted}: it is stored with queue offset {record.queue_offset}"
             found.append(Violation(CHECKER, text))
@@ -91,7 +92,7 @@ def _used_twice(history: History, node: str) -> list[Violation]:
 
 
 def _was_lost(history: History, first: Accepted, node: str, *, before_s: float) -> bool:
-    """Whether a message may lawfully have gone before a moment, and its offset be free again."""
+    """Whether a message may lawfully have been lost before a moment, and its offset be free again."""
     promise = history.promise_of(first)
     is_flushed = promise is not None and promise.is_sync_flush and first.answered.status == "PUT_OK"
     return may_have_lost(history, node, first.sent.time_s, is_flushed=is_flushed, before_s=before_s)

@@ -42,13 +42,13 @@ _INT32 = Struct(">i")
 _INT64 = Struct(">q")
 
 Read = Callable[[int, int], bytes]
-"""(physical offset, size) -> the bytes there; fewer only where nothing is held."""
+"""(physical offset, size) -> the bytes there; fewer only where none are held."""
 
 
 class BadRecord(Exception):  # noqa: N818  # a finding, not a failure of the caller
-    """No good record stands at a physical offset. `is_cut`: it may be one, but it goes beyond the end that was given.
+    """There is no valid record at a physical offset. `is_cut`: there may be one, but it extends beyond the given end.
 
-    `is_blank`: nothing but zeros stands where a record would begin.
+    `is_blank`: there are only zeros where a record would start.
     """
 
     def __init__(self, offset: int, reason: str, *, is_cut: bool = False, is_blank: bool = False) -> None:
@@ -77,7 +77,7 @@ class Rec:
 
     @property
     def end(self) -> int:
-        """Physical offset behind it."""
+        """Physical offset of its end."""
         return self.physical_offset + self.size
 
     @property
@@ -87,7 +87,7 @@ class Rec:
 
     @property
     def is_queued(self) -> bool:
-        """Whether a consume queue has it: prepared and rolled-back transactions are invisible."""
+        """Whether it is in a consume queue: prepared and rolled-back transactions are not."""
         return self.transaction in (0, 2)
 
     @cached_property
@@ -117,9 +117,10 @@ class Rec:
 
 
 def scan(read: Read, begin: int, end: int, segment_size: int) -> Iterator[Rec]:
-    """Yield the records of [begin, end), which must begin at one; BadRecord where the chain breaks before `end`.
+    """Yields the records of [begin, end), where `begin` must be a record's offset; BadRecord where the chain breaks
+    before `end`.
 
-    Fillers are stepped over. `begin` = `end` yields nothing.
+    Fillers are skipped. `begin` = `end` yields nothing.
     """
     at = begin
     while at < end:
@@ -141,7 +142,7 @@ def scan(read: Read, begin: int, end: int, segment_size: int) -> Iterator[Rec]:
 
 
 def parse_at(read: Read, offset: int, end: int, segment_size: int) -> Rec:
-    """Return the record at a physical offset. BadRecord if none stands there, or a filler does."""
+    """Returns the record at a physical offset. BadRecord if there is none, or a filler."""
     for record in scan(read, offset, end, segment_size):
         if record.physical_offset != offset:
             break

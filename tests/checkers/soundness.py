@@ -1,11 +1,13 @@
-"""A log is one unbroken chain of good records, and nothing but zeros behind it.
+"""A log is one unbroken chain of valid records, followed only by zeros.
 
-Promises: from the first segment's begin on, record follows record (a filler where a segment ends) up to the log's end;
-no segment is missing; each body has its CRC; store times never fall; what stands behind the end is zero, so that no
-later recovery can take it for messages.
-Fault model: any store that a node has opened since its last crash, running or stopped. Not the disk as a power cut left
-it: that may be torn anywhere. A slave's log may end inside a record.
-Does not look at: whether the right messages are in it (durability), who else has them (prefix).
+Promises: from the start of the first segment, records (and a filler at the end of each segment) follow each other up to
+the log's end; no segment is missing; each body matches its CRC; store times never decrease; the bytes behind the end
+are zero, so that no later recovery can take them for messages.
+
+Fault model: any store that a node has opened since its last crash, running or stopped. Not a disk just after a power
+loss, which may be torn anywhere. A slave's log may end inside a record.
+
+Not checked: whether the right messages are in it (durability), who else has them (prefix).
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ _SHOWN_MAX = 3
 
 
 def check(image: StoreImage, *, zero_behind_end: bool = True, clock_is_steady: bool = True) -> list[Violation]:
-    """Judge one node's log. `zero_behind_end` is halog's own promise; RocketMQ leaves old bytes there.
+    """Checks one node's log. `zero_behind_end` is halog's own promise; RocketMQ leaves old bytes there.
 
-    `clock_is_steady`: nobody set the wall clock back, so store times never fall.
+    `clock_is_steady`: the wall clock was never set back, so store times never decrease.
     """
     found = [*_gaps(image)]
     records, broken = image.records(), image.break_at
@@ -57,7 +59,7 @@ def check(image: StoreImage, *, zero_behind_end: bool = True, clock_is_steady: b
 
 
 def good_records_behind(image: StoreImage, offset: int) -> list[Rec]:
-    """The good records that stand behind a physical offset, wherever they begin."""
+    """The valid records behind a physical offset, at any position."""
     found: list[Rec] = []
     for start in sorted(image.segments):
         if start + image.segment_size <= offset:

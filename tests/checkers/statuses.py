@@ -1,17 +1,20 @@
-"""What a client is told is what happened.
+"""The status reported to a client is true.
 
-Promises, live, when an answer reaches its client:
-- PUT_OK of a master with SYNC_FLUSH: the record's bytes are on its disk. PUT_OK with n copies promised: n - 1 different
-  slaves hold these bytes at this place, and as many have reported so to this life of the master.
-- Every answer that says "stored" names a place at which the master's log holds this very message.
-- FLUSH_DISK_TIMEOUT is told only with SYNC_FLUSH; FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE only where copies are
+Promises, checked when an answer reaches its client:
+- PUT_OK from a SYNC_FLUSH master: the record's bytes are on its disk. PUT_OK with n copies promised: n - 1 different
+  slaves hold these bytes at this offset, and as many have reported so to this process of the master.
+- Every answer that means "stored" reports an offset at which the master's log holds this message.
+- FLUSH_DISK_TIMEOUT is sent only with SYNC_FLUSH; FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE only if copies are
   promised.
-- What a consumer is given by a node with SYNC_FLUSH is on that node's disk: a power cut can't make it unsaid.
-- Once nothing disturbs the cluster any more (`calm`), every answer is PUT_OK.
-At the end (`check_refused`): a message whose put was refused is in nobody's log.
+- A message delivered to a consumer by a SYNC_FLUSH node is on that node's disk, so a power loss can't undo it.
+- Once all faults are over (`calm`), every answer is PUT_OK.
+
+At the end (`check_refused`): a rejected message is in no log.
+
 Fault model: any. A node that crashed between the send and the arrival of the answer is excused: it may have held the
-bytes when the answer was given.
-Does not look at: what happens to the message later (durability), whether a timeout was told in time.
+bytes when it answered.
+
+Not checked: later loss of the message (durability), whether a timeout was reported in time.
 """
 
 from __future__ import annotations
@@ -37,17 +40,17 @@ REFUSALS = frozenset(
         "OS_PAGE_CACHE_BUSY",
     }
 )
-"""Answers that say: nothing was stored."""
+"""Statuses which mean that nothing was stored."""
 
 ReadNode = Callable[[str, int, int], bytes]
-"""(node, physical offset, size) -> bytes; fewer where it holds none"""
+"""(node, physical offset, size) -> bytes; fewer where the node holds none"""
 
 
 class Statuses:
-    """Judges answers as they arrive.
+    """Checks answers as they arrive.
 
-    `read` reads a node's log as it is now, `read_disk` what a power cut would leave of it for sure. `slaves` are the
-    names of all slaves.
+    `read` reads the current log of a node, `read_disk` what a power loss would keep of it. `slaves` are the names of
+    all slaves.
     """
 
     def __init__(
@@ -62,24 +65,24 @@ class Statuses:
         self._calm_since_s = math.inf
 
     def on_report(self, master: str, slave: str, offset: int) -> None:
-        """A slave's report was handed to the network towards a master."""
+        """A slave's report was handed to the network."""
         key = master, slave
         self._reported[key] = max(offset, self._reported.get(key, -1))
 
     def on_start(self, node: str) -> None:
-        """A node's process begins: what was reported to the last one says nothing of it.
+        """A node's process starts: reports to the previous process do not count for it.
 
-        Not when that ended, since its last answers may still be on their way.
+        They count until then, because the last answers of the previous process may still be in flight.
         """
         for key in [key for key in self._reported if key[0] == node]:
             del self._reported[key]
 
     def calm(self, since_s: float) -> None:
-        """From now on nothing disturbs the cluster, and all its slaves have caught up. `math.inf`: that is over."""
+        """From now on there are no faults, and all slaves have caught up. `math.inf`: that has ended."""
         self._calm_since_s = since_s
 
     def on_answer(self, accepted: Accepted) -> list[Violation]:
-        """A client got its answer, which is in the history by now."""
+        """A client received its answer, which is in the history by now."""
         answered = accepted.answered
         status = answered.status
         if accepted.sent.time_s >= self._calm_since_s and status != "PUT_OK":
@@ -115,7 +118,7 @@ class Statuses:
         return found
 
     def on_consumed(self, event: Consumed, physical_offset: int) -> list[Violation]:
-        """A consumer got a message, which is in the history by now; its record says that it is at `physical_offset`."""
+        """A consumer received a message, which is in the history by now; its record is at `physical_offset`."""
         promise = self._history.promise_at(event.node, len(self._history.events))
         if promise is None or not promise.is_sync_flush:
             return []
@@ -192,7 +195,7 @@ class Statuses:
 
 
 def check_refused(history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
-    """Judge at the end that what was refused was not stored."""
+    """Checks at the end that rejected messages were not stored."""
     found = []
     refused = {a.sent.body_id: a for a in history.answers if a.answered.status in REFUSALS}
     for name, image in images.items():

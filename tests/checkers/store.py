@@ -1,12 +1,12 @@
-"""A node's store as bytes, however it was come by: a simulated disk, or a directory that a killed process left.
+"""A node's store as bytes, from a simulated disk or from the directory of a killed process.
 
     image = StoreImage.from_directory(path)
     begin, end = image.log_range()
     for record in image.records(): ...
 
-`end` is found by looking: it is behind the last good record of an unbroken chain from `begin` on, or behind the filler
-that follows it: that takes the rest of its segment, whether there is a next one yet or not. A slave's log may go on in
-the middle of a record; whoever knows where it really ends says so (`end`).
+The end is determined from the bytes: it is behind the last valid record of an unbroken chain from `begin` on, or behind
+the filler after it, which takes the rest of its segment whether there is a next one or not. A slave's log may end
+inside a record; pass `end` if it is known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SEGMENT_NAME_DIGITS = 20
 class StoreImage:
     """The files of one node; names are relative to the store's root, with slashes.
 
-    `segment_size` (bytes) is by default the size of the commitlog's files, which are all of one size. `end`: the
-    physical offset behind the last byte of the log, if it is known. `name` is the node's, for messages.
+    `segment_size` (bytes) defaults to the size of the commitlog's files, which are all of one size. `end`: the physical
+    offset of the log's end, if known. `name` is the node's, for messages.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StoreImage:
 
     @classmethod
     def from_directory(cls, path: Path, segment_size: int | None = None, *, name: str | None = None) -> StoreImage:
-        """Read every file below a store's root; nobody may truncate them meanwhile."""
+        """Reads every file below a store's root; none may be truncated meanwhile."""
         files: dict[str, Bytes] = {
             file.relative_to(path).as_posix(): _read_sparse(file) for file in sorted(path.rglob("*")) if file.is_file()
         }
@@ -67,11 +67,12 @@ class StoreImage:
 
     @property
     def allocated_end(self) -> int:
-        """Physical offset behind the last segment, however much of it is used."""
+        """Physical offset of the end of the last segment, used or not."""
         return max(self.segments) + self.segment_size if self.segments else 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes from a physical offset, over segments; fewer where a segment or its rest is not."""
+        """Returns up to `size` bytes from a physical offset, across segments; fewer if a segment or its rest is
+        missing."""
         pieces = []
         while size > 0:
             start = offset - offset % self.segment_size
@@ -88,21 +89,21 @@ class StoreImage:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def log_range(self) -> tuple[int, int]:
-        """Physical offsets [begin, end): `end` as it was told, or behind the good records in unbroken order."""
+        """Physical offsets [begin, end): `end` as given, or behind the unbroken chain of valid records."""
         if self._known_end is not None:
             return self.begin, self._known_end
         return self.begin, self.sound_end
 
     @property
     def is_end_known(self) -> bool:
-        """Whether the image was told where the log ends."""
+        """Whether the end of the log was given."""
         return self._known_end is not None
 
     @property
     def used_end(self) -> int:
-        """Physical offset behind the last byte that is anything: as it was told, or behind the last that is not zero.
+        """Physical offset behind the last used byte: as given, or behind the last nonzero byte.
 
-        Unlike `log_range` it does not depend on the bytes being good. Halog leaves nothing but zeros behind the end.
+        Unlike `log_range` it does not depend on valid records. Halog leaves only zeros behind the end.
         """
         if self._known_end is not None:
             return self._known_end
@@ -114,10 +115,10 @@ class StoreImage:
 
     @property
     def sound_end(self) -> int:
-        """Behind the unbroken chain of good records, and of fillers where segments end, from `begin` on.
+        """The end of the unbroken chain of valid records, and of fillers at segment ends, from `begin` on.
 
-        A master's log ends there, too: the filler raises its end to the segment's (RocketMQ: getMaxOffset), an empty
-        slave begins there, and one that has everything has the filler.
+        A master's log ends there, too: the filler raises its end to that of the segment (RocketMQ: getMaxOffset), an
+        empty slave starts there, and a slave that has everything has the filler.
         """
         broken = self.break_at
         if broken is not None:
@@ -125,12 +126,12 @@ class StoreImage:
         return self.allocated_end if self._known_end is None else self._known_end
 
     def records(self) -> list[Rec]:
-        """The good records from `begin` on up to where the chain breaks."""
+        """The valid records from `begin` up to the first break in the chain."""
         return self._scan()[0]
 
     @property
     def break_at(self) -> BadRecord | None:
-        """Why the chain of records ends; None if the log is full to its last byte, or it has no segment."""
+        """Why the chain of records ends; None if the log is full to its last byte, or has no segment."""
         return self._scan()[1]
 
     def _scan(self) -> tuple[list[Rec], BadRecord | None]:
@@ -147,7 +148,7 @@ class StoreImage:
         return self._scanned
 
     def record_at(self, offset: int) -> Rec | None:
-        """The good record that begins at a physical offset; None if there is none."""
+        """The valid record at a physical offset; None if there is none."""
         try:
             return parse_at(self.read, offset, self.allocated_end, self.segment_size)
         except BadRecord:
@@ -156,7 +157,7 @@ class StoreImage:
     # ---- other files
 
     def folder(self, prefix: str) -> Iterator[tuple[str, Bytes]]:
-        """Yield (name below it, bytes) of the files below a folder, sorted by name."""
+        """Yields (name below it, bytes) of the files below a folder, sorted by name."""
         prefix = prefix.rstrip("/") + "/"
         for path in sorted(self.files):
             if path.startswith(prefix):
@@ -164,7 +165,7 @@ class StoreImage:
 
 
 def _read_sparse(path: Path) -> bytearray:
-    """Return a file's bytes. Its holes are not touched: looking at one through a map is a SIGBUS on a full tmpfs."""
+    """Returns a file's bytes. Its holes are not touched: reading one through a map is a SIGBUS on a full tmpfs."""
     with path.open("rb", buffering=0) as file:
         content = bytearray(os.fstat(file.fileno()).st_size)
         position = 0
@@ -172,7 +173,7 @@ def _read_sparse(path: Path) -> bytearray:
             while position < len(content):
                 try:
                     begin = os.lseek(file.fileno(), position, os.SEEK_DATA)
-                except OSError:  # nothing but a hole up to the end
+                except OSError:  # only a hole up to the end
                     break
                 end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
                 file.seek(begin)

@@ -1,18 +1,20 @@
 """No task outlives its node.
 
-Promises: when a node has ended, however it did, no Trio task that it started runs any more: neither in its nursery nor
-as a system task.
-Fault model: stop, kill (cancellation of everything it runs), a failure that ends the node.
-Does not look at: threads, tasks that a node cancelled and that end while it is still ending.
+Promises: when a node has ended, however it did, no Trio task that it started is still running, neither in its nursery
+nor as a system task.
+
+Fault model: stop, kill (cancellation of all its tasks), a failure that ends the node.
+
+Not checked: threads, and tasks that a node cancelled and that end while it is still ending.
 
     watch = TaskWatch()
-    with watch.of("m1"):            # what is started in here, and by it, is m1's
+    with watch.of("m1"):            # tasks started in this block, and by them, belong to m1
         nursery.start_soon(run_node)
     ...
     violations = watch.check("m1")  # after it has ended
 
-Tasks are told apart by a context variable, which a task hands to those it starts; system tasks, which begin with a
-context of their own, by the module that their coroutine comes from.
+Tasks are identified by a context variable, which they inherit; system tasks, which start with a context of their own,
+by the module of their coroutine.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ _SHOWN_MAX = 5
 
 
 class TaskWatch:
-    """Knows which tasks belong to which node. For use within one Trio run."""
+    """Tracks which tasks belong to which node. For use within one Trio run."""
 
     @contextmanager
     def of(self, node: str) -> Iterator[None]:
-        """Whatever the current task starts in this block belongs to `node`."""
+        """Tasks that the current task starts in this block belong to `node`."""
         token = _OWNER.set(node)
         try:
             yield
@@ -43,16 +45,16 @@ class TaskWatch:
             _OWNER.reset(token)
 
     def left(self, node: str) -> list[str]:
-        """Names of the tasks of a node that run."""
+        """Names of the running tasks of a node."""
         return [task.name for task in all_tasks() if task.context.get(_OWNER) == node]
 
     def check(self, node: str) -> list[Violation]:
-        """Judge a node that has ended."""
+        """Checks a node that has ended."""
         return report(node, self.left(node))
 
 
 def report(node: str, left: list[str]) -> list[Violation]:
-    """Say that tasks were left behind; nothing if none were."""
+    """Returns a violation for the remaining tasks, if any."""
     if not left:
         return []
     shown = ", ".join(left[:_SHOWN_MAX]) + (" …" if len(left) > _SHOWN_MAX else "")
@@ -60,13 +62,13 @@ def report(node: str, left: list[str]) -> list[Violation]:
 
 
 def check_system_tasks(package: str = "ha.") -> list[Violation]:
-    """Judge the whole run, when every node has ended: no task runs code of `package`."""
+    """Checks the whole run, when every node has ended: no task runs code of `package`."""
     left = [task.name for task in all_tasks() if _module(task).startswith(package)]
     return report("every node", left)
 
 
 def all_tasks() -> list[trio.lowlevel.Task]:
-    """Every task of the run, system tasks included."""
+    """Every task of the run, including system tasks."""
     root = trio.lowlevel.current_root_task()
     found: list[trio.lowlevel.Task] = []
     pending = [root] if root is not None else []

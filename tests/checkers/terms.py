@@ -1,18 +1,20 @@
-"""One master at a time acknowledges, each in its own term.
+"""Only one master at a time acknowledges, each in its own term.
 
-Judged from what the agreement service held, when, and what clients were told by whom.
+Checks what the agreement service held, when, and which member answered clients.
 
 Promises:
-- The service never gives a term to two members, and never a term that is not higher than all before it.
-- Live: whoever answers PUT_OK, or that an offset is committed, held the master's key in the service at some moment
-  between the client's asking and its having the answer. (When exactly it was acknowledged cannot be seen from outside.)
-  A process is not the master by a key that an earlier process of its member took, which the service holds until the
-  lease of that one ends.
-- At the end: an acknowledged message stands in the log within the term of the member that acknowledged it, by the
+- The service never gives one term to two members, and each term is higher than all before it.
+- Live: a member that answers PUT_OK, or acknowledges a committed offset, held the master's key in the service at some
+  moment between the client's request and the arrival of the answer. (The exact moment of the acknowledgement can't be
+  observed.) A process is not the master by a key taken by an earlier process of its member, which the service holds
+  until that lease ends.
+- At the end: an acknowledged message is in the log within the term of the member that acknowledged it, according to the
   log's own history of terms (`epochFileCheckpoint`: a line with a count, one with a checksum, then lines
-  `epoch-offset`: where each term begins).
+  `epoch-offset`: where each term starts).
+
 Fault model: any, as long as the service is linearizable and no lease ends early.
-Does not look at: who has the message (in_sync), whether it stays (kept).
+
+Not checked: who has the message (in_sync), whether it stays (kept).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ EPOCH_FILE = "epochFileCheckpoint"
 
 
 class Tenure(NamedTuple):
-    """From this moment on `master` has the key, in `epoch`; "": nobody."""
+    """From this moment on `master` has the key, in `epoch`; "": no member."""
 
     since_s: float
     master: str
@@ -39,7 +41,7 @@ class Tenure(NamedTuple):
 
 
 class Terms:
-    """What the service said, and who may answer."""
+    """The history of the service, and which members may answer."""
 
     def __init__(self) -> None:
         self._tenures = [Tenure(0.0, "", 0)]
@@ -64,11 +66,11 @@ class Terms:
         return []
 
     def on_process_ended(self, now_s: float, node: str) -> None:
-        """A member's process is over; the key that it may have had is no later process's."""
+        """A member's process has ended; the key that it may have had does not belong to a later process."""
         self._ended_s[node] = now_s
 
     def check_answer(self, node: str, asked_s: float, answered_s: float, what: str) -> list[Violation]:
-        """`node` acknowledged something that it was asked for and answered at these moments."""
+        """`node` acknowledged a request that was sent and answered at these moments."""
         first = bisect_right(self._tenures, asked_s, key=lambda tenure: tenure.since_s) - 1
         seen = [tenure for tenure in self._tenures[max(first, 0) :] if tenure.since_s <= answered_s]
         ended_s = self._ended_s.get(node, -math.inf)
@@ -81,7 +83,8 @@ class Terms:
     def check_log(
         self, history: History, image: StoreImage, *, is_lost: Callable[[Accepted], bool] = lambda accepted: False
     ) -> list[Violation]:
-        """Judge one member's history of terms at the end. `is_lost`: lawfully, so another message may be there."""
+        """Checks one member's history of terms at the end. `is_lost`: lost lawfully, so another message may be at its
+        offset."""
         entries = read_epochs(image)
         found = []
         for accepted in history.answers:
@@ -102,6 +105,6 @@ class Terms:
 
 
 def read_epochs(image: StoreImage) -> list[tuple[int, int]]:
-    """(epoch, physical offset of its begin) of each term that a store knows, ascending."""
+    """(epoch, physical offset of its start) of each term in a store, ascending."""
     lines = bytes(image.files.get(EPOCH_FILE, b"")).decode("ascii", "replace").splitlines()[2:]
     return [(int(epoch), int(offset)) for epoch, _, offset in (line.partition("-") for line in lines)]

@@ -1,4 +1,4 @@
-"""Durability, queue offsets and prefixes on clusters written by hand: whole ones pass, each damage has its judge."""
+"""Durability, queue offsets and prefixes on clusters written by hand: valid ones pass, faults are found."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_slave_that_loses_what_it_had_is_found_unless_it_lost_power() -> None:
 def test_convergence_counts_as_stored_on_all_nodes() -> None:
     cluster = three()
     last = cluster.image().records()[-1].physical_offset
-    cluster.crash("s1", "power")  # excuses it for two copies of the past
+    cluster.crash("s1", "power")  # excused for two copies of earlier messages
     cluster.crash("s2", "power")
     cluster.converged()
     cluster.cut("s1", last)
@@ -171,7 +171,7 @@ def test_consumed_message_must_stay() -> None:
     assert durability.check(cluster.history, cluster.images()) == []
     for name in cluster.names:
         cluster.cut(name, last.physical_offset)
-    cluster.history.answers.pop()  # it was never acknowledged to its producer
+    cluster.history.answers.pop()  # its producer never received an acknowledgement
     cluster.crash(MASTER, "power")
     [violation] = durability.check(cluster.history, cluster.images())
     assert "gave b'p-29' to consumer c" in violation.text
@@ -279,7 +279,7 @@ def test_a_slave_ahead_of_a_master_that_lost_its_tail_is_lawful_until_it_grows()
 
 
 def test_a_slave_may_part_anywhere_from_a_master_that_was_given_another_log() -> None:
-    """The operator put another slave's log in the master's place; this one had followed the master before that."""
+    """The operator replaced the master's log by another slave's; this slave had followed the master before that."""
     cluster = Cluster("s1")
     for _ in range(10):
         cluster.put()
@@ -300,7 +300,7 @@ def test_a_slave_may_part_anywhere_from_a_master_that_was_given_another_log() ->
 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
 def test_a_slave_that_lost_its_stale_tail_itself_may_follow_again(lost_count: int) -> None:
-    """Of a tail of three records it loses some, and is sent what comes next by its master."""
+    """It loses some of a tail of three records, and is sent the next ones by its master."""
     cluster = Cluster("s1")
     for _ in range(10):
         cluster.put()
@@ -315,7 +315,7 @@ def test_a_slave_that_lost_its_stale_tail_itself_may_follow_again(lost_count: in
     cluster.history.add(Recovered(cluster.now_s, "s1", cluster.ends["s1"]))
     for _ in range(8):
         cluster.put(on=(MASTER,))
-    begin = cluster.ends["s1"]  # it has followed before anybody looked
+    begin = cluster.ends["s1"]  # it followed before the check
     cluster.write("s1", begin, cluster.image().read(begin, SEGMENT - begin))
     found = watch.check(cluster.history, cluster.images())
     if lost_count == 3:
@@ -367,7 +367,7 @@ def test_a_slave_that_stays_behind_is_found() -> None:
 
 
 def test_a_log_ends_behind_the_filler_that_fills_its_last_segment() -> None:
-    """Then a slave that has not got the filler lacks it, and one that began behind it lacks nothing."""
+    """A slave without the filler lacks it, and one that started behind it lacks nothing."""
     cluster = three()
     records = cluster.image().records()
     last = next(one for one, other in pairwise(records) if other.physical_offset == SEGMENT)

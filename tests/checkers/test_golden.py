@@ -1,4 +1,4 @@
-"""Stores of real RocketMQ brokers are whole in the checkers' eyes, and not whole once damaged."""
+"""The checkers accept stores of real RocketMQ brokers, and find damage in them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Judge = Callable[[], list[Violation]]
 
 
 def only(files: dict[str, bytearray], folder: str) -> bytearray:
-    """The fullest file of a folder."""
+    """The largest file of a folder."""
     return max(
         (content for name, content in files.items() if name.startswith(folder)), key=lambda c: len(c.strip(b"\0"))
     )
@@ -91,7 +91,7 @@ def test_a_directory_is_read_as_its_files_are(version: str, tmp_path: Path, file
 def test_flipped_bit_is_found_unless_unprotected_by_a_checksum(files: dict[str, bytearray], judge: Judge) -> None:
     record = StoreImage(files).records()[5]
     segment = files["commitlog/00000000000000000000"]
-    # Flag, born and store time, hosts, reconsume times and the transaction offset are covered by nothing in the format.
+    # The format covers flag, born and store time, hosts, reconsume times and transaction offset by no checksum.
     unprotected = {*range(16, 20), *range(36, 84)}
     for position in range(record.size - len(record.properties)):
         if position in unprotected:
@@ -136,7 +136,7 @@ def test_a_missing_queue_is_found(files: dict[str, bytearray], judge: Judge) -> 
 
 
 def index_damage(name: str, index: bytearray) -> None:
-    """Damage the second-newest entry's neighbourhood in one way."""
+    """Damages the entries around the second-newest one in one way."""
     *_, next_entry = INDEX_HEADER.unpack_from(index)
     last = ENTRIES_AT + (next_entry - 1) * INDEX_ENTRY.size
     if name == "hash":

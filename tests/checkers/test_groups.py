@@ -1,4 +1,4 @@
-"""The judges of failover groups, on histories and files written by hand: right ones pass, and what is wrong is seen."""
+"""The checkers of failover groups on histories and files written by hand: valid ones pass, faults are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that halog writes are whole in the checkers' eyes: running, stopped, and opened again after any crash."""
+"""The checkers accept halog's stores: running, stopped, and reopened after any crash."""
 
 from __future__ import annotations
 

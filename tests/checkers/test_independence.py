@@ -1,4 +1,4 @@
-"""The checkers share nothing with what they judge."""
+"""The checkers share no code with halog."""
 
 from __future__ import annotations
 

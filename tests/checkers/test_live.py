@@ -1,4 +1,4 @@
-"""The checkers that watch while it happens: wire, answers, tasks."""
+"""The checkers that run live: wire, answers, tasks."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_slave_requesting_a_wrong_offset_is_found() -> None:
 
 
 class EmptySlave:
-    """A tap between a master with the first `master_end` bytes of LOG and a slave that has nothing but, by and by, a
-    segment from `begin` on."""
+    """A tap between a master with the first `master_end` bytes of LOG and an empty slave that gets a segment from
+    `begin`."""
 
     def __init__(self, master_end: int = 2000) -> None:
         self.begin: int | None = None
@@ -125,17 +125,17 @@ def test_empty_slave_may_start_at_the_first_heartbeat() -> None:
 @pytest.mark.parametrize(
     ("asked", "frames", "begin", "held", "reported"),
     [
-        (0, [], 2000, 1000, 2000),  # nobody said where to begin
-        (0, [(2000, 0)], 2000, 1000, 2001),  # beyond it
+        (0, [], 2000, 1000, 2000),  # no start offset was announced
+        (0, [(2000, 0)], 2000, 1000, 2001),  # beyond the start offset
         (0, [(2000, 0)], 2000, 1000, 1999),  # before it
-        (0, [(2000, 0)], 2000, 0, 2000),  # the segment is not made
-        (0, [(2000, 0)], 3000, 1000, 2000),  # another one is
-        (0, [(2000, 0)], 1000, 2000, 2000),  # it was not empty
-        (0, [(1500, 0)], 1500, 1000, 1500),  # no begin of a segment
+        (0, [(2000, 0)], 2000, 0, 2000),  # the segment was not created
+        (0, [(2000, 0)], 3000, 1000, 2000),  # another segment was
+        (0, [(2000, 0)], 1000, 2000, 2000),  # the slave was not empty
+        (0, [(1500, 0)], 1500, 1000, 1500),  # not a segment boundary
         (0, [(3000, 0)], 3000, 1000, 3000),  # the master's log is not there
         (0, [(1000, 0), (2000, 0)], 2000, 1000, 2000),  # not the first frame
-        (0, [(1000, 10), (2000, 0)], 2000, 1000, 2000),  # it was sent bytes
-        (1, [(2000, 0)], 2000, 1000, 2000),  # it asked for something else
+        (0, [(1000, 10), (2000, 0)], 2000, 1000, 2000),  # bytes were sent
+        (1, [(2000, 0)], 2000, 1000, 2000),  # another offset was requested
     ],
 )
 def test_a_report_beyond_what_was_sent_is_found_wherever_else_an_empty_slave_makes_it(
@@ -153,7 +153,7 @@ def test_start_offset_is_adopted_once_and_not_before_the_request() -> None:
     wire = EmptySlave(3000)
     assert wire.report(-1) == ""
     wire.frame(0)
-    wire.frame(2000)  # the answer to the range question, not a heartbeat
+    wire.frame(2000)  # the answer to the range request, not a heartbeat
     assert wire.report(0) == ""
     wire.begin = 2000
     assert "has sent it bytes only up to 0" in wire.report(2000)
@@ -198,7 +198,7 @@ def test_a_masters_wrong_frame_is_found(frame: tuple[int, int, bytes | None], te
 
 
 class Answers:
-    """A cluster whose answers are judged; `flushed_to` is what its master has on the disk."""
+    """A cluster whose answers are checked; `flushed_to` is the end of the log on its master's disk."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

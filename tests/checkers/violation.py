@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Violation(NamedTuple):
-    """One promise broken. `text` is for the person on call: which node, where, what is there, what should be."""
+    """One broken promise. `text` is for the person on call: node, place, actual and expected value."""
 
     checker: str
     text: str

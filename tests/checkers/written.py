@@ -1,6 +1,6 @@
-"""A cluster's files and history, written by hand: what the checkers' own tests judge, and damage.
+"""A cluster's files and history, written by hand for the checkers' own tests, and ways to damage them.
 
-Writes the formats from their description, as the checkers read them; no halog here either.
+Writes the formats from their description, as the checkers read them; uses no code of halog.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENTRY = Struct(">qiq")
 
 
 def encode(topic: str, queue_id: int, queue_offset: int, physical_offset: int, store_ms: int, body: bytes) -> bytes:
-    """One record of V1 without properties but a key."""
+    """One V1 record whose only property is a key."""
     properties = b"UNIQ_KEY\x01%d\x02" % physical_offset
     name = topic.encode()
     size = _HEAD.size + len(body) + 1 + len(name) + 2 + len(properties)
@@ -33,7 +33,7 @@ def encode(topic: str, queue_id: int, queue_offset: int, physical_offset: int, s
 
 
 class Cluster:
-    """A master and its slaves, each a dict of files; `put` writes to all of `on` and tells the client `status`."""
+    """A master and its slaves, each a dict of files; `put` writes to all of `on` and reports `status` to the client."""
 
     def __init__(self, *slaves: str, is_sync_flush: bool = False, copies: int = 1) -> None:
         self.names = [MASTER, *slaves]
@@ -55,7 +55,7 @@ class Cluster:
         queue_offset: int | None = None,
         entry: bool = True,
     ) -> bytes:
-        """Send, store and answer one message; returns its body id."""
+        """Sends, stores and answers one message; returns its body id."""
         seq = len(self.history.answers)
         body_id = b"p-%d" % seq
         self.now_s += 1.0
@@ -87,13 +87,13 @@ class Cluster:
         return at
 
     def write(self, name: str, offset: int, raw: bytes) -> None:
-        """Put bytes into a node's commitlog."""
+        """Writes bytes into a node's commitlog."""
         start = offset - offset % SEGMENT
         segment = self.files[name].setdefault(f"commitlog/{start:020d}", bytearray(SEGMENT))
         segment[offset - start : offset - start + len(raw)] = raw
 
     def cut(self, name: str, offset: int) -> None:
-        """Take everything from a physical offset on away from a node's log, as losing it does."""
+        """Removes everything from a physical offset on from a node's log."""
         for path in list(self.files[name]):
             folder, _, file = path.partition("/")
             if folder == "commitlog":
@@ -107,12 +107,12 @@ class Cluster:
         self.ends[name] = min(self.ends[name], offset)
 
     def crash(self, name: str, kind: str) -> None:
-        """Note a crash."""
+        """Adds a crash to the history."""
         self.now_s += 1.0
         self.history.add(Crashed(self.now_s, name, kind))  # type: ignore[arg-type]
 
     def converged(self) -> None:
-        """Note that all nodes were seen to be equal."""
+        """Adds to the history that all nodes are equal."""
         self.now_s += 1.0
         self.history.add(Converged(self.now_s, tuple(self.names), self.ends[MASTER]))
 
