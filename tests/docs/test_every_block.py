@@ -1,8 +1,8 @@
-"""Every fenced block of README.md and docs/ is run by a test that is named here, or says itself why not.
+"""Checks what the pages contain: blocks, commands, and the tests they name.
 
-A block that is not run stands below a line `*Not run by a test: REASON.*`. One without a language is what something
-prints, or a drawing; one of `console` shows how a command is called. Commands in the text around them are looked up:
-they are there, and know their flags.
+A test named here runs every fenced block, or the page says why not, in a line `*Not run by a test: REASON.*` above it.
+A block without a language is output or a drawing; one of `console` shows a command without running it. Commands in the
+text exist and have the flags shown.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ RUN_BY = {
     ("docs/cli.md", "sh"): "tests/cli/test_docs.py",
     ("docs/deploying.md", "sh"): "tests/containers/test_compose.py",
     ("docs/disaster-recovery.md", "sh"): "tests/interop/test_how_to.py",
-    ("docs/failover.md", "sh"): "tests/docs/test_failover_page.py",
+    ("docs/failover.md", "sh"): "tests/docs/test_commands.py",
     ("docs/observability.md", "json"): "tests/metrics/test_documentation.py",
     ("docs/observability.md", "python"): "tests/metrics/test_documentation.py",
     ("docs/observability.md", "sh"): "tests/metrics/test_documentation.py",
     ("docs/observability.md", "yaml"): "tests/metrics/test_documentation.py",
     ("docs/sdk.md", "python"): "tests/client/test_documentation.py",
-    ("docs/security.md", "yaml"): "tests/docs/test_snippets.py",
+    ("docs/security.md", "yaml"): "tests/security/test_documentation.py",
     ("docs/spark.md", "python"): "tests/spark/test_docs.py",
     ("docs/spark.md", "sh"): "tests/spark/test_docs.py",
     ("docs/tls.md", "bash"): "tests/tls/test_documentation.py",
     ("docs/tls.md", "python"): "tests/tls/test_documentation.py",
-    ("docs/tutorial.md", "sh"): "tests/docs/test_tutorial.py",
-    ("docs/upgrading.md", "sh"): "tests/docs/test_snippets.py",
+    ("docs/tutorial.md", "sh"): "tests/docs/test_commands.py",
+    ("docs/upgrading.md", "sh"): "tests/docs/test_commands.py",
 }
 REASON = re.compile(r"^\*Not run by a test: .+\.\*$", re.MULTILINE)
 SHOWN = {"", "console", "text"}
@@ -46,31 +46,32 @@ COMMAND = re.compile(
     r"^(ha|python3?|pip|apt(-get)?|scripts/\w+|bench/run|docker|kubectl|curl|systemctl) ", re.MULTILINE
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def fenced(page: Path) -> Iterator[tuple[str, int, str, str]]:
-    """Language of each block, its line, its text, and the paragraph above it."""
+    """Yields each block's language, line, text and preceding paragraph."""
     text = page.read_text()
     for match in re.finditer(r"(?ms)^```(\w*)[^\n]*\n(.*?)^```$", text):
         above = text[: match.start()].rstrip().rpartition("\n\n")[2]
         yield match[1], text.count("\n", 0, match.start()) + 1, match[2], above
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_block_is_run_or_says_why_not(page: Path) -> None:
+@each_page
+def test_blocks_are_run_or_excused(page: Path) -> None:
     name = str(page.relative_to(ROOT))
-    assert page.read_text().count("\n```") == 2 * len(list(fenced(page))), "a block has no end"
+    assert page.read_text().count("\n```") == 2 * len(list(fenced(page))), "unterminated block"
     for language, line, block, above in fenced(page):
         if language == "":
-            assert not COMMAND.search(block), f"{name}:{line}: commands are a block of sh"
+            assert not COMMAND.search(block), f"{name}:{line}: commands belong into a block of sh"
         is_excused = language in SHOWN or REASON.search(above)
         assert is_excused or (name, language) in RUN_BY, f"{name}:{line}: no test runs this {language} block"
 
 
 @pytest.mark.parametrize(("place", "test"), RUN_BY.items(), ids=str)
-def test_the_test_that_is_named_reads_the_page(place: tuple[str, str], test: str) -> None:
+def test_named_test_reads_the_page(place: tuple[str, str], test: str) -> None:
     name, language = place
-    assert any(found == language for found, *_ in fenced(ROOT / name)), "there is no such block any more"
+    assert any(found == language for found, *_ in fenced(ROOT / name)), "the page has no such block"
     source = (ROOT / test).read_text()
     assert Path(name).name in source or f'"{Path(name).stem}.md"' in source
 
@@ -79,7 +80,7 @@ IN_TEXT = re.compile(r"`((?:ha |python -m |bench/run |scripts/)[^`]+)`")
 
 
 def commands_in_text(page: Path) -> Iterator[str]:
-    """`a|b` stands for two commands."""
+    """Yields the commands in running text; `a|b` means two commands."""
     plain = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     for found in IN_TEXT.findall(plain):
         first, *rest = " ".join(found.split()).split("|")
@@ -88,7 +89,7 @@ def commands_in_text(page: Path) -> Iterator[str]:
 
 
 def lacks(command: str) -> str:
-    """What there isn't of a command: a program, a module, a command of `ha` or a flag of it; "" if all is there."""
+    """Returns the program, module, subcommand or flag of a command that does not exist, otherwise ""."""
     program, *words = shlex.split(command)
     if program == "ha":
         app = application()
@@ -106,13 +107,13 @@ def lacks(command: str) -> str:
     return words[0] if words and words[0] not in names else ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_in_the_text_are_there(page: Path) -> None:
+@each_page
+def test_commands_in_text_exist(page: Path) -> None:
     assert {command: lacks(command) for command in commands_in_text(page) if lacks(command)} == {}
 
 
-def test_what_is_not_there_is_seen() -> None:
-    gone = {
+def test_missing_commands_are_detected() -> None:
+    missing = {
         "ha stats": "stats",
         "ha log verfy data": "verfy",
         "ha switch --from 2": "--from",
@@ -120,5 +121,12 @@ def test_what_is_not_there_is_seen() -> None:
         "bench/run nothing": "nothing",
         "python -m ha.x": "ha.x",
     }
-    assert {command: lacks(command) for command in gone} == gone
+    assert {command: lacks(command) for command in missing} == missing
     assert len([command for page in PAGES for command in commands_in_text(page)]) > 80
+
+
+@each_page
+def test_named_tests_exist(page: Path) -> None:
+    for path, function in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+        source = (ROOT / path).read_text()
+        assert not function or re.search(rf"^(async )?def {function}\(", source, re.MULTILINE), function

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds strictly, fetches nothing, and what is made from code is as the code is."""
+"""The documentation site builds without warnings and loads nothing from elsewhere, and generated pages are current."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.docs.test_compatibility import ticked
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `scripts/docs build` builds it: what MkDocs warns of is an error."""
+    """Builds the site like `scripts/docs build`; warnings of MkDocs are errors."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "NO_MKDOCS_2_WARNING": "1"}
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Fetched(HTMLParser):
-    """What a browser loads by itself for a page."""
+    """Collects the addresses that a browser loads with a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Fetched(HTMLParser):
             self.addresses.append(given.get("href", ""))
 
 
-def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 25
     for page in pages:
@@ -54,19 +54,19 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
         fetched.feed(page.read_text())
         elsewhere = [address for address in fetched.addresses if re.match(r"(https?:)?//", address)]
         assert not elsewhere, f"{page.relative_to(site)}: {elsewhere}"
-        assert "mermaid" not in fetched.classes, "Material fetches mermaid's code from a CDN"
+        assert "mermaid" not in fetched.classes, "Material loads mermaid from a CDN"
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//|@import", sheet.read_text()), sheet
 
 
-def test_the_first_page_is_the_readme_and_its_links_lead_on(site: Path) -> None:
+def test_first_page_is_the_readme(site: Path) -> None:
     front = (site / "index.html").read_text()
     assert "A replicated message log for Python" in front
     for name in re.findall(r"\]\(docs/([\w/-]+)\.md\)", (ROOT / "README.md").read_text()):
         assert f'href="{name}/"' in front, name
 
 
-def test_links_lead_to_pages_from_wherever_they_stand() -> None:
+def test_links_between_files_become_links_between_pages() -> None:
     text = "[a](docs/tls.md#x) [b](ARCHITECTURE.md) `[c](docs/x.md)`"
     assert docs_site.linked(text, "index.md") == "[a](tls.md#x) [b](architecture.md) `[c](docs/x.md)`"
     assert docs_site.linked("[a](../README.md)", "cli.md") == "[a](index.md)"
@@ -77,7 +77,7 @@ def test_links_lead_to_pages_from_wherever_they_stand() -> None:
         docs_site.linked("[a](../ha/errors.py)", "cli.md")
 
 
-def test_every_picture_has_words_for_who_does_not_see_it() -> None:
+def test_pictures_have_alternative_texts() -> None:
     for page in DOCS.rglob("*.md"):
         for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text()):
             assert words.strip(), f"{page.name}: {target}"
@@ -95,18 +95,17 @@ def test_the_diagram_of_a_slaves_connection_shows_its_states() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
-def test_what_is_made_from_code_is_up_to_date(path: Path) -> None:
+def test_generated_pages_are_current(path: Path) -> None:
     assert path.read_text() == PAGES[path](), "run: scripts/reference"
 
 
-def test_the_table_of_codes_knows_who_answers() -> None:
-    """The compatibility page's ticks are held to what brokers answer; this finds the same in the source."""
+def test_table_of_codes_matches_the_compatibility_page() -> None:
     found = {place: {int(code) for code in codes} for place, codes in handlers().items()}
     assert found["broker"] == ticked("broker")
     assert found["name server"] == ticked("name server")
 
 
-def test_the_tree_of_errors_is_whole() -> None:
+def test_tree_of_errors_is_complete() -> None:
     from ha import errors
 
     page = reference.error_tree()

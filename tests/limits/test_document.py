@@ -1,4 +1,4 @@
-"""docs/limits.md says what is so: values are those of keys and constants, and the tests it names exist."""
+"""The values in docs/limits.md are those of keys and constants."""
 
 from __future__ import annotations
 
@@ -54,9 +54,3 @@ def test_servers_made_without_a_configuration_have_the_same_limits() -> None:
         assert getattr(RemotingServerOptions(), name) == getattr(Config(), name)
     for name in ("topic_count_max", "group_count_max", "sends_in_flight_max", "hold_count_max"):
         assert getattr(BrokerOptions(), name) == getattr(Config(), name)
-
-
-@pytest.mark.parametrize("name", sorted({row["test"] for row in ROWS}))
-def test_the_tests_exist(name: str) -> None:
-    path, _, function = name.partition("::")
-    assert f"def {function}" in (ROOT / path).read_text()

@@ -1,4 +1,4 @@
-"""What README.md tells a newcomer to type works as it stands, but for port numbers, which the system chooses here."""
+"""Runs the commands and the example of README.md, with ports that the system chooses."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 
 from tests.node.processes import FREE_PORTS, Process
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
 REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text()
 
 pytestmark = pytest.mark.processes
 
 RUN_ELSEWHERE = {
     "scripts/demo": "tests/demo/test_demo.py",
     "scripts/demo --failover": "tests/demo/test_demo_failover.py",
-    "scripts/test": "all of them",
+    "scripts/test": "runs all tests",
     "python3 -m venv .venv && .venv/bin/pip install . && . .venv/bin/activate": "tests/packaging/test_packages.py",
     "pip install '.[spark]'": "scripts/venv",
 }
@@ -33,7 +33,7 @@ def code_blocks(language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
 
 
-def test_the_library_example_stores_a_message(tmp_path: Path) -> None:
+def test_library_example_stores_a_message(tmp_path: Path) -> None:
     [example] = code_blocks("python")
     assert "ha.Config()" in example
     done = subprocess.run(
@@ -48,10 +48,11 @@ def test_the_library_example_stores_a_message(tmp_path: Path) -> None:
     assert (tmp_path / "data/master/commitlog/00000000000000000000").exists()
 
 
-def test_the_commands_by_hand(tmp_path: Path) -> None:
+def test_commands(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
     others = [line for line in lines if line and not line.startswith(("python -m ha.", "ha "))]
     assert set(others) == RUN_ELSEWHERE.keys()
+    assert all(os.access(REPOSITORY / name, os.X_OK) for name in ("scripts/demo", "scripts/test"))
     entry_points = [shlex.split(line) for line in lines if line.startswith("python -m ha.")]
     assert [words[2] for words in entry_points] == ["ha.master", "ha.slave"]
     with Process("ha.master", *FREE_PORTS, directory=tmp_path) as master:
@@ -66,14 +67,9 @@ def test_the_commands_by_hand(tmp_path: Path) -> None:
             for line in lines:
                 if line.startswith("ha "):
                     words = shlex.split(line)[1:]
+                    command = [sys.executable, "-c", "import ha.cli; ha.cli.main()", *words]
                     done = subprocess.run(
-                        [
-                            sys.executable,
-                            "-c",
-                            "import ha.cli; ha.cli.main()",
-                            *words,
-                            *(admins * (words == ["status"])),
-                        ],
+                        [*command, *(admins * (words == ["status"]))],
                         cwd=tmp_path,
                         env=os.environ | {"NAMESRV_ADDR": name_server},
                         capture_output=True,
@@ -88,14 +84,3 @@ def test_the_commands_by_hand(tmp_path: Path) -> None:
             assert "master" in outputs[2].lower()
             assert slave.stop() == 0
         assert master.stop() == 0
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)\)", README))
-def test_links_lead_somewhere(link: str) -> None:
-    assert (REPOSITORY / link).exists()
-
-
-@pytest.mark.parametrize("command", ["scripts/demo", "scripts/test"])
-def test_the_two_commands_are_there(command: str) -> None:
-    assert f"\n{command} " in README
-    assert os.access(REPOSITORY / command, os.X_OK)

@@ -1,0 +1,84 @@
+"""Runs the commands of the tutorial, of docs/failover.md and of docs/upgrading.md, except for installations."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from scripts.demo import FLIGHT_COUNT, flights
+from tests.docs.pages import OWN_NETWORK, blocks, run_script, traced
+from tests.failover.etcd_servers import require_etcd
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may create network namespaces")
+
+#: Waits until the group has a master that the others follow.
+ELECTED = """
+status() { ha status --admin 127.0.0.1:11913 --admin 127.0.0.1:12913 --admin 127.0.0.1:13913 --json 2> status.log; }
+export HALOG_ADMIN_TOKEN=let-me-switch-it
+until status | grep -q '"in_sync": 2'; do sleep 0.5; done
+"""
+#: Makes sure that member 2 is not the master, since the page's command makes it one.
+NOT_2 = """
+if ha switch --to 3 --reason first --admin 127.0.0.1:11913; then echo "3 is master"; else echo "3 was master"; fi
+until status | grep -q '"in_sync": 2'; do sleep 0.5; done
+"""
+
+
+def test_upgrading_page(tmp_path: Path) -> None:
+    assert "fileReservedTime=48" in run_script(traced(blocks("upgrading.md")), tmp_path)
+
+
+@pytest.mark.processes
+@needs_root
+def test_failover_page(tmp_path: Path) -> None:
+    require_etcd()
+    group, switch = blocks("failover.md")
+    started = "".join(line for line in group.splitlines(True) if not line.startswith(("pip install", "apt install")))
+    output = run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
+    assert "3 is master" in output or "3 was master" in output
+    assert ">>> block 4" in output
+
+
+def latest(count: int) -> tuple[str, float]:
+    """Returns the airline with the highest mean delay of the first `count` flights, and that delay in minutes."""
+    delays = defaultdict(list)
+    for message in flights(count):
+        flight = json.loads(message.body)
+        if flight["dep_delay"] is not None:
+            delays[flight["carrier"]].append(flight["dep_delay"])
+    return max(((carrier, mean(minutes)) for carrier, minutes in delays.items()), key=lambda each: each[1])
+
+
+@pytest.mark.processes
+@pytest.mark.spark
+@needs_root
+@pytest.mark.parametrize("count", [20_000, pytest.param(FLIGHT_COUNT, marks=pytest.mark.long)])
+def test_tutorial(count: int, tmp_path: Path) -> None:
+    """With the first `count` flights."""
+    install, *steps = blocks("tutorial.md")
+    assert "pip install '.[spark,demo]'" in install  # tests/packaging tests the installation
+    assert sum("for row in rows\n" in step for step in steps) == 1
+    script = traced(
+        ["ip link set lo up", *steps],
+        lambda text: text.replace("for row in rows\n", f"for row, _ in zip(rows, range({count}))\n"),
+    )
+    output = run_script(
+        script, tmp_path, prefix=OWN_NETWORK, environment={"SPARK_LOCAL_IP": "127.0.0.1"}, timeout_s=580
+    )
+    for expected in (f"{{'SEND_OK': {count}}}", '"carrier": "HA"', "SLAVE_NOT_AVAILABLE", "exit code 3"):
+        assert expected in output
+    carrier, minutes = latest(count)
+    table = output.partition("late_minutes")[2]
+    first = re.search(r"\| +(\w\w)\| *(\d+)\| *([\d.]+)\|", table)
+    assert first, table
+    assert first[1] == carrier
+    assert float(first[3]) == pytest.approx(minutes)
+    if count == FLIGHT_COUNT:
+        assert (carrier, round(minutes)) == ("F9", 20), "as the page says"
+    assert not list(tmp_path.iterdir()), "the last step removes everything"
