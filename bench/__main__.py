@@ -106,7 +106,7 @@ def chosen(
     wanted = [name for word in words.split(",") for name in groups.get(word, (word,))]
     unknown = set(wanted) - set(known)
     if unknown:
-        parser.error(f"{flag} knows no {', '.join(sorted(unknown))}; there are {', '.join([*groups, *known])}")
+        parser.error(f"{flag}: unknown {', '.join(sorted(unknown))}; choose from {', '.join([*groups, *known])}")
     return tuple(name for name in known if name in wanted)
 
 

@@ -60,7 +60,10 @@ def markdown(lines: Sequence[Line]) -> str:
     """Returns a table of the targets for which the file has both sides."""
     runs = [line for line in lines if line["kind"] == "run"]
     cases = {case.name: case for case in CASES}
-    rows = ["| what | at | halog | beside | theirs | ratio | aim | |", "|---|---|---|---|---|---|---|---|"]
+    rows = [
+        "| measurement | point | halog | best peer | its figure | ratio | target | met |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for aim in AIMS:
         case = cases[aim.case]
         found = medians(runs, case)

@@ -198,7 +198,7 @@ def ask(broker: str, code: int, body: bytes = b"", timeout_s: float = 5.0) -> by
             data += chunk
     header_end = 8 + (int.from_bytes(data[4:8], "big") & 0xFFFFFF)
     if json.loads(data[8:header_end])["code"]:
-        raise ConnectionError(f"{broker} refused request {code}: {data[8:header_end]!r}")
+        raise ConnectionError(f"{broker} rejected request {code}: {data[8:header_end]!r}")
     return data[header_end:]
 
 
@@ -236,7 +236,7 @@ def watch_catch_up(slave: str, target: int, *, limit_s: float = 600, poll_s: flo
             reached = now
         if reached is not None and table["dispatchBehindBytes"] == "0":
             if reached == began:
-                raise RunError("the slave had all when it was first asked: the log is too short")
+                raise RunError("the slave had the whole log at the first query: the log is too short")
             size = target - first
             return {
                 "bytes": size,

@@ -127,7 +127,7 @@ class Load:
             try:
                 chunk = self._connection.recv(READ_BYTES)
             except BlockingIOError:  # SO_RCVTIMEO
-                raise SystemExit(f"no answer within {SILENCE_S} s") from None
+                raise SystemExit(f"no response within {SILENCE_S} s") from None
             if not chunk:
                 raise SystemExit("the broker closed the connection")
             now = time.perf_counter_ns()
@@ -157,7 +157,7 @@ class Load:
         answer = json.loads(header.decode())
         self.codes[answer["code"]] += 1
         if answer["code"] not in (10, 11, 12):
-            raise SystemExit(f"the broker refused: {answer}")
+            raise SystemExit(f"the broker rejected a send: {answer}")
 
 
 def _options() -> argparse.Namespace:

@@ -18,7 +18,7 @@ def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("plots need matplotlib, which the extra spark has: pip install 'halog[spark]'") from None
+        raise SystemExit("plots require matplotlib: pip install 'halog[spark]'") from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -107,7 +107,7 @@ async def measure(
             times["encode"].append(marks[3] - before)
             times["whole"].append(marks[3] - marks[2] + marks[1] - marks[0])
             if len(encoded) < count * size:
-                raise SystemExit(f"not all were read: {answer.remark}")
+                raise SystemExit(f"not all messages were read: {answer.remark}")
             offset += count
     return times
 

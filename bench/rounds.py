@@ -83,7 +83,9 @@ class File:
         now = msgspec.to_builtins(terms)
         for line in self.lines():
             if line["kind"] == "about" and line["terms"] != now:
-                raise SystemExit(f"{self.path} was begun with {line['terms']}; give the same, or another file")
+                raise SystemExit(
+                    f"{self.path} contains results with {line['terms']}; use the same options or another file"
+                )
 
 
 def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, ballast: Path, no_java: str | None = None) -> None:
@@ -98,7 +100,7 @@ def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, ballast: Path,
         if why_not is not None:
             if (block.case.name, block.side.name) not in told:
                 told.add((block.case.name, block.side.name))
-                say(f"{block.case.name}: {block.side.name} is left out: {why_not}")
+                say(f"{block.case.name}: {block.side.name} skipped: {why_not}")
                 file.append([{"kind": "skipped", **head, "why": why_not}])
             continue
         lines: list[Line] = []

@@ -163,7 +163,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.in_flight % options.together:
-        parser.error("--in-flight has to be a multiple of --together")
+        parser.error("--in-flight must be a multiple of --together")
     run = anyio.run({"produce": produce, "consume": consume}[options.what], options, backend=options.backend)
     print(json.dumps(run | {"backend": options.backend, "in_flight": options.in_flight, "size": options.size}))
 

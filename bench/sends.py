@@ -149,7 +149,7 @@ def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list
                 stretch = {"in_flight": in_flight, "round": number, "is_watched": is_watched}
                 stretches.append(stretch | {"mb_per_s": (end - begin) / took / 1e6})
                 if load.poll() is not None:
-                    raise SystemExit("the load ended before the last stretch: more --seconds make fewer questions")
+                    raise SystemExit("the load ended before the last interval; increase --seconds")
         watchers.are_on.clear()
         _all_acknowledged(load.communicate()[0])
     print(
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="directory for stores (default: a temporary one)")
     options = parser.parse_args()
     if options.viewers and options.seconds % POLL_S:
-        parser.error(f"--seconds is a multiple of {POLL_S:g} with --viewers: all ask at once, each stretch as often")
+        parser.error(f"with --viewers, --seconds must be a multiple of {POLL_S:g}, the interval of queries")
     is_compared = bool(options.scrape or options.viewers)
     runs: list[dict[str, Any]] = []
     with empty_folder(options.directory) as folder, cluster(folder, flushDiskType=options.flush) as nodes:

@@ -372,7 +372,7 @@ class Installed:
 def install(scripts: Path, directory: Path, *words: str) -> Installed:
     """Runs a peer's setup.sh, once in this process."""
     if not (scripts / "setup.sh").exists():
-        return Installed(why_not=f"there is no {scripts.name}/setup.sh in the peers' folder")
+        return Installed(why_not=f"there is no {scripts.name}/setup.sh in the peers' directory")
     directory.mkdir(parents=True, exist_ok=True)
     say(f"setting up {scripts.name} {' '.join(words)}")
     try:

@@ -121,7 +121,7 @@ class Master:
 def _check_answers(sent: bytes, count: int) -> None:
     answers: list[RemotingCommand] = RemotingParser().feed(sent)
     if [answer.code for answer in answers] != [0] * count:
-        raise SystemExit(f"not all were stored: {answers[:1]}")
+        raise SystemExit(f"not all messages were stored: {answers[:1]}")
 
 
 async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int, batch: int) -> dict[str, list[int]]:

@@ -144,7 +144,7 @@ def markdown(reports: dict[str, dict[str, Any]], timeline: Timeline, shown: int 
         rows.append("| " + " | ".join(cells) + " |")
     rows += [
         "",
-        "| node | hold ms | work | queued | slept | of it collecting | stolen | task | then at | meanwhile |",
+        "| node | hold ms | work | queued | sleep | garbage collection | stolen | task | waited at | other activity |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     all_holds = [(name, hold) for name, report in reports.items() for hold in report["holds"]]
@@ -318,7 +318,7 @@ def memory_held() -> Iterator[None]:
         assert process.stdin is not None
         assert process.stdout is not None
         if not process.stdout.readline():
-            raise RunError("memory can't be held: see above; --hold needs root")
+            raise RunError("--hold failed: it requires root")
         try:
             yield
         finally:

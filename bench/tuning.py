@@ -170,8 +170,14 @@ def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[li
             + [f"{run['counts_s']:.1f}"]
             for run in found
         ]
-        head = ["ms", "haHousekeepingInterval", "master CPU ms/s", "slave CPU ms/s", "a frozen slave counts for s"]
-        yield "haSendHeartbeatInterval: nothing to do", head, rows
+        head = [
+            "ms",
+            "haHousekeepingInterval",
+            "master CPU ms/s",
+            "slave CPU ms/s",
+            "a frozen slave stays in sync for s",
+        ]
+        yield "haSendHeartbeatInterval: idle nodes", head, rows
 
 
 def draw(runs: list[dict[str, Any]], file: Path) -> None:
@@ -231,9 +237,9 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot all three cases as a PNG; requires matplotlib")
     options = parser.parse_args()
     if options.plot and set(options.cases.split(",")) != CASES.keys():
-        parser.error("--plot wants all cases")
+        parser.error("--plot requires all cases")
     if unknown := set(options.cases.split(",")) - CASES.keys():
-        parser.error(f"--cases: {', '.join(sorted(unknown))}: known are {', '.join(CASES)}")
+        parser.error(f"--cases: {', '.join(sorted(unknown))}; choose from {', '.join(CASES)}")
     runs: list[dict[str, Any]] = []
     with alone():
         for case in options.cases.split(","):

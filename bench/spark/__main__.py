@@ -67,10 +67,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, help="only print the table of the runs in a file made by --output")
     options = parser.parse_args(words)
     if options.keep and options.directory is None:
-        parser.error("--keep needs --directory")
+        parser.error("--keep requires --directory")
     unknown = set((options.only or "columns").split(",")) - QUESTIONS.keys()
     if unknown:
-        parser.error(f"--only knows no {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+        parser.error(f"--only: unknown {', '.join(sorted(unknown))}; choose from {', '.join(QUESTIONS)}")
     return options
 
 

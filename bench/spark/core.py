@@ -133,7 +133,7 @@ def main(words: Sequence[str] | None = None) -> None:
                         runs.append(line)
     print(json.dumps({"machine": machine(), "pyarrow": pa.__version__}))
     print(f"\n{options.rows:,} messages of {BODY_SIZE} bytes, one core, {options.rounds} rounds\n")
-    print("| what | CPU s | million records/s | GB/s of log | others' cores |\n|---|---|---|---|---|")
+    print("| case | CPU s | million records/s | GB/s of log | others' cores |\n|---|---|---|---|---|")
     for name in dict.fromkeys(run["case"] for run in runs):
         point = [run for run in runs if run["case"] == name]
         cpu_s = statistics.median(run["cpu_s"] for run in point)

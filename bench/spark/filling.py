@@ -84,7 +84,7 @@ async def _fill_store(folder: Path, rows: int) -> None:
             ]
             for result in await store.log.put(chunk):
                 if not result.status.is_stored:
-                    raise SystemExit(f"the store took no message: {result.status.name} {result.remark}")
+                    raise SystemExit(f"the store rejected a message: {result.status.name} {result.remark}")
             await trio.lowlevel.checkpoint()
             if store.log.dispatched_offset.value < store.log.max_offset.value - (256 << 20):
                 await store.log.dispatched_offset.wait_beyond(store.log.max_offset.value - (64 << 20))

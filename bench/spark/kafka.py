@@ -62,7 +62,7 @@ def _jars(name: str, artefacts: Sequence[tuple[str, str, str]], *, transitive: b
             return jars
         missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
         if missing:
-            raise SystemExit(f"Kafka needs {' and '.join(missing)} on the PATH (or leave it out with --no-kafka)")
+            raise SystemExit(f"Kafka needs {' and '.join(missing)} on the PATH (or use --no-kafka)")
         exclusion = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
         alone = "" if transitive else f"<exclusions>{exclusion}</exclusions>"
         dependencies = "".join(

@@ -1,4 +1,4 @@
-"""What growth is measured with: a long log that is small on disk and true, messages for many queues, batches."""
+"""The inputs of bench/run growth: a sparse but valid log, messages for many queues, batches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from bench.cases import CASES, Case
+from bench.aims import AIMS
+from bench.cases import CASES
 from bench.growth import GROWTH, LONG_BODY_BYTES, write_long_log
 from bench.load import FIRST_OPAQUE, templates
 from bench.rounds import File
@@ -26,7 +25,7 @@ def size_on_disk(root: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in root.glob("commitlog/*"))
 
 
-async def test_a_long_log_is_a_log_and_small(tmp_path: Path) -> None:
+async def test_long_log_is_valid_and_sparse(tmp_path: Path) -> None:
     end = write_long_log(tmp_path, SEGMENTS, segment_bytes=SEGMENT_BYTES)
     assert size_on_disk(tmp_path) < MIB
     options = StoreOptions(root=tmp_path, segment_size=SEGMENT_BYTES)
@@ -37,7 +36,7 @@ async def test_a_long_log_is_a_log_and_small(tmp_path: Path) -> None:
         assert count == SEGMENTS * (SEGMENT_BYTES // LONG_BODY_BYTES)
         assert store.log.dispatched_offset.value == end
         assert store.damage_statistics().log.open_count == 0
-    assert size_on_disk(tmp_path) < MIB  # looking at it filled no hole
+    assert size_on_disk(tmp_path) < MIB  # reading filled no hole
 
 
 def frame(template: tuple[bytes, bytes]) -> tuple[dict[str, Any], bytes]:
@@ -48,14 +47,14 @@ def frame(template: tuple[bytes, bytes]) -> tuple[dict[str, Any], bytes]:
     return json.loads(data[8 : 8 + header_length]), data[8 + header_length :]
 
 
-def test_a_message_for_each_queue() -> None:
+def test_templates_address_each_queue() -> None:
     found = [frame(each) for each in templates("bench", 1024, "group", 1000)]
     assert [header["extFields"]["e"] for header, _ in found] == [str(number) for number in range(1000)]
     assert {len(body) for _, body in found} == {1024}
     assert {header["code"] for header, _ in found} == {310}
 
 
-def test_batches_are_what_a_broker_takes_apart() -> None:
+def test_brokers_can_decode_batches() -> None:
     header, body = frame(templates("bench", 100, "group", batch=32)[0])
     assert header["code"] == 320
     messages = decode_batch(body)
@@ -63,17 +62,14 @@ def test_batches_are_what_a_broker_takes_apart() -> None:
     assert set(messages) == {(0, (b"0123456789abcdef" * 7)[:100], b"TAGS\x01bench\x02")}
 
 
-def test_no_two_cases_share_a_name() -> None:
-    names = [case.name for case in (*CASES, *GROWTH)]
-    assert len(names) == len(set(names))
+def test_definitions_are_consistent() -> None:
+    cases = {case.name: {metric.key for metric in case.metrics} for case in (*CASES, *GROWTH)}
+    assert len(cases) == len(CASES) + len(GROWTH)
+    assert all({key for panel in case.panels for key in panel.keys} <= cases[case.name] for case in GROWTH)
+    assert all(aim.key in cases[aim.case] for aim in AIMS)
 
 
-@pytest.mark.parametrize("case", GROWTH, ids=lambda case: case.name)
-def test_every_panel_shows_what_is_measured(case: Case) -> None:
-    assert {key for panel in case.panels for key in panel.keys} <= {metric.key for metric in case.metrics}
-
-
-def test_growth_has_its_table(tmp_path: Path) -> None:
+def test_table_of_growth(tmp_path: Path) -> None:
     file = File(tmp_path / "runs.jsonl")
     head = {"kind": "run", "case": "log", "peer": "halog", "side": "halog"}
     file.append(

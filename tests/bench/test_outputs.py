@@ -1,4 +1,4 @@
-"""What clients and peers print is read as it is meant; samples are of real runs."""
+"""Parses the output of clients and peers; samples are from real runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ BATCH = (
     "produce-batch n=448000 size=1024 batch=32 conc=4 secs=13.688 msgs_per_s=32730 MiB_per_s=31.96 p50_ms=1.797 "
     "p99_ms=37.383 p999_ms=117.660 max_ms=242.879 statuses={SEND_OK=14000}\n"
 )
-NOT_ALL = SINGLE.replace("SEND_OK=40000", "FLUSH_SLAVE_TIMEOUT=3, SEND_OK=39997")
 PULL = "consume queues=4 maxNums=32 got=1000096 pulls=31253 offset_gaps=0 secs=9.572 msgs_per_s=104484 MiB_per_s=102.04"
 PUSH = (
     "consume-push complete=true pullBatch=32 got=1000096 start_delay_ms=578 secs=9.942 msgs_per_s=100597 "
@@ -48,37 +47,31 @@ NATS_CATCH_UP = """\
 """
 
 
-def test_sends_of_the_java_client() -> None:
-    found = read_bench("a warning of the JVM\n" + SINGLE)
-    assert found == {
-        "messages": 40000,
-        "rate": 5659,
-        "p50_ms": 2.018,
-        "p99_ms": 17.821,
-        "p999_ms": 71.955,
-        "max_ms": 114.477,
-    }
+def test_runs_of_the_java_client() -> None:
+    latencies = {"p50_ms": 2.018, "p99_ms": 17.821, "p999_ms": 71.955, "max_ms": 114.477}
+    assert read_bench("a warning of the JVM\n" + SINGLE) == {"messages": 40_000, "rate": 5659, **latencies}
     assert read_bench(BATCH)["messages"] == 448_000
-
-
-@pytest.mark.parametrize("text", [NOT_ALL, BATCH.replace("=14000}", "=13999}"), "Exception in thread main\n", ""])
-def test_a_send_that_was_not_acknowledged_is_no_measurement(text: str) -> None:
-    with pytest.raises(RunError):
-        read_bench(text)
-
-
-def test_consumption_of_the_java_client() -> None:
     assert read_bench(PULL) == {"messages": 1_000_096, "rate": 104_484}
     assert read_bench(PUSH)["rate"] == 100_597
 
 
-@pytest.mark.parametrize("text", [PULL.replace("gaps=0", "gaps=2"), PUSH.replace("complete=true", "complete=false")])
-def test_consumption_that_missed_something_is_no_measurement(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        SINGLE.replace("SEND_OK=40000", "FLUSH_SLAVE_TIMEOUT=3, SEND_OK=39997"),
+        BATCH.replace("=14000}", "=13999}"),
+        PULL.replace("gaps=0", "gaps=2"),
+        PUSH.replace("complete=true", "complete=false"),
+        "Exception in thread main\n",
+        "",
+    ],
+)
+def test_incomplete_runs_of_the_java_client_are_rejected(text: str) -> None:
     with pytest.raises(RunError):
         read_bench(text)
 
 
-def test_our_own_load() -> None:
+def test_load_generator() -> None:
     found = read_load(LOAD)
     assert (found["messages"], round(found["rate"]), round(found["p99_ms"], 1)) == (50_564, 17_246, 192.0)
     with pytest.raises(RunError, match="12"):
@@ -87,26 +80,14 @@ def test_our_own_load() -> None:
         read_load(LOAD.replace('"codes": {"0": 50564}', '"statuses": {"SEND_OK": 9, "FLUSH_SLAVE_TIMEOUT": 1}'))
 
 
-def test_the_harness_of_the_peers() -> None:
-    assert read_harness([HARNESS]) == [
-        (
-            "Go, a connection each",
-            16,
-            {
-                "messages": 12_000,
-                "rate": 9_000.0,
-                "p50_ms": 1.5,
-                "p99_ms": 9.1,
-                "cpu_us": 51.0,
-                "client_us": 7.5,
-                "foreign_cores": 0.0,
-            },
-        )
-    ]
+def test_harness_of_the_peers() -> None:
+    figures = {"messages": 12_000, "rate": 9_000.0, "p50_ms": 1.5, "p99_ms": 9.1}
+    costs = {"cpu_us": 51.0, "client_us": 7.5, "foreign_cores": 0.0}
+    assert read_harness([HARNESS]) == [("Go, a connection each", 16, figures | costs)]
 
 
 def test_catch_up_of_the_peers() -> None:
-    assert [found["mb_per_s"] for found in read_catch_up(KAFKA_CATCH_UP)] == [270.5]  # not the one for warming up
+    assert [found["mb_per_s"] for found in read_catch_up(KAFKA_CATCH_UP)] == [270.5]  # without the warm-up
     assert [found["mb_per_s"] for found in read_catch_up(REDIS_RESYNC)] == [129.1]
     assert [(found["added"], found["foreign_cores"]) for found in read_catch_up(NATS_CATCH_UP)] == [(1, 0.21)]
     with pytest.raises(RunError):
@@ -116,12 +97,9 @@ def test_catch_up_of_the_peers() -> None:
 SLEEPS = "import time; print('Exception in thread main', flush=True); time.sleep(600)"
 
 
-def test_a_client_that_can_only_hang_is_ended() -> None:
+def test_hanging_commands_are_ended() -> None:
     with pytest.raises(RunError, match="ended with -9: Exception in thread"):
         output_of([sys.executable, "-c", SLEEPS], hopeless="Exception in thread")
-
-
-def test_a_command_has_its_time() -> None:
     with pytest.raises(RunError, match=r"did not end within 0.5 s"):
         output_of([sys.executable, "-c", SLEEPS], timeout_s=0.5)
     assert output_of([sys.executable, "-c", "print('done')"], timeout_s=600) == "done\n"
@@ -130,7 +108,7 @@ def test_a_command_has_its_time() -> None:
 FOUND = "brokerName=broker-a\nbrokerRole=SYNC_MASTER\nflushDiskType=ASYNC_FLUSH\ninSyncReplicas=2\n"
 
 
-def test_a_rocketmq_that_waits_for_its_slave() -> None:
+def test_rocketmq_that_waits_for_its_slave() -> None:
     check_waits_for_slave("5.5.0", FOUND)
     check_waits_for_slave("4.9.7", FOUND.replace("inSyncReplicas=2\n", ""))
 
@@ -145,6 +123,6 @@ def test_a_rocketmq_that_waits_for_its_slave() -> None:
         ("4.9.7", ""),
     ],
 )
-def test_one_that_waits_for_nobody_is_not_measured(version: str, told: str) -> None:
+def test_rocketmq_that_does_not_wait_is_rejected(version: str, told: str) -> None:
     with pytest.raises(RunError, match="does not wait for its slave"):
         check_waits_for_slave(version, told)

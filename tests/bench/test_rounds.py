@@ -1,4 +1,4 @@
-"""Runs alternate, a file is gone on with, medians and ratios are right, and who is missing is named."""
+"""The order of runs, resuming a file, medians and ratios, missing peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMS = Terms(seconds=1, ballast=False)
 
 
 class Fake(Brokers):
-    """A side that is told what to find."""
+    """A side without servers."""
 
     def __init__(self, name: str, why_not: str | None = None) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Fake(Brokers):
 
 
 class Asked:
-    """A case whose blocks are noted."""
+    """A case that records its blocks."""
 
     def __init__(self) -> None:
         self.blocks: list[str] = []
@@ -73,16 +73,7 @@ def measure(asked: Asked, file: File, rounds: int, *sides: Side) -> None:
     run_blocks(list(plan([asked.case], sides, rounds)), Tools(TERMS), file, file.path.with_name("ballast"))
 
 
-def test_sides_take_turns(asked: Asked, file: File) -> None:
-    measure(asked, file, 3, Fake("halog"), Fake("theirs"))
-    assert asked.blocks == ["halog", "theirs"] * 3
-
-
-def test_by_default_there_are_five_rounds() -> None:
-    assert arguments(["run", "--out", "runs.jsonl"]).rounds >= 5
-
-
-def test_a_file_that_was_cut_is_gone_on_with(asked: Asked, file: File) -> None:
+def test_interrupted_file_is_resumed(asked: Asked, file: File) -> None:
     sides = Fake("halog"), Fake("theirs")
     asked.breaks_at = 4
     measure(asked, file, 2, *sides)
@@ -90,37 +81,37 @@ def test_a_file_that_was_cut_is_gone_on_with(asked: Asked, file: File) -> None:
     with file.path.open("a") as cut:
         cut.write('{"kind": "run", "rou')
     measure(asked, file, 3, *sides)
-    # Round 1 of theirs had failed: it is asked again, then round 2 of both.
+    # Round 1 of the peer had failed and is repeated, then round 2 of both runs.
     assert asked.blocks[4:] == ["theirs", "halog", "theirs"]
     assert sum(line["kind"] == "run" for line in file.lines()) == 12
 
 
-def test_a_file_is_not_gone_on_with_on_other_terms(file: File) -> None:
+def test_file_with_other_terms_is_rejected(file: File) -> None:
     about = {"kind": "about", "terms": {"seconds": 8.0}}
     file.path.write_text(json.dumps(about) + "\n")
-    with pytest.raises(SystemExit, match="was begun with"):
+    with pytest.raises(SystemExit, match="contains results with"):
         file.check(TERMS)
 
 
-def test_who_is_missing_is_named_and_left_out(asked: Asked, file: File, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_peer_is_reported_and_skipped(asked: Asked, file: File, capsys: pytest.CaptureFixture[str]) -> None:
     measure(asked, file, 2, Fake("halog"), Fake("theirs", "there is no javac"))
     assert asked.blocks == ["halog", "halog"]
-    assert capsys.readouterr().err.count("theirs is left out: there is no javac") == 1
+    assert capsys.readouterr().err.count("theirs skipped: there is no javac") == 1
     assert "theirs: skipped, there is no javac" in markdown(file.lines())
 
 
-def test_no_peer_is_there_without_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_need_their_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     names = ("rocketmq-4.9.7", "kafka")
     ours, *peers = sides_of(names, TERMS, tmp_path, tmp_path / "peers")
     assert ours.missing() is None
     assert [peer.missing() for peer in peers] == [
-        "there is no rocketmq/setup.sh in the peers' folder",
-        "there is no kafka/setup.sh in the peers' folder",
+        "there is no rocketmq/setup.sh in the peers' directory",
+        "there is no kafka/setup.sh in the peers' directory",
     ]
 
 
-def test_without_iperf3_two_processes_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_processes_replace_iperf3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BENCH_LOCK", str(tmp_path / "lock"))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("bench.sides._STREAM_S", 0.1)
@@ -129,28 +120,25 @@ def test_without_iperf3_two_processes_stand_in(monkeypatch: pytest.MonkeyPatch, 
     assert run.found["mb_per_s"] > 0
 
 
-def test_a_setup_that_fails_is_a_reason(tmp_path: Path) -> None:
+def test_failed_setup_is_the_reason(tmp_path: Path) -> None:
     (tmp_path / "kafka").mkdir()
     (tmp_path / "kafka" / "setup.sh").write_text("echo Maven is not there; exit 3\n")
     _, kafka = sides_of(("kafka",), TERMS, tmp_path, tmp_path)
     assert kafka.missing() == "bash setup.sh ended with 3: Maven is not there"
 
 
-def test_medians_and_ratios(asked: Asked, file: File) -> None:
+def test_sides_alternate_and_are_compared(asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.table.CASES", (asked.case,))
     measure(asked, file, 3, Fake("halog"), Fake("theirs"))
+    assert asked.blocks == ["halog", "theirs"] * 3
     runs = file.lines()
-    # Turns are numbered from 1: halog's rates are 301, 303, 305, theirs 102, 104, 106.
+    # halog's rates are 301, 303, 305, the peer's 102, 104, 106.
     assert medians(runs, asked.case)[1, "halog"] == {"rate": 303.0, "p99_ms": 2.0}
     assert ratios(runs, asked.case) == {
         (1, "theirs"): {"rate": 303 / 104, "p99_ms": 1.0},
         (16, "theirs"): {"rate": 606 / 208, "p99_ms": 1.0},
     }
-
-
-def test_the_table(asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.table.CASES", (asked.case,))
-    measure(asked, file, 3, Fake("halog"), Fake("theirs"))
-    rows = [row for row in markdown(file.lines()).splitlines() if row.startswith("|")]
+    rows = [row for row in markdown(runs).splitlines() if row.startswith("|")]
     assert rows[0] == "| in flight | side | messages/s | p99 ms | rounds | others' cores |"
     assert rows[2:5] == [
         "| 1 | halog | 303 (301-305) | 2.0 (2.0-2.0) | 3 | 0.25 (0.25-0.25) |",
@@ -159,7 +147,7 @@ def test_the_table(asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
-def test_runs_beside_others_are_left_out(
+def test_runs_under_other_load_are_left_out(
     asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("bench.table.CASES", (asked.case,))
@@ -171,7 +159,7 @@ def test_runs_beside_others_are_left_out(
     assert rows[2:] == ["| 16 | halog | 602 | 4.0 | 1 | 0.00 |"]
 
 
-def test_free_memory_is_held_before_each_block_and_the_file_takes_none_of_the_disk(
+def test_free_memory_is_filled_before_each_block_without_using_the_disk(
     asked: Asked, tmp_path: Path, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.measure._LEFT_FREE_BYTES", 1 << 62)
@@ -182,7 +170,7 @@ def test_free_memory_is_held_before_each_block_and_the_file_takes_none_of_the_di
     run_blocks(blocks, Tools(Terms(seconds=1), None), file, ballast)
     assert held == [ballast] * 4
     hold_memory(ballast)
-    assert ballast.stat().st_size == 0  # more is to be left than there is
+    assert ballast.stat().st_size == 0  # less is free than must remain free
     monkeypatch.setattr("bench.measure._LEFT_FREE_BYTES", 0)
     read: list[int] = []
     monkeypatch.setattr("bench.measure.read_through", lambda path: read.append(path.stat().st_size))
@@ -191,7 +179,7 @@ def test_free_memory_is_held_before_each_block_and_the_file_takes_none_of_the_di
     assert ballast.stat().st_blocks == 0
 
 
-def test_no_two_nodes_have_the_same_port(tmp_path: Path) -> None:
+def test_nodes_have_different_ports(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
         for _ in range(7):
             nodes.add_slave()
@@ -205,7 +193,7 @@ def test_no_two_nodes_have_the_same_port(tmp_path: Path) -> None:
     assert not {port - 2 for port in ports} & set(ports)  # RocketMQ's fast port
 
 
-def test_only_sides_that_can_answer_are_asked(tmp_path: Path) -> None:
+def test_cases_run_only_on_suitable_sides(tmp_path: Path) -> None:
     sides = sides_of(("rocketmq-4.9.7", "kafka", "redis", "iperf3"), TERMS, tmp_path, tmp_path)
     asked = {case.name: [side.name for side in sides if case.asks(side)] for case in CASES}
     assert asked["sends"] == asked["starting"] == ["halog", "rocketmq-4.9.7"]
@@ -214,18 +202,19 @@ def test_only_sides_that_can_answer_are_asked(tmp_path: Path) -> None:
     assert asked["catchup"] == ["halog", "rocketmq-4.9.7", "kafka", "redis", "iperf3"]
 
 
-def test_peers_and_cases_are_chosen_by_name() -> None:
+def test_arguments() -> None:
     options = arguments(["run", "--out", "f", "--peers", "kafka,rocketmq", "--cases", "load,sends"])
     assert options.peers == ("rocketmq-4.9.7", "rocketmq-5.5.0", "kafka")
     assert [case.name for case in options.cases] == ["sends", "load"]
     assert arguments(["run", "--out", "f", "--peers", "postgresql"]).peers == ("postgres",)
     assert [case.name for case in arguments(["growth", "--out", "f"]).cases] == [case.name for case in GROWTH]
-    assert arguments(["run", "--out", "f", "--peers", "none"]).peers == ()
+    defaults = arguments(["run", "--out", "f", "--peers", "none"])
+    assert (defaults.peers, defaults.rounds) == ((), 5)
     with pytest.raises(SystemExit):
         arguments(["run", "--out", "f", "--peers", "activemq"])
 
 
-def test_curves_are_drawn(tmp_path: Path) -> None:
+def test_curves_are_plotted(tmp_path: Path) -> None:
     file = File(tmp_path / "runs.jsonl")
     head = {"kind": "run", "round": 0, "peer": "halog", "side": "halog"}
     file.append(
@@ -238,16 +227,16 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "curves").iterdir()) == ["catchup.png", "sends.png"]
 
 
-def test_without_matplotlib_plots_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_require_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match=r"halog\[spark\]"):
         main(["plot", str(tmp_path / "runs.jsonl")])
 
 
 @pytest.mark.processes
-def test_halog_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tiny run of real processes."""
-    monkeypatch.setenv("BENCH_LOCK", str(tmp_path / "lock"))  # whoever measures on this machine is left alone
+def test_run_of_halog(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short run of real processes."""
+    monkeypatch.setenv("BENCH_LOCK", str(tmp_path / "lock"))  # does not wait for real benchmarks
     words = ["run", "--peers", "none", "--cases", "starting", "--rounds", "1", "--seconds", "0.1", "--warm", "0.1"]
     main([*words, "--mib", "1", "--directory", str(tmp_path), "--out", str(tmp_path / "runs.jsonl")])
     assert [line["kind"] for line in File(tmp_path / "runs.jsonl").lines()] == ["about", "run", "run", "run"]

@@ -1,4 +1,4 @@
-"""What bench/run tuning shows of its runs."""
+"""Tables and plots of bench/run tuning."""
 
 from __future__ import annotations
 
@@ -12,34 +12,23 @@ def copy(size: int, mb_per_s: float) -> dict[str, Any]:
     return {"case": "transfer", "bytes_each": size, "mb_per_s": mb_per_s, "master_cpu_s": 0.5, "slave_cpu_s": 1.25}
 
 
-def test_copies_with_one_size_of_frames_are_one_row() -> None:
-    runs = [copy(size, rate) for size in TRANSFERS for rate in (100.0, 140.0)]
-    [(question, head, rows)] = tables(runs)
-    assert "haTransferBatchSize" in question
-    assert [row[0] for row in rows] == [f"{size:,}" for size in TRANSFERS]
-    assert rows[0][1:] == ["120 (100-140)", "0.50 (0.50-0.50)", "1.25 (1.25-1.25)"]
-    assert len(head) == len(rows[0])
-
-
-def test_statuses_that_nobody_got_are_none() -> None:
+def test_each_case_has_one_table() -> None:
+    copies = [copy(size, n * 1000 + rate) for n, size in enumerate(TRANSFERS) for rate in (100.0, 140.0)]
     latency = {"p50": 1.25, "p99": 2999.96, "max": 3001.0}
-    run = {"case": "gap", "gap_mib": 16, "statuses": {"SLAVE_NOT_AVAILABLE": 1200}, "latency_ms": latency}
-    [(_, head, rows)] = tables([run])
-    assert rows == [["16", "0", "1,200", "0", "1.2", "3,000.0", "3,001.0"]]
-    assert len(head) == len(rows[0])
-
-
-def test_each_case_has_a_table_of_its_own() -> None:
+    gap = {"case": "gap", "gap_mib": 16, "statuses": {"SLAVE_NOT_AVAILABLE": 1200}, "latency_ms": latency}
     beat = {"case": "heartbeat", "heartbeat_ms": HEARTBEATS_MS[0], "counts_s": 0.96}
     beat["cpu_ms_a_second"] = {"master": 10.0, "slave": 8.04}
-    questions = [question for question, _, _ in tables([copy(size, 1.0) for size in TRANSFERS] + [beat])]
-    assert len(questions) == 2
-    [(_, head, rows)] = tables([beat])
-    assert rows == [["250", "1,000", "10.0", "8.0", "1.0"]]
-    assert len(head) == len(rows[0])
+    transfers, gaps, heartbeats = tables([*copies, gap, beat])
+    assert "haTransferBatchSize" in transfers[0]
+    assert [row[0] for row in transfers[2]] == [f"{size:,}" for size in TRANSFERS]
+    assert transfers[2][0][1:] == ["120 (100-140)", "0.50 (0.50-0.50)", "1.25 (1.25-1.25)"]
+    assert gaps[2] == [["16", "0", "1,200", "0", "1.2", "3,000.0", "3,001.0"]]
+    assert heartbeats[2] == [["250", "1,000", "10.0", "8.0", "1.0"]]
+    assert all(len(head) == len(rows[0]) for _, head, rows in (transfers, gaps, heartbeats))
+    assert list(tables([beat])) == [heartbeats]
 
 
-def test_curves_of_all_cases_are_a_picture(tmp_path: Path) -> None:
+def test_all_cases_are_plotted(tmp_path: Path) -> None:
     gaps = [{"case": "gap", "gap_mib": gap, "sent": 4, "statuses": {"SEND_OK": 1}} for gap in GAPS_MIB]
     used = {"master": 2.0, "slave": 3.0}
     beats = [
