@@ -1,9 +1,8 @@
 """python -m tests.sim --seeds 1000 [--first SEED] [--groups | --pairs] [--bug NAME] [--options K=V,…] [--plan FILE]
 
-Runs one scenario of a master and its slaves for each seed, and of every fourth seed a failover group as well; with
---groups a group for each seed and nothing else, with --pairs no groups. Prints a summary. Exit code 1 if a promise was
-broken; then the seed, what reproduces it and a shrunk scenario are printed, and the scenario is written to a file for
-`--plan`.
+Runs a scenario of a master and its slaves for each seed, and a failover group for every fourth seed; with --groups only
+groups, for each seed; with --pairs no groups. Prints a summary. Exit code 1 if a promise was broken; then the seed, the
+command that reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FAILURES_SHOWN_MAX = 5
 LINE_MAX = 300
 PROGRESS_EVERY = 50
 GROUP_EVERY = 4
-"""Of so many seeds one is a failover group besides; `--groups` makes a group of each"""
+"""Of this many seeds one also runs a failover group; with `--groups` each seed does"""
 
 
 def main() -> int:
@@ -93,7 +92,7 @@ def _outcomes(plans: list[AnyPlan], bug: str, jobs: int, *, keep_trace: bool) ->
         for plan in plans:
             yield run_job((plan, bug, keep_trace))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the workers would go on alone
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the workers would continue without the parent
     with get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(run_job, [(plan, bug, keep_trace) for plan in plans], chunksize=1)
 
@@ -112,7 +111,7 @@ class Totals:
         self.lost = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Take one run in."""
+        """Adds the result of one run."""
         self.runs += 1
         self.seeds.add(outcome.plan.seed)
         self.groups += isinstance(outcome.plan, GroupPlan)
@@ -129,7 +128,7 @@ class Totals:
         self.statuses.update(outcome.statuses)
 
     def show(self, took_s: float) -> str:
-        """Return them as text."""
+        """Returns the sums as text."""
         return "\n".join(
             [
                 f"runs               {self.runs} of {len(self.seeds)} seeds, failed {self.failed}",
@@ -149,7 +148,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 def show(outcome: Outcome, options: str = "", bug: str = "") -> str:
-    """Return a failed run in words, and the command that runs it again."""
+    """Returns the description of a failed run, and the command that runs it again."""
     plan = outcome.plan
     command = f"python -m tests.sim{' --groups' if isinstance(plan, GroupPlan) else ''} --seeds 1 --first {plan.seed}"
     command += f" --options {options}" if options else ""

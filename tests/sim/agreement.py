@@ -1,12 +1,12 @@
-"""The agreement service, simulated: `ha.failover.agreement` in one trio run, on the run's own clock.
+"""The agreement service, simulated: `ha.failover.agreement` within one trio run, on the run's own clock.
 
-The service is one linearizable store; what is bad about it is the way there. Each node has a link: requests and answers
-take a while each, may be lost, and are held while the link is cut. So a request can be carried out long after the node
-gave up waiting for it; whether it still has an effect is for its comparisons to say. What watches are told is late by a
-time of its own, in order; a watch begins anew if what comes next was compacted while its link was cut.
+The service is one linearizable store; faults affect only the links to it. Each node has a link: requests and answers
+are delayed, may be lost, and are held while the link is cut. So a request can be executed long after the node gave up
+waiting for it; its comparisons decide whether it still has an effect. Watch events are delayed, in order; a watch
+restarts if the next event was compacted while its link was cut.
 
-Leases end by the world's timers, whatever the node does that holds one: a paused node finds that out later. They end
-late by some chance, as etcd's do, and never early; a change of the leader begins all of them anew.
+Leases end by the world's timers, whatever the holding node does: a paused node finds out later. They end late by
+chance, as etcd's do, and never early; a new leader renews all of them.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ RecordT = TypeVar("RecordT")
 
 @dataclass
 class Link:
-    """The way between one node and the service. All may be changed at any time; times in seconds, drawn uniformly."""
+    """A link between a node and the service. All fields may change at any time; times in seconds, drawn uniformly."""
 
     delay_s: tuple[float, float] = (0.0005, 0.002)
-    """Of each request and each answer."""
+    """Delay of each request and each answer."""
     watch_delay_s: tuple[float, float] = (0.0005, 0.002)
-    """Between a change and its being told."""
+    """Delay between a change and its watch event."""
     lost_request_share: float = 0.0
     lost_answer_share: float = 0.0
-    """The request is carried out, and the node never hears of it."""
+    """Share of requests that are executed without the node receiving the answer."""
     held_share: float = 0.5
-    """Of the requests sent while the link is cut (or the service is down), this many arrive once it is not."""
+    """Share of the requests sent while the link is cut (or the service is down) that arrive afterwards."""
     is_cut: bool = False
     held: list[Callable[[], None]] = field(default_factory=list)
 
@@ -95,10 +95,10 @@ class SimAgreementService:
         self.chance = chance
         self.lease_min_s = lease_min_s
         self.lease_late_s = (0.0, 1.0)
-        """How much longer than its time a lease lives"""
+        """How much longer than its TTL a lease lives"""
         self.links: dict[str, Link] = {}
         self.is_down = False
-        """No quorum: nothing is carried out, and no lease ends"""
+        """No quorum: nothing is executed, and no lease ends"""
         self.revision = 1
         self.history: list[GroupView] = []
         """The view after each change, for checkers"""
@@ -110,46 +110,46 @@ class SimAgreementService:
         self._numbers = 0
 
     def client(self, node: str) -> SimAgreement:
-        """Return what `node` gets; all of one node share its link."""
+        """Returns the client of `node`; all clients of one node share its link."""
         self.links.setdefault(node, Link())
         return SimAgreement(self, node)
 
     # faults
 
     def cut(self, node: str) -> None:
-        """Nothing passes between `node` and the service any more."""
+        """Cuts the link between `node` and the service."""
         self.links[node].is_cut = True
 
     def heal(self, node: str) -> None:
-        """Undo `cut`; what was held arrives."""
+        """Undoes `cut`; held requests arrive."""
         self.links[node].is_cut = False
         self._deliver_held()
 
     def stop(self) -> None:
-        """Lose the quorum."""
+        """Loses the quorum."""
         self.is_down = True
 
     def start(self) -> None:
-        """Undo `stop`: a new leader begins all leases anew."""
+        """Undoes `stop`: a new leader renews all leases."""
         self.is_down = False
         self.change_leader()
         self._deliver_held()
 
     def change_leader(self) -> None:
-        """Begin all leases anew."""
+        """Renews all leases."""
         for lease_id, lease in self._leases.items():
             self._extend(lease_id, lease)
 
     def compact(self) -> None:
-        """Forget what came before now: a watch that lacks some of it has to begin anew."""
+        """Compacts the history: a watch that lacks some of it has to restart."""
         self._compacted_revision = self.revision
 
     def snapshot(self) -> Snapshot:
-        """Return what a backup made now would hold."""
+        """Returns a backup of the current state."""
         return Snapshot(self.revision, {name: copy(entry) for name, entry in self._entries.items()})
 
     def restore(self, snapshot: Snapshot, *, keeps_leases: bool = False) -> None:
-        """Put a backup in the place of what is there, with the leases that both have, anew, or with none."""
+        """Restores a backup; leases in both states are renewed, others removed."""
         kept = {lease_id: lease for lease_id, lease in self._leases.items() if keeps_leases}
         self._leases = {}
         self._entries = {}
@@ -169,7 +169,7 @@ class SimAgreementService:
     # what is there
 
     def view(self) -> GroupView:
-        """Return all keys as they are now: for checkers, and for the service itself."""
+        """Returns all current keys, for checkers and for the service itself."""
         group, master, switch = (self._entries.get(name) for name in ("group", "master", "switch"))
         members = {
             int(name.removeprefix("members/")): entry
@@ -192,7 +192,7 @@ class SimAgreementService:
     # carried out at one moment each
 
     def change(self, puts: dict[str, tuple[object, int]], removals: tuple[str, ...] = ()) -> int:
-        """Write and remove keys in one change; return its revision. _NoLeaseError."""
+        """Writes and removes keys in one change; returns its revision. _NoLeaseError."""
         for _, lease_id in puts.values():
             if lease_id and lease_id not in self._leases:
                 raise _NoLeaseError
@@ -250,7 +250,7 @@ class SimAgreementService:
             self.revoke(lease_id)
 
     def next_put_number(self) -> int:
-        """Orders the puts of all members by when they were asked for."""
+        """Orders the puts of all members by the time of the request."""
         self._numbers += 1
         return self._numbers
 
@@ -260,7 +260,7 @@ class SimAgreementService:
         if held is not None and held.lease_id != lease_id:
             holder = _of_kind(held.record, MemberRecord)
             raise BrokerIdTaken("telling of this member", broker_id, holder, held.lease_id)
-        if number < self._put_numbers.get((broker_id, lease_id), 0):  # one that was asked for after it came first
+        if number < self._put_numbers.get((broker_id, lease_id), 0):  # a later request was executed first
             if lease_id not in self._leases:
                 raise _NoLeaseError
             return held.mod_revision if held is not None else self.revision
@@ -271,15 +271,15 @@ class SimAgreementService:
     # the way there and back
 
     def passes(self, link: Link) -> bool:
-        """Tell whether what is under way on this link gets through now."""
+        """Whether requests on this link get through now."""
         return not (link.is_cut or self.is_down)
 
     def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
-        """Call after a delay drawn from this range."""
+        """Calls after a delay drawn from this range."""
         self.timers.call_in(self.chance.uniform(*delay_s), call)
 
     def arrive(self, link: Link, call: Callable[[], None]) -> None:
-        """Make `call` as soon as the link passes, or never."""
+        """Makes `call` as soon as the link passes, or never."""
         if self.passes(link):
             call()
         elif self.chance.random() < link.held_share:
@@ -295,14 +295,14 @@ class SimAgreementService:
             watch.catch_up()
 
     def add_watch(self, watch: SimWatch) -> None:
-        """Tell it of all changes from now on."""
+        """Registers it for all changes from now on."""
         self._watches.append(watch)
 
     def remove_watch(self, watch: SimWatch) -> None:
         self._watches.remove(watch)
 
     def is_compacted(self, revision: int) -> bool:
-        """Tell whether changes behind `revision` are forgotten."""
+        """Whether changes behind `revision` are compacted."""
         return revision < self._compacted_revision
 
 
@@ -315,9 +315,9 @@ class SimWatch:
         self._queue: deque[Seen] = deque()
         self._grown = trio.lowlevel.ParkingLot()
         self._under_way: deque[GroupView] = deque()
-        """Made, but not told yet, in order"""
+        """Changes that were made but not delivered yet, in order"""
         self._told_revision = -1
-        """-1: it has to begin anew"""
+        """-1: it has to restart"""
         self.is_open = True
 
     def __aiter__(self) -> SimWatch:
@@ -330,19 +330,20 @@ class SimWatch:
         return self._queue.popleft()
 
     def tell_late(self, view: GroupView) -> None:
-        """Have the node told of a change, behind those before it."""
+        """Delivers a change to the node, after those before it."""
         if self._told_revision >= 0:
             self._under_way.append(view)
             self._service.later(self._link.watch_delay_s, self._tell_next)
 
     def start_over(self) -> None:
-        """Begin with a whole view: the service is another one than before."""
+        """Restarts with a complete view: the service was restored."""
         self._told_revision = -1
         self._under_way.clear()
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Go on after the link was cut, or begin; the node's next try, if it can't be now, is made when it heals."""
+        """Continues after the link was cut, or starts; if that is impossible now, the node's next attempt is made when
+        it heals."""
         if not self._service.passes(self._link):
             return
         if self._told_revision < 0 or (self._under_way and self._service.is_compacted(self._told_revision)):
@@ -357,7 +358,7 @@ class SimWatch:
             self._add(Seen(self._service.view(), is_restart=True))
 
     def _tell_next(self) -> None:
-        # One call per change that waits, and more after a cut; whichever comes first tells the oldest.
+        # One call per waiting change, and more after a cut; each delivers the oldest.
         if self._told_revision >= 0 and self._under_way and self._service.passes(self._link):
             self._add(Seen(self._under_way.popleft(), is_restart=False))
 
@@ -469,7 +470,7 @@ class SimAgreement:
         await self._ask("refusing a switch", refuse, timeout_s)
 
     def _compare(self, what: str, group_revision: int, master_revision: int | None = None) -> None:
-        """Outdated unless both are as they are said to be; `master_revision` None: whatever it is."""
+        """Raises Outdated unless both have the expected revisions; `master_revision` None: any."""
         view = self._service.view()
         if view.group_revision != group_revision or master_revision not in (None, view.master_revision):
             raise Outdated(what, view)
@@ -483,7 +484,8 @@ class SimAgreement:
         *,
         changes: bool = True,
     ) -> ResultT:
-        """Send a request, have it carried out when it arrives, and wait for the answer. Works without this task."""
+        """Sends a request, executes it when it arrives, and waits for the answer. The request is executed even if this
+        task is cancelled."""
         service, link = self._service, self._link
         answers: list[ResultT | Exception] = []
         answered = trio.Event()

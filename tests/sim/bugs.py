@@ -1,11 +1,11 @@
-"""Bugs to plant: what the simulator and the checkers are worth is how soon they notice that one of these is there.
+"""Bugs to plant: they measure how soon the simulator and the checkers notice a typical mistake.
 
     with BUGS["skipped_fsync"]():
         outcome = run_plan(plan)
 
-Each puts something wrong in the place of halog's own code, as a plausible mistake of its author would, names the
-checker that has to notice, and says in which scenarios it can show at all. `python -m tests.sim --bug NAME --seeds 200`
-must fail; `python -m tests.sim.planted` runs them all and prints a table.
+Each replaces a part of halog's code by a plausible mistake, names the checker that must notice it, and says in which
+scenarios it can have an effect. `python -m tests.sim --bug NAME --seeds 200` must fail; `python -m tests.sim.planted`
+runs them all and prints a table.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POWER = frozenset({"power", "power_in_write"})
 
 
 BUGS: dict[str, Bug[Plan]] = {}
-"""By name, in the order of a message's way"""
+"""By name, in the order in which a message passes the code"""
 
 
 def _bug(found_by: str, needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plant], Plant]:
@@ -79,13 +79,13 @@ def _flushes(plan: Plan) -> bool:
 
 @_bug("durability")
 def lost_filler(plant: Planting) -> None:
-    """The filler at a segment's end is not written: whoever reads the log later stops there."""
+    """The filler at a segment's end is not written, so a reader of the log stops there."""
     plant.replace_in(commitlog, encode_filler)(lambda remaining: bytes(8))
 
 
 @_bug("statuses", needs=lambda plan: plan.options.burst_max > 1)
 def wrong_queue_offset_answered(plant: Planting) -> None:
-    """Of several messages in one call all are told the first one's queue offset."""
+    """All messages of one call are reported with the first one's queue offset."""
     real = CommitLog.append
 
     def append(self: CommitLog, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
@@ -100,7 +100,7 @@ def wrong_queue_offset_answered(plant: Planting) -> None:
 
 @_bug("queue_offsets", needs=lambda plan: _has_fault(plan, CRASHES | {"stop"}, on=MASTER))
 def queue_offset_reused_after_restart(plant: Planting) -> None:
-    """After a restart a queue's counter begins at its last offset, not behind it."""
+    """After a restart a queue's counter starts at its last offset instead of behind it."""
     real = ConsumeQueues.next_queue_offset
 
     def next_queue_offset(self: ConsumeQueues, topic: str, queue_id: int) -> int:
@@ -111,7 +111,7 @@ def queue_offset_reused_after_restart(plant: Planting) -> None:
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.min_in_sync_replicas > 1)
 def refused_but_stored(plant: Planting) -> None:
-    """A put is refused for want of replicas after it was appended, not before."""
+    """A put is rejected for lack of replicas after it was appended."""
     real = Acknowledgements.refuse
 
     def refuse(
@@ -140,7 +140,7 @@ def skipped_fsync(plant: Planting) -> None:
 
 @_bug("statuses", needs=lambda plan: _has_fault(plan, frozenset({"sync_error"})))
 def failed_sync_tried_again(plant: Planting) -> None:
-    """A sync that failed is tried again; the kernel has marked the pages clean and reports success ("fsyncgate")."""
+    """A failed sync is retried; the kernel has marked the pages clean and reports success ("fsyncgate")."""
     real = CommitLog.sync
 
     async def sync(self: CommitLog, flushed: int, target: int) -> None:
@@ -154,7 +154,7 @@ def failed_sync_tried_again(plant: Planting) -> None:
 
 @_bug("statuses", needs=_flushes)
 def synced_one_segment_short(plant: Planting) -> None:
-    """At the begin of a new segment only that one is synced, not the end of the one before."""
+    """At the start of a new segment only that one is synced, not the end of the previous one."""
     real = CommitLog.sync
 
     async def sync(self: CommitLog, flushed: int, target: int) -> None:
@@ -168,7 +168,7 @@ def synced_one_segment_short(plant: Planting) -> None:
     needs=lambda plan: _flushes(plan) and _has_fault(plan, frozenset({"disk_slow", "pause", "sync_error"}), on=MASTER),
 )
 def put_ok_on_flush_timeout(plant: Planting) -> None:
-    """A flush that does not come in time counts as one that has come."""
+    """A flush timeout counts as a successful flush."""
     real = Flusher.request
 
     def request(self: Flusher, physical_offset: int, deadline: float, on_done: OnDone) -> None:
@@ -187,7 +187,7 @@ def put_ok_on_flush_timeout(plant: Planting) -> None:
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and bool(plan.faults))
 def put_ok_on_slave_timeout(plant: Planting) -> None:
-    """An acknowledgement that does not come in time counts as one that has come."""
+    """An acknowledgement timeout counts as an acknowledgement."""
     real = _Wait.on_replicas
 
     def on_replicas(self: _Wait, status: PutStatus) -> None:
@@ -201,7 +201,7 @@ def put_ok_on_slave_timeout(plant: Planting) -> None:
     needs=lambda plan: _is_sync(plan.options) and not plan.options.all_in_sync and not plan.options.in_sync_replicas,
 )
 def put_ok_without_slave(plant: Planting) -> None:
-    """With no slave there a SYNC_MASTER answers as an ASYNC_MASTER would."""
+    """A SYNC_MASTER without slaves answers like an ASYNC_MASTER."""
 
     def answer(self: Acknowledgements, requests: list[PutRequest]) -> None:
         self._answer(requests)
@@ -211,7 +211,7 @@ def put_ok_without_slave(plant: Planting) -> None:
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2)
 def one_replica_too_few(plant: Planting) -> None:
-    """inSyncReplicas counts the slaves but the master too: one acknowledgement less is waited for."""
+    """inSyncReplicas counts the slaves and also the master, so one acknowledgement less is required."""
     real = Acknowledgements._make_ack_count
 
     def make_ack_count(self: Acknowledgements) -> int:
@@ -223,7 +223,7 @@ def one_replica_too_few(plant: Planting) -> None:
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2 and bool(plan.faults))
 def double_counted_slave(plant: Planting) -> None:
-    """Acknowledgements are kept by slave but counted by connection, those that are over included."""
+    """Acknowledgements are kept by slave but counted by connection, including closed ones."""
     real = HAService.acknowledged
 
     def acknowledged(self: HAService) -> list[int]:
@@ -246,7 +246,7 @@ def double_counted_slave(plant: Planting) -> None:
     ),
 )
 def ack_beyond_end_accepted(plant: Planting) -> None:
-    """A slave that reports more than the master's log holds is believed, and kept (as RocketMQ 5.x does)."""
+    """A slave that reports more than the master's log holds is believed, and kept (as in RocketMQ 5.x)."""
     real_take, real_write = HAConnection._take_report, HAConnection._write
 
     def take_report(self: HAConnection, offset: int) -> CloseReason | None:
@@ -299,7 +299,7 @@ def ack_before_write(plant: Planting) -> None:
 
 @_bug("acks")
 def segment_acknowledged_whole(plant: Planting) -> None:
-    """A slave acknowledges the segment that it writes to as a whole: what it was never sent as well."""
+    """A slave acknowledges the whole segment that it writes to, including bytes it was never sent."""
     real = HASession._reportable_offset
     assert isinstance(real, property)
     getter = real.fget
@@ -314,7 +314,7 @@ def segment_acknowledged_whole(plant: Planting) -> None:
 
 @_bug("acks", needs=lambda plan: plan.options.slave_flush == "SYNC_FLUSH")
 def ack_before_flush(plant: Planting) -> None:
-    """A slave with SYNC_FLUSH acknowledges what it has written, flushed or not."""
+    """A slave with SYNC_FLUSH acknowledges written bytes, flushed or not."""
     real = HASession.__init__
 
     def init(
@@ -335,7 +335,7 @@ def ack_before_flush(plant: Planting) -> None:
 
 @_bug("prefix", needs=lambda plan: bool(plan.faults))
 def overlap_appended_again(plant: Planting) -> None:
-    """The last byte that a slave compares at the begin of a connection is appended again: what follows is one off."""
+    """The last byte compared at the start of a connection is appended again, so all following bytes are off by one."""
     real = Overlap.feed
 
     def feed(self: Overlap, chunk: memoryview) -> memoryview | None:
@@ -347,13 +347,13 @@ def overlap_appended_again(plant: Planting) -> None:
 
 @_bug("acks")
 def append_over_a_gap(plant: Planting) -> None:
-    """A slave takes a chunk for the next one although a piece before it never arrived."""
+    """A slave accepts a chunk as the next one although an earlier piece never arrived."""
     real = HASession._append
 
     async def append(self: HASession, offset: int, chunk: memoryview) -> SessionEnd | None:
         if len(chunk) > 16 and len(chunk) % 16 == 7:
             end = self._log.max_offset
-            kept, end.value = end.value, end.value  # the piece is dropped, the place counted
+            kept, end.value = end.value, end.value  # the piece is dropped, but counted
             result = await real(self, offset, memoryview(bytes(8) + bytes(chunk[8:])))
             assert end.value >= kept
             return result
@@ -364,7 +364,7 @@ def append_over_a_gap(plant: Planting) -> None:
 
 @_bug("convergence", needs=lambda plan: plan.options.after_power_loss == "plain" and _has_fault(plan, POWER, on=MASTER))
 def overlap_check_skipped(plant: Planting) -> None:
-    """A slave appends behind its own end without comparing: also what follows another history."""
+    """A slave appends behind its own end without comparing, even bytes of a different history."""
 
     async def begin_overlap(self: HASession, first: int, own: int) -> None:
         await trio.lowlevel.checkpoint()
@@ -377,7 +377,7 @@ def overlap_check_skipped(plant: Planting) -> None:
 
 @_bug("durability", needs=lambda plan: _has_fault(plan, CRASHES))
 def truncated_too_far(plant: Planting) -> None:
-    """After a crash recovery cuts off the last good record too, whatever says that it was flushed."""
+    """After a crash recovery also cuts off the last valid record, flushed or not."""
     real = LogScan.find_end
     real_damage_end = LogRecovery.damage_end
 
@@ -401,7 +401,7 @@ def torn_tail_left(plant: Planting) -> None:
 
 
 def cut_without_zeros(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
-    """`cut_segments`, which leaves what is behind the end in its file."""
+    """`cut_segments` without clearing the bytes behind the end."""
     cut = list(segments)
     files = [segment.file for segment in cut]
     for segment in cut:
@@ -414,7 +414,7 @@ def cut_without_zeros(disk: Disk, segments: list[Segment], end: int, reason: str
 
 
 class Unzeroed:
-    """A file that does not do what `zero` says."""
+    """A file whose `zero` does nothing."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -453,7 +453,7 @@ def unflushed_dispatched(plant: Planting) -> None:
 
 @_bug("derived", needs=lambda plan: _has_fault(plan, CRASHES))
 def queue_entry_doubled_after_restart(plant: Planting) -> None:
-    """Dispatch appends what it reads again after a crash, without asking whether the queue has it already."""
+    """After a crash dispatch appends entries that the queue already has."""
     real = Dispatcher._build_queue
 
     def build_queue(self: Dispatcher, run: QueueRun) -> Arrival | None:
@@ -467,7 +467,7 @@ def queue_entry_doubled_after_restart(plant: Planting) -> None:
 
 @_bug("derived")
 def index_entry_lost(plant: Planting) -> None:
-    """The first key of a call that no longer fits into a file counts as written there: it belongs in the next."""
+    """The first key of a call that does not fit into an index file is counted as written there."""
     real = IndexFile.put
 
     def put(self: IndexFile, keys: bytes, new_bytes_max: int) -> int:
@@ -482,7 +482,7 @@ def index_entry_lost(plant: Planting) -> None:
 
 @_bug("tasks")
 def task_leaked(plant: Planting) -> None:
-    """A task is started where nobody ends it."""
+    """A task is started that no scope ends."""
     real = HAClient._follow
 
     async def follow(self: HAClient, address: str) -> SessionEnd:

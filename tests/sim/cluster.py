@@ -1,4 +1,4 @@
-"""The nodes of one run, and the operator who looks after them."""
+"""The nodes of one run, and the simulated operator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ APART = frozenset({Condition.MASTER_BEHIND, Condition.DIVERGED, Condition.OFFSET
 
 
 def config_of(options: Options, name: str) -> Config:
-    """Return a node's configuration."""
+    """Returns a node's configuration."""
     is_slave = name != MASTER
     name_server = address_of(NAME_SERVER if options.separate_name_server else MASTER)
     embeds = not is_slave and not options.separate_name_server
@@ -58,7 +58,7 @@ def config_of(options: Options, name: str) -> Config:
 
 
 class Cluster(Machines):
-    """A master and its slaves, and what an operator does with them."""
+    """A master and its slaves, and the operator's actions."""
 
     watch: Watch
 
@@ -66,15 +66,15 @@ class Cluster(Machines):
         super().__init__(world, network, options, watch, nursery)
         self.options = options
         self.damaged_node = ""
-        """The one node of which bytes of a file were damaged"""
+        """The one node whose files were damaged"""
         self._lost_power: dict[str, None] = {}
         self._end_before_loss = 0
-        """Where the master's log ended when it lost power last"""
+        """End of the master's log at its last power loss"""
         self._may_be_apart = False
         self._lost_tail = False
-        """Whether damage may have made the master's log end earlier"""
+        """Whether damage may have shortened the master's log"""
         self._may_be_hidden = False
-        """Whether damage hit what has no checksum yet, of which no node can find all"""
+        """Whether damage hit bytes without a checksum, which no node can find"""
         names = [MASTER, *(f"s{number}" for number in range(1, options.slave_count + 1))]
         self.machines |= {name: self._add(name, partial(open_node, config_of(options, name))) for name in names}
         if options.separate_name_server:
@@ -97,7 +97,7 @@ class Cluster(Machines):
     # ---- the operator
 
     def start(self, machine: Machine) -> None:
-        """Start a node that is down, with what has to be done before."""
+        """Starts a stopped node, after the operator's preparations."""
         if machine.is_running or self.is_over:
             return
         if machine is self.master and MASTER in self._lost_power:
@@ -109,12 +109,12 @@ class Cluster(Machines):
         own = self.image(self.master)
         image = self._longer_log(own)
         if image is None:
-            # A slave may have, or still get, a part of a record that the master lost.
+            # A slave may have, or still receive, part of a record that the master lost.
             self._may_be_apart |= own.sound_end < self._end_before_loss
             return
         if self.options.after_power_loss == "plain" and not self._lost_tail:
-            self._may_be_apart = True  # slaves that are ahead are emptied when they are found to be stuck
-            if self.world.chance("operator").random() < 0.5:  # all are started anew: slaves that are ahead come first
+            self._may_be_apart = True  # slaves that are ahead are emptied once they are stuck
+            if self.world.chance("operator").random() < 0.5:  # all are restarted: slaves that are ahead come first
                 for slave in self.slaves:
                     if slave.is_running:
                         slave.kill()
@@ -125,23 +125,24 @@ class Cluster(Machines):
         self._restart_slaves()
 
     def _longer_log(self, own: StoreImage) -> StoreImage | None:
-        """The slaves' longest log, if it goes beyond the master's without a gap."""
+        """The slaves' longest log, if it extends the master's without a gap."""
         image = max(map(self.image, self.slaves), key=lambda image: image.sound_end)
         begins_ok = not own.segments or image.begin <= own.sound_end
         return image if image.sound_end > own.sound_end and begins_ok else None
 
     def _restart_slaves(self) -> None:
-        """Their logs may go on beyond the new one of the master, with a part of a record: recovery cuts that off."""
+        """Restarts the slaves: recovery cuts off a partial record behind the master's new end."""
         for slave in self.slaves:
             if slave.is_running:
                 slave.kill()
                 self.world.timers.call_in(1.0, self.start, slave)
 
     def _replace_log(self, image: StoreImage) -> None:
-        """The master gets another log, up to where that is sound; of its own it keeps what is before that one's begin.
+        """Replaces the master's log by another, up to its last valid record, keeping its own segments before the start
+        of that.
 
-        Unless its own ends before that: a log has no gap, so its own is given up. What it knows of its old log is
-        removed, and to the next process it has crashed.
+        If its own log ends before that, it is dropped: a log has no gap. Everything derived from the old log is
+        removed, and the next process recovers as after a crash.
         """
         inodes = self.master.disk.inodes
         own = self.image(self.master)
@@ -160,7 +161,7 @@ class Cluster(Machines):
         self.watch.on_replaced_log(image.name, image.begin if keeps_own else 0, image.sound_end)
 
     def damaged(self, machine: Machine, path: Path, begin: int, end: int) -> None:
-        """Bytes [`begin`, `end`) of a file of a node that is down were damaged: it may refuse to start."""
+        """Bytes [`begin`, `end`) of a file of a stopped node were damaged: it may refuse to start."""
         self.damaged_node = machine.name
         self.excused[machine.name].add("CorruptLog")
         start = int(path.name) if path.parent.name == "commitlog" and path.name.isdigit() else -1
@@ -177,7 +178,8 @@ class Cluster(Machines):
             self._lost_power[MASTER] = None
 
     def _replace(self, machine: Machine) -> None:
-        """A node refuses its damaged store: a slave gets an empty one, the master the longest sound log there is."""
+        """Handles a node that refuses its damaged store: a slave gets an empty one, the master the longest valid log
+        there is."""
         if machine is not self.master:
             self.empty(machine)
             return
@@ -185,7 +187,7 @@ class Cluster(Machines):
         self._take_over(self._longer_log(own) or own)
 
     def _take_over(self, image: StoreImage) -> None:
-        """The master gets a log that may lack some of its own; whoever has more is emptied later."""
+        """Gives the master a log that may lack some of its own; slaves that have more are emptied later."""
         machine = self.master
         if machine.is_running:
             machine.kill()
@@ -193,13 +195,13 @@ class Cluster(Machines):
         self.watch.on_other_log(MASTER)
         self._replace_log(image)
         for path in [path for path in machine.disk.inodes if path.parent.name == "config"]:
-            del machine.disk.inodes[path]  # a table that can't be read stops a node, too; clients make it anew
+            del machine.disk.inodes[path]  # an unreadable table also stops a node; clients create it again
         self._may_be_apart = True
         self._restart_slaves()
         self.start(machine)
 
     def empty(self, machine: Machine) -> None:
-        """Empty a slave's store, and start it again."""
+        """Empties a slave's store and restarts it."""
         self.watch.on_wipe(machine.name)
         self.world.note(f"operator: {machine.name} is emptied")
         if machine.is_running:
@@ -208,7 +210,7 @@ class Cluster(Machines):
         self.start(machine)
 
     def look_at_stuck(self) -> None:
-        """Help nodes that can't go on by themselves: a master that waits for bytes that no peer has, slaves apart."""
+        """Helps nodes that can't continue: a master waiting for bytes that no peer has, and diverged slaves."""
         apart = []
         for slave in self.slaves:
             node = self.node(slave.name)
@@ -216,7 +218,7 @@ class Cluster(Machines):
             if link is not None and (link.condition in APART or self._hides_damage(slave)):
                 apart.append(slave)
         if apart and self._lost_tail and self.options.role == "SYNC_MASTER":
-            self._lost_tail = False  # what the slave has was acknowledged: never empty what may be the only good copy
+            self._lost_tail = False  # the slave's log was acknowledged: never empty what may be the only good copy
             self._take_over(max(map(self.image, apart), key=lambda image: image.sound_end))
             return
         for slave in apart:
@@ -230,8 +232,8 @@ class Cluster(Machines):
     def _hides_damage(self, slave: Machine) -> bool:
         """Whether a slave's log differs from its master's in bytes that neither node can know to be damaged.
 
-        Halog doesn't promise to find a bit that flips outside a body before the block has a checksum
-        (docs/corruption.md). An operator who compares the logs does.
+        Halog doesn't promise to find a flipped bit outside a body before the block has a checksum (docs/corruption.md).
+        An operator who compares the logs does.
         """
         nodes = [self.node(MASTER), self.node(slave.name)]
         if not self._may_be_hidden or any(node is None or node.store.damage.open for node in nodes):
@@ -241,9 +243,9 @@ class Cluster(Machines):
         return first_difference(ours, theirs, begin, end) is not None
 
     def _give_up(self, damages: list[Damage], slaves: list[Machine]) -> None:
-        """The master has damage that no peer could heal.
+        """Handles damage of the master that no peer could repair.
 
-        What a slave has of it is put in its place. If none has any of it, the log ends there.
+        The bytes are copied from a slave that has them. If none has any, the log ends there.
         """
         machine = self.master
         machine.kill()

@@ -1,18 +1,16 @@
-"""A simulated disk behind the store's file seam (`ha.store.files`), with the page cache in front of it.
+"""A simulated disk behind the store's file seam (`ha.store.files`), including the page cache.
 
 Fault model:
-- What the seam promises to be safe on return is: names made, renamed and removed, `write_bytes`. Everything else is
-  in the page cache until `sync`, also what was written through a map.
-- A kill loses nothing. At a power loss each page (4 KiB) that differs from what is on the disk survives, or does not,
-  or is torn between its sectors (512 bytes), each for itself. Pages may also have been written back at any time
-  before.
+- Created, renamed and removed names, and `write_bytes`, are safe on return, as the seam promises. Everything else is in
+  the page cache until `sync`, including writes through a map.
+- A kill loses nothing. At a power loss each page (4 KiB) that differs from the disk survives, is lost, or is torn
+  between its sectors (512 bytes), independently. Pages may also have been written back at any earlier time.
 - A failed sync leaves each dirty page written or not, and *clean* in either case, as Linux does: a later sync reports
-  success and writes it only if it was written to again ("fsyncgate"). The page cache still shows the new bytes.
-- A full disk refuses new files, and bytes beyond what a sparse file holds.
-- A write that fails, for whatever reason, may be taken up to some page; the next call then refuses the rest, as the
-  system's does.
-- EIO of any operation. A crash in the middle of one: after so many operations more.
-- A flipped bit and a truncated file are done to the disk of a node that is down.
+  success and writes it only if it was modified again ("fsyncgate"). The page cache still shows the new bytes.
+- A full disk rejects new files, and bytes beyond those of a sparse file.
+- A failed write may be accepted up to some page; the next call then rejects the rest, as the system does.
+- EIO of any operation. A crash in the middle of an operation, after a number of operations.
+- Flipped bits and truncated files affect the disk of a stopped node.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ OPERATION_S = 0.00005
 
 
 class Inode:
-    """A file's bytes: `content` as the page cache shows them, `durable` as the disk has them; of equal length."""
+    """A file's bytes: `content` in the page cache, `durable` on the disk; of equal length."""
 
     __slots__ = ("content", "durable", "is_allocated", "lost", "modified_ms")
 
@@ -51,31 +49,31 @@ class Inode:
         self.is_allocated = is_allocated
         self.modified_ms = 0
         self.lost: dict[int, bytes] = {}
-        """Pages that a failed sync left clean though not written, as they were then"""
+        """Pages that a failed sync left clean but unwritten, with their content at that time"""
 
     def copy(self) -> Inode:
-        """Return the file as the next process finds it."""
+        """Returns the file as seen by the next process."""
         made = Inode(bytearray(self.content), bytearray(self.durable), is_allocated=self.is_allocated)
         made.lost = dict(self.lost)
         made.modified_ms = self.modified_ms
         return made
 
     def dirty_pages(self) -> list[int]:
-        """Positions of the pages of which the disk has other bytes."""
+        """Positions of the pages that differ from the disk."""
         content, durable = self.content, self.durable
         if content == durable:
             return []
         return [at for at in range(0, len(content), PAGE) if content[at : at + PAGE] != durable[at : at + PAGE]]
 
     def unsynced_from(self) -> int | None:
-        """Position of the first byte that the disk has not; None if it has all."""
+        """Position of the first byte that is not on the disk; None if all are."""
         for page in self.dirty_pages():
             content, durable = self.content[page : page + PAGE], self.durable[page : page + PAGE]
             return page + next(i for i in range(len(content)) if content[i] != durable[i])
         return None
 
     def sync(self) -> None:
-        """Write the dirty pages, except those that a failed sync has left clean and that are unchanged since."""
+        """Writes the dirty pages, except those that a failed sync left clean and that are unchanged since."""
         kept = {}
         for page, seen in list(self.lost.items()):
             if self.content[page : page + PAGE] == seen:
@@ -87,7 +85,7 @@ class Inode:
             self.durable[page : page + PAGE] = old
 
     def fail_sync(self, chance: Random) -> None:
-        """Write some of the dirty pages; none is dirty any more."""
+        """Writes some of the dirty pages; then none is dirty."""
         for page in self.dirty_pages():
             if chance.random() < 0.5:
                 self.durable[page : page + PAGE] = self.content[page : page + PAGE]
@@ -96,13 +94,13 @@ class Inode:
                 self.lost[page] = bytes(self.content[page : page + PAGE])
 
     def write_back(self, chance: Random) -> None:
-        """Write some dirty pages, as the kernel does now and then."""
+        """Writes some dirty pages, as the kernel does in the background."""
         for page in self.dirty_pages():
             if page not in self.lost and chance.random() < 0.3:
                 self.durable[page : page + PAGE] = self.content[page : page + PAGE]
 
     def after_power_loss(self, chance: Random, kept_share: float) -> Inode:
-        """Return the file as the machine finds it when power is back."""
+        """Returns the file as seen after a power loss."""
         found = bytearray(self.durable)
         for page in self.dirty_pages():
             if page in self.lost or chance.random() >= kept_share:
@@ -117,20 +115,20 @@ class Inode:
 
 
 class DiskFaults:
-    """What goes wrong with a disk's operations; the faults set it, a replacement of the process keeps it."""
+    """Injected faults of a disk; they outlive the process."""
 
     def __init__(self) -> None:
         self.is_full = False
         self.slowness_s = 0.0
-        """Each sync takes so much longer"""
+        """Additional duration of each sync"""
         self.slowed: dict[trio.CancelScope, None] = {}
         """Waits of calls whose syncs were slow"""
         self.fail_next: dict[str, int] = {}
-        """Kind of operation ("sync", "write", "read", "create") -> how many of the next fail with EIO; with a directory
-        ("sync commitlog") only those of files in it"""
+        """Kind of operation ("sync", "write", "read", "create") -> number of next operations that fail with EIO; with a
+        directory ("sync commitlog") only those on files in it"""
 
     def speed_up(self) -> None:
-        """End the slowness, also of calls under way: one that syncs many files has most of them before it."""
+        """Ends the slowness, including that of calls in progress: one that syncs many files has most of them left."""
         self.slowness_s = 0.0
         for scope in self.slowed:
             scope.cancel()
@@ -146,7 +144,7 @@ class SimFile:
         self._disk = disk
         self._inode = inode
         self._refusal: OSError | None = None
-        """Of the rest of a write of which a part was taken"""
+        """Error for the rest of a partially accepted write"""
 
     def map(self, size: int) -> memoryview:
         assert size <= len(self._inode.content)
@@ -169,7 +167,7 @@ class SimFile:
         write_all(self._write, chunk, position)
 
     def _write(self, chunk: memoryview, position: int) -> int:
-        """As pwrite(2): what the disk refuses in its middle is taken in part, and the next call is refused."""
+        """As pwrite(2): a write rejected in its middle is accepted in part, and the next call fails."""
         if self._refusal is not None:
             refusal, self._refusal = self._refusal, None
             raise refusal
@@ -177,7 +175,7 @@ class SimFile:
         size, taken = len(chunk), 0
 
         def partly(share: float) -> None:
-            # The kernel copies page by page, and can stop only between two.
+            # The kernel copies page by page, and can stop only between pages.
             nonlocal taken
             end = position + int(size * share)
             taken = max(0, end - end % PAGE - position)
@@ -194,7 +192,7 @@ class SimFile:
             taken = size
             inode.content[position : position + size] = chunk
         for page in [page for page in inode.lost if position - PAGE < page < position + taken]:
-            del inode.lost[page]  # dirty again, also if nothing has changed
+            del inode.lost[page]  # dirty again, even if unchanged
         inode.modified_ms = disk.wall_clock_ms()
         return taken
 
@@ -217,7 +215,7 @@ class SimFile:
 
 
 class SimLock:
-    """A lock held by a process; it ends with it."""
+    """A lock held by a process; it ends with the process."""
 
     def __init__(self, disk: SimDisk, path: Path) -> None:
         self._disk = disk
@@ -246,15 +244,15 @@ class SimDisk:
         self.inodes: dict[Path, Inode] = {} if inodes is None else inodes
         self.locked: set[Path] = set()
         self.is_dead = False
-        """The process is: nothing it does counts any more"""
+        """Whether the process is dead: its operations have no effect"""
         self.crash_after: tuple[int, Callable[[], None]] | None = None
-        """Operations that still succeed, and what makes the crash"""
+        """Number of operations that still succeed, and the function that crashes the node"""
         self.on_unlink: Callable[[Path], None] = lambda path: None
         """Called when a file has been removed"""
         self.owed_s = 0.0
-        """Time that the operations since the last look have taken"""
+        """Duration of the operations since it was last queried"""
         self.owed_slowness_s = 0.0
-        """and how much longer they take, unless the disk speeds up"""
+        """Additional duration, unless the disk becomes fast"""
 
     # what happens to it
 
@@ -266,7 +264,7 @@ class SimDisk:
         *,
         needs_room: bool = False,
     ) -> None:
-        """Count one operation, and fail it if it is to fail. `partly(share)` leaves its traces if it fails midway."""
+        """Counts one operation, and fails it if due. `partly(share)` applies part of it if it fails midway."""
         if self.is_dead:
             raise OSError(errno.EIO, "the process is dead", str(path))
         faults = self.faults
@@ -298,39 +296,39 @@ class SimDisk:
             raise OSError(errno.EIO, "Input/output error", str(path))
 
     def take_owed_s(self) -> tuple[float, float]:
-        """Return how long the operations since the last call have taken, and how much longer if the disk stays slow."""
+        """Returns the duration of the operations since the last call, and the additional one if the disk stays slow."""
         owed = self.owed_s, self.owed_slowness_s
         self.owed_s = self.owed_slowness_s = 0.0
         return owed
 
     def write_back(self) -> None:
-        """The kernel writes some pages of its own accord."""
+        """Writes back some pages, as the kernel does."""
         for inode in self.inodes.values():
             inode.write_back(self.chance)
 
     def after_kill(self) -> SimDisk:
-        """End this one; return what the next process finds after a kill -9, or an exit, of the first."""
+        """Ends this one; returns the disk for the next process after a kill -9 or an exit."""
         self.is_dead = True
         copies = {path: inode.copy() for path, inode in self.inodes.items()}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
     def with_files_of(self, other: SimDisk | None) -> SimDisk:
-        """Return this machine's disk with a copy of the files of `other`, whose process may go on; None: with none."""
+        """Returns this machine's disk with a copy of the files of `other`, whose process may continue; None: empty."""
         files = {} if other is None else other.inodes
         copies = {path: inode.copy() for path, inode in files.items() if path.name != "lock"}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
     def after_power_loss(self) -> SimDisk:
-        """End this one; return what the machine finds when power is back."""
+        """Ends this one; returns the disk after a power loss."""
         self.is_dead = True
         kept_share = self.chance.choice((0.0, 0.3, 0.7, 0.95))
         copies = {path: inode.after_power_loss(self.chance, kept_share) for path, inode in self.inodes.items()}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
     def damage(self, kind: str) -> tuple[Path, int, int] | None:
-        """Damage a file as a bad disk does; return which, from which byte on, and up to which. None: there is nothing.
+        """Damages a file as a bad disk does; returns the path and the range of bytes. None: nothing to damage.
 
-        "flip_bit": one bit of what is written. "zero_range": up to 2000 bytes of it. "truncate_file".
+        "flip_bit": one written bit. "zero_range": up to 2000 written bytes. "truncate_file".
         """
         chance = self.chance
         used = {
@@ -360,7 +358,7 @@ class SimDisk:
     # what checkers see
 
     def image(self, root: Path) -> dict[str, bytes]:
-        """Every file below `root`, as the page cache has it; names relative, with slashes."""
+        """All files below `root`, as in the page cache; relative names with slashes."""
         return {
             PurePosixPath(path.relative_to(root)).as_posix(): bytes(inode.content)
             for path, inode in sorted(self.inodes.items())
@@ -368,7 +366,7 @@ class SimDisk:
         }
 
     def synced_log_end(self, commitlog: Path) -> float:
-        """Physical offset of the first byte of a commitlog that a power loss now could take; infinity: none."""
+        """Physical offset of the first commitlog byte that a power loss could take now; infinity: none."""
         for path in sorted(self.inodes):
             if path.parent == commitlog and path.name.isdigit():
                 position = self.inodes[path].unsynced_from()
@@ -423,7 +421,7 @@ class SimDisk:
 
     def write_bytes(self, path: Path, content: bytes) -> None:
         def partly(share: float) -> None:
-            if share > 0.3:  # else it fails before anything is done
+            if share > 0.3:  # otherwise it fails before it has any effect
                 self.inodes[path] = Inode(bytearray(content[: int(len(content) * (share - 0.3))]))
 
         self.step("write", path, partly, needs_room=True)

@@ -1,17 +1,17 @@
-"""What each kind of fault does, and how it ends.
+"""The faults, and how they end.
 
-kill, power             the process dies, with or without the machine; started again `duration_s` later
-kill_in_write, power_in_write   the same, within a disk operation to come
-stop                    a clean stop; started again
+kill, power             the process dies, with or without the machine; restarted `duration_s` later
+kill_in_write, power_in_write   the same, within a later disk operation
+stop                    a clean stop; restarted
 pause                   SIGSTOP, then SIGCONT
-clock                   the wall clock of a machine steps, ahead or back
-partition, one_way      no bytes between two machines, or none one way
+clock                   the wall clock of a machine steps forward or back
+partition, one_way      no bytes between two machines, in both or in one direction
 isolate                 no bytes between a machine and any other
-clog, lossy             slow and unreliable ways
+clog, lossy             slow and unreliable links
 reset, cut_frame, half_open   of one connection, see network.py
 disk_full, disk_slow, write_error, create_error, sync_error   see disk.py
-flip_bit, zero_range, truncate_file   of any file of one node, found when it is killed and started again
-restart_name_server     kill and start of the name server, if it is a machine of its own
+flip_bit, zero_range, truncate_file   of any file of one node, while it is killed and restarted
+restart_name_server     kill and restart of the name server, if it has its own machine
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _of_connection(inject: Callable[[Faults, Fault, SimStream], bool]) -> Callab
 
 
 class Faults:
-    """Does the faults of a plan to a cluster, and undoes them."""
+    """Injects the faults of a plan into a cluster, and undoes them."""
 
     def __init__(self, cluster: Machines) -> None:
         self._cluster = cluster
@@ -66,7 +66,7 @@ class Faults:
         """Whether no clock was set back"""
 
     def schedule(self, faults: tuple[Fault, ...]) -> None:
-        """Have each done at its time."""
+        """Schedules each fault at its time."""
         for fault in faults:
             self._timers.call_at(fault.at_s, self._do, fault)
 
@@ -187,7 +187,7 @@ class Faults:
     def _disk_full(self, fault: Fault) -> bool:
         machine = self._cluster.machines[fault.node]
         machine.disk_faults.is_full = True
-        self._cluster.excused[fault.node] |= DISK_ERRORS  # a start finds no room
+        self._cluster.excused[fault.node] |= DISK_ERRORS  # a start needs space
         self._later(fault, self._empty_disk, machine)
         return True
 
@@ -204,7 +204,7 @@ class Faults:
     @_of_running_machine
     def _error(self, fault: Fault, machine: Machine) -> bool:
         operation = fault.kind.removesuffix("_error")
-        if fault.number & 1 and operation == "sync":  # of the many files that are synced the one that matters most
+        if fault.number & 1 and operation == "sync":  # of the many synced files the most important one
             operation = "sync commitlog"
         machine.disk_faults.fail_next[operation] = 1
         self._cluster.excused[fault.node] |= DISK_ERRORS
@@ -226,7 +226,7 @@ class Faults:
     # ---- the end of all faults
 
     def stop_all(self) -> None:
-        """Undo everything: links heal, disks work, whoever is down starts, whoever is paused goes on."""
+        """Undoes everything: links heal, disks work, stopped nodes start, paused ones continue."""
         cluster = self._cluster
         for source in cluster.network.hosts.values():
             for target in cluster.network.hosts.values():

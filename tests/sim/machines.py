@@ -1,4 +1,4 @@
-"""The machines of one run, whatever runs on them."""
+"""The machines of one run, of pairs and groups alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path("/store")
 LISTEN_PORT, HA_PORT, NAME_SERVER_PORT = 10_911, 10_912, 9_876
 START_AGAIN_S = 1.5
-"""So long after it ended by itself a process is started again"""
+"""Delay before a process that ended on its own is restarted"""
 
 
 def address_of(name: str) -> str:
@@ -63,7 +63,7 @@ def common_config(options: RunOptions, name: str) -> dict[str, Any]:
 
 
 class Machines:
-    """Every machine. They are there from the start, processes are not."""
+    """Every machine. They exist from the start, processes do not."""
 
     def __init__(
         self, world: World, network: Network, options: RunOptions, watch: Observer, nursery: trio.Nursery
@@ -72,12 +72,12 @@ class Machines:
         self.network = network
         self.watch = watch
         self.machines: dict[str, Machine] = {}
-        """Those that run a broker"""
+        """Machines that run a broker"""
         self.name_server: Machine | None = None
         self.is_over = False
-        """Nothing is restarted any more"""
+        """No process is restarted from now on"""
         self.excused: dict[str, set[str]] = {}
-        """Node -> names of the errors that the faults done to it may end it with"""
+        """Node -> names of the errors that injected faults may cause"""
         self._segment_size = options.segment_size
         self._nursery = nursery
 
@@ -93,7 +93,7 @@ class Machines:
         return machine
 
     def add_client(self, name: str) -> Host:
-        """Add a machine without a process, for a producer or a consumer."""
+        """Adds a machine without a process, for a producer or a consumer."""
         return self.network.add_host(name, address_of(name))
 
     def host(self, name: str) -> Host:
@@ -107,7 +107,7 @@ class Machines:
             yield self.name_server
 
     def start_all(self) -> None:
-        """Start what does not run, name server and master first."""
+        """Starts whatever is not running, name server and master first."""
         machines = [*([self.name_server] if self.name_server else []), *self.machines.values()]
         for machine in machines:
             if not machine.is_running:
@@ -140,15 +140,15 @@ class Machines:
         raise NotImplementedError
 
     def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:
-        """Return a node's files as they are now; `end`: where its log ends, if that is known."""
+        """Returns a node's current files; `end`: the end of its log, if known."""
         return StoreImage(machine.disk.image(ROOT), self._segment_size, end=end, name=machine.name)
 
     def open_images(self) -> dict[str, StoreImage]:
-        """Return the files of the nodes that have opened their store."""
+        """Returns the files of the nodes that have opened their store."""
         return {name: self.image(machine) for name, machine in self.machines.items() if self.node(name) is not None}
 
     def read(self, name: str, offset: int, size: int, *, durable: bool = False) -> bytes:
-        """Return bytes of a node's log as they are now, or as its disk has them for sure; fewer if there are fewer."""
+        """Returns current bytes of a node's log, or those certainly on its disk; fewer if there are fewer."""
         machine, segment_size = self.machines[name], self._segment_size
         found = b""
         while len(found) < size:
@@ -189,7 +189,7 @@ class Machines:
             self._restart(machine, names, is_excused=is_excused)
 
     def _restart(self, machine: Machine, errors: set[str], *, is_excused: bool) -> None:
-        """A process ended by itself, by these errors, which the faults done to it explain or not."""
+        """A process ended on its own with these errors, which injected faults explain or not."""
         self.world.timers.call_in(START_AGAIN_S, self.start, machine)
 
     def _look_for_tasks(self, process: Process) -> None:
@@ -198,7 +198,7 @@ class Machines:
 
 @asynccontextmanager
 async def open_name_server(address: str, platform: Platform) -> AsyncIterator[NameServer]:
-    """A name server, serving while the block runs."""
+    """A name server that serves while the block runs."""
     server = NameServer()
     with platform.bind("listenPort", address, NAME_SERVER_PORT) as port:
         async with trio.open_nursery() as nursery:

@@ -1,18 +1,18 @@
 """A simulated network of TCP connections between hosts, each host with one address.
 
-What holds, as of real TCP: bytes of one direction arrive in order, whole or not at all. What is drawn: where they are
-split into segments, and how long each takes. A sender waits while `window` of its bytes are not read by the other
-side.
+As in TCP, bytes of one direction arrive in order, completely or not at all. Segmentation and delays are drawn. A sender
+waits while the other side has not read `window` of its bytes.
 
-Faults, each told apart by what either side can notice:
-- a cut link (one way of a pair of hosts): nothing passes. Data waits and is sent again after the link heals, as TCP
-  retransmits; new connections wait; a reset on its way is lost, so the other side keeps a half-open connection. What
-  the receiver reads is not acknowledged over a cut way back.
-- a clogged link: everything takes longer. A lossy one: single segments take a retransmission longer, all behind wait.
-- a reset connection: both sides fail, with or without what was under way; `after_bytes`: in the middle of a frame.
-- a half-open one: it stays, and nothing ever passes again (a middlebox forgot it).
-- a process that dies: its kernel closes its connections. A machine that loses power says nothing; when it is back, it
-  answers what comes on old connections with a reset.
+Faults:
+- cut link (one direction of a pair of hosts): nothing passes. Data is retransmitted after the link heals; new
+  connections wait; a reset in flight is lost, so the other side keeps a half-open connection. Reads are not
+  acknowledged over a cut return link.
+- clogged link: everything takes longer. Lossy link: single segments take a retransmission longer, and all behind them
+  wait.
+- reset connection: both sides fail, with or without the bytes in flight; `after_bytes`: in the middle of a frame.
+- half-open connection: it stays, and nothing passes (a middlebox dropped it).
+- dead process: its kernel closes its connections. A machine without power is silent; when it is back, it answers
+  packets on old connections with a reset.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 BACKLOG = 128
 SYN_RETRY_S = 1.0
 WAIT_AFTER_HEAL_S = 1.5
-"""Retransmissions back off: after a link heals, what waits goes out within so long."""
+"""Maximum delay, by the back-off of retransmissions, until waiting data passes after a link heals."""
 
 
 class Network:
-    """Every host, link and connection. `window` in bytes; `split_chance`: of a segment to be split once more."""
+    """Every host, link and connection. `window` in bytes; `split_chance`: that a segment is split once more."""
 
     def __init__(self, world: World, *, base_s: float, jitter_s: float, window: int, split_chance: float) -> None:
         self.world = world
@@ -56,7 +56,7 @@ class Network:
         return host
 
     def link(self, source: Host, target: Host) -> Link:
-        """Return the way from one host to another."""
+        """Returns the link from one host to another."""
         key = (source.address, target.address)
         found = self._links.get(key)
         if found is None:
@@ -68,7 +68,7 @@ class Network:
 
     @contextmanager
     def bind(self, host: Host, key: str, address: str, port: int) -> Iterator[SimPort]:
-        """Take a port of `host`; see Platform."""
+        """Takes a port of `host`; see Platform."""
         if port == 0:
             port = next(host.ports)
         if port in host.ports_taken:
@@ -81,7 +81,7 @@ class Network:
                 del host.ports_taken[port]
 
     async def connect(self, host: Host, address: str) -> SimStream:
-        """Connect from `host` to "ip:port": OSError if refused; waits for as long as nobody answers."""
+        """Connects from `host` to "ip:port": OSError if rejected; waits as long as nothing answers."""
         ip, _, port_text = address.rpartition(":")
         port = int(port_text)
         target = host if ip.startswith("127.") else self.hosts.get(ip)
@@ -100,7 +100,7 @@ class Network:
             stream = self._make(host, target, listener) if isinstance(listener, SimListener) else None
             try:
                 await trio.sleep(back.delay_s(self.chance))
-                while back.is_cut:  # noqa: ASYNC110  # for an answer that is sent again and again
+                while back.is_cut:  # noqa: ASYNC110  # for a retransmitted answer
                     await trio.sleep(SYN_RETRY_S)
             except trio.Cancelled:
                 if stream is not None:
@@ -125,37 +125,37 @@ class Network:
     # what happens to them
 
     def connections(self, one: Host, other: Host) -> list[SimStream]:
-        """Return one end (that at `one`) of each open connection between two hosts, oldest first."""
+        """Returns one end (that at `one`) of each open connection between two hosts, oldest first."""
         return [s for s in one.streams if s.peer_address[0] == other.address and s.is_open]
 
     def reset(self, stream: SimStream, reason: str) -> None:
-        """Both ends of a connection fail now."""
+        """Fails both ends of a connection."""
         peer = stream.out.receiver
         for end in (stream, peer):
             end.out.drop()
             end.fail(f"connection reset ({reason})")
 
     def deliver_reset(self, pipe: Pipe) -> None:
-        """A reset that the sender of `pipe` sent arrives, unless it can't."""
+        """Delivers a reset sent by the sender of `pipe`, if possible."""
         if not pipe.link.is_cut and pipe.receiver.host.is_up and not pipe.sender.is_blackholed:
             pipe.receiver.fail("connection reset by peer")
 
     def forget(self, stream: SimStream) -> None:
-        """Make a connection half-open for good: it stays, nothing passes."""
+        """Makes a connection half-open permanently: it stays, nothing passes."""
         stream.is_blackholed = stream.out.receiver.is_blackholed = True
 
     def spare_all(self) -> None:
-        """Let connections that were to be cut once enough has passed live on."""
+        """Cancels pending cuts of connections."""
         for host in self.hosts.values():
             for stream in host.streams:
                 stream.out.cut_after = None
 
     def cut(self, source: Host, target: Host) -> None:
-        """Nothing passes from one host to the other, until `heal`."""
+        """Cuts the link from one host to the other, until `heal`."""
         self.link(source, target).is_cut = True
 
     def heal(self, source: Host, target: Host) -> None:
-        """Undo `cut`, clog and loss of one way; what waits goes out within WAIT_AFTER_HEAL_S."""
+        """Undoes the faults of one link; waiting data passes within WAIT_AFTER_HEAL_S."""
         link = self.link(source, target)
         link.is_cut = False
         link.clog_s = link.loss = 0.0
@@ -167,7 +167,7 @@ class Network:
             self.world.timers.call_in(self.chance.random() * WAIT_AFTER_HEAL_S, pipe.heal)
 
     def close_all(self, host: Host) -> None:
-        """A process died: its kernel closes what it had open."""
+        """A process died: its kernel closes its sockets."""
         for taken in list(host.ports_taken.values()):
             if isinstance(taken, SimListener):
                 taken.close()
@@ -176,7 +176,7 @@ class Network:
             stream.close()
 
     def power_off(self, host: Host) -> None:
-        """A machine goes dark."""
+        """A machine loses power."""
         host.is_up = False
         for taken in list(host.ports_taken.values()):
             if isinstance(taken, SimListener):
@@ -187,7 +187,7 @@ class Network:
             stream.vanish()
 
     def power_on(self, host: Host) -> None:
-        """It is back; what others sent meanwhile is sent again, and refused."""
+        """A machine's power is back; packets sent meanwhile are retransmitted, and rejected."""
         host.is_up = True
         for (_, target), link in self._links.items():
             if target == host.address:

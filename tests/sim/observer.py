@@ -1,4 +1,4 @@
-"""What is noted of every run, whatever it simulates: history, figures, broken promises."""
+"""What is recorded of every run: history, statistics, broken promises."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 CRASH = "crash"
-"""As a checker: a process was ended by an exception that nobody expected"""
+"""As a checker: a process ended by an unexpected exception"""
 ENDED = "ended"
-"""As a checker: a process ended with an error of halog's, which says what is wrong with its store or its disk"""
+"""As a checker: a process ended with an error of halog's that reports a problem of its store or disk"""
 VIOLATION_COUNT_MAX = 20
 LINES_SHOWN = 8
 
 
 class Observer:
-    """Collects the history, the violations and the figures of one run."""
+    """Collects the history, the violations and the statistics of one run."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -38,16 +38,16 @@ class Observer:
         self._texts: set[str] = set()
 
     def violate(self, checker: str, text: str) -> None:
-        """Note that a promise was broken."""
+        """Records a broken promise."""
         if text in self._texts:
-            return  # the same again: a node that can't start is tried again and again
+            return  # the same again: a node that can't start is restarted repeatedly
         self._texts.add(text)
         if len(self.violations) < VIOLATION_COUNT_MAX:
             self.world.note(f"VIOLATION {checker} {text}")
             self.violations.append(Violation(checker, f"at {trio.current_time():.3f} s: {text}"))
 
     def judged(self, found: list[Violation]) -> None:
-        """Note what a checker found."""
+        """Records the findings of a checker."""
         for violation in found:
             self.violate(*violation)
 
@@ -58,12 +58,12 @@ class Observer:
         self.history.add(sent)
 
     def on_answer(self, answered: Answered) -> None:
-        """A client was answered, or will never know."""
+        """A client was answered, or never will be."""
         self.history.add(answered)
         self.statuses[answered.status] += 1
 
     def on_consumed(self, event: Consumed, physical_offset: int) -> None:
-        """A consumer got a message."""
+        """A consumer received a message."""
         self.history.add(event)
 
     # ---- nodes
@@ -75,14 +75,14 @@ class Observer:
         """A node has opened its store and serves."""
 
     def on_crash(self, machine: Machine, kind: str) -> None:
-        """A node is killed, or loses power: called while its disk is still as it was."""
+        """A node is killed, or loses power; its disk is still unchanged."""
         self.history.add(Crashed(trio.current_time(), machine.name, "power" if kind == "power" else "kill"))
 
     def on_power_lost(self, machine: Machine) -> None:
-        """A node has lost power: its disk has what is left."""
+        """A node has lost power; its disk has its final state."""
 
     def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
-        """A process has ended by itself: it was stopped, or it failed."""
+        """A process ended on its own: it was stopped, or it failed."""
         if failure is not None:
             self.history.add(Crashed(trio.current_time(), machine.name, "kill"))
         if failure is not None and not is_excused:
@@ -91,7 +91,7 @@ class Observer:
                     places = "".join(traceback.format_exception(leaf)[-LINES_SHOWN:])
                     self.violate(CRASH, f"{machine.name} ended by its own fault: {leaf!r}\n{places}")
                 else:
-                    self.violate(ENDED, f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
+                    self.violate(ENDED, f"{machine.name} ended on its own: {type(leaf).__name__}: {leaf}")
 
     def on_converged(self) -> None:
         """All nodes have the same log and know it; from now on every put must be PUT_OK."""
@@ -102,5 +102,5 @@ class Observer:
         raise NotImplementedError
 
     def on_node_stopped(self, name: str, left: list[str]) -> None:
-        """A process is over: none of its tasks may be left."""
+        """A process has ended: none of its tasks may remain."""
         self.judged(tasks.report(name, left))

@@ -1,11 +1,11 @@
 """python -m tests.sim.planted [NAME …] [--seeds 200] [--first 1]
 
 Plants each bug of `tests.sim.bugs`, and in failover groups those of `tests.sim.groups.bugs`, and runs seeds until the
-checker that it names notices. Prints a table: the bug, the seed that showed it, that checker, and what it said. Exit
-code 1 if a bug is not noticed.
+checker that it names notices. Prints a table: the bug, the seed that showed it, the checker, and its report. Exit code
+1 if a bug is not noticed.
 
-The cheapest seeds come first; those whose scenario can't show a bug are not run. A seed that fails without the bug
-proves nothing and is passed over.
+Cheap seeds come first; seeds whose scenario can't show a bug are not run. A seed that fails without the bug proves
+nothing and is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.sim.scenario import AnyPlan, draw_plan
 
 @dataclass(frozen=True)
 class Caught:
-    """A seed that shows a bug, what it cost (s of processor), and what the checker said that has to notice."""
+    """A seed that shows a bug, its cost (seconds of CPU), and the report of the checker that must notice it."""
 
     seed: int
     cpu_s: float
@@ -34,7 +34,7 @@ class Caught:
 
 
 def try_plan(bug: Bug[PlanT], plan: PlanT) -> Caught | None:
-    """Run one scenario with a bug planted; None if the checker that has to notice did not."""
+    """Runs one scenario with a bug planted; None if the checker that must notice it did not."""
     with bug():
         outcome = run_plan(plan)
     violation = bug.noticed(outcome.violations)
@@ -42,7 +42,7 @@ def try_plan(bug: Bug[PlanT], plan: PlanT) -> Caught | None:
 
 
 def hunt(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: int) -> Caught | None:
-    """Run seeds, cheap ones first, until one that is sound without the bug shows it to the checker it names."""
+    """Runs seeds, cheap ones first, until one that passes without the bug shows it to its checker."""
     plans = [plan for seed in range(first, first + count) if bug.can_show(plan := draw(seed))]
     for plan in sorted(plans, key=_cost):
         caught = try_plan(bug, plan)
@@ -52,14 +52,14 @@ def hunt(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: int) 
 
 
 def _cost(plan: AnyPlan) -> float:
-    """Roughly how many messages a run sends, which is what it costs."""
+    """Approximate number of messages of a run, which determines its cost."""
     options = plan.options
     per_burst_s = options.pause_s + 10 * options.base_s
     return options.run_s * options.producer_count * (1 + options.burst_max) / 2 / per_burst_s
 
 
 def _report(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: int) -> bool:
-    """Print a line of the table; whether the bug is noticed."""
+    """Prints a line of the table; returns whether the bug is noticed."""
     caught = hunt(bug, draw, first, count)
     if caught is None:
         print(f"{bug.name:36} NOT NOTICED in {count} seeds: {bug.says}", flush=True)
@@ -73,7 +73,9 @@ def main() -> int:
     about = (__doc__ or "").partition("\n\n")[2]
     parser = argparse.ArgumentParser(prog="python -m tests.sim.planted", description=about)
     parser.add_argument("names", nargs="*", metavar="NAME", help="bugs (all)")
-    parser.add_argument("--seeds", type=int, default=200, help="within so many it must be noticed (200)")
+    parser.add_argument(
+        "--seeds", type=int, default=200, help="number of seeds within which each bug must be noticed (200)"
+    )
     parser.add_argument("--first", type=int, default=1, help="the first one (1)")
     arguments = parser.parse_args()
     missed = 0

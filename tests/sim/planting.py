@@ -1,11 +1,11 @@
-"""Putting a bug in the place of halog's own code, and taking it out again.
+"""Replaces parts of halog's code by a bug, and restores them.
 
     def skipped_fsync(plant: Planting) -> None:
         plant.replace(CommitLog.sync)(sync_nothing)
 
-What is replaced is named by the function itself, not by a string: mypy then knows that it is there, and whether the
-replacement can be called as it is. Planting checks the same at run time, parameter by parameter. A bug that can't be
-planted must not look like one that is noticed: `PlantingError` is raised before anything runs.
+The replaced function is given itself, not by name: mypy then checks that it exists and that the replacement has a
+compatible signature. Planting checks the same at run time, parameter by parameter. A bug that can't be planted must not
+look like one that is caught: `PlantingError` is raised before anything runs.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ PlanT = TypeVar("PlanT", Plan, GroupPlan)
 
 
 class PlantingError(Exception):
-    """What is to be replaced is not there, or what is to replace it can't be called as it is."""
+    """The function to replace does not exist, or the replacement has another signature."""
 
 
 class Place(NamedTuple):
-    """Where something was replaced."""
+    """Where a function was replaced."""
 
     owner: object
     name: str
 
 
 class Planting:
-    """Replaces functions; whoever closes `undo` has them back."""
+    """Replaces functions; closing `undo` restores them."""
 
     def __init__(self, undo: ExitStack) -> None:
         self._undo = undo
         self.places: list[Place] = []
 
     def replace(self, original: Callable[ParametersT, ResultT]) -> Callable[[Callable[ParametersT, ResultT]], None]:
-        """Have the next thing in parentheses be there instead of a method, or of the getter of a property (which is a
-        function of the instance to mypy)."""
+        """Replaces a method, or the getter of a property (which is a function of the instance to mypy), by the function
+        passed next."""
         function: Any = original.fget if isinstance(original, property) else original
         owner: Any = sys.modules[function.__module__]
         *path, name = function.__qualname__.split(".")
@@ -59,7 +59,7 @@ class Planting:
     def replace_in(
         self, module: ModuleType, original: Callable[ParametersT, ResultT]
     ) -> Callable[[Callable[ParametersT, ResultT]], None]:
-        """The same with a function where `module` has imported it, and nowhere else."""
+        """Replaces a function where `module` has imported it, and nowhere else."""
         return partial(self._put, module, original.__name__, original)
 
     def _put(self, owner: Any, name: str, original: object, replacement: Callable[..., object]) -> None:
@@ -78,7 +78,7 @@ class Planting:
 
 
 def _parameters(function: Callable[..., object]) -> list[tuple[str, str, bool]]:
-    """Name, kind and whether there is a default, of each."""
+    """Name, kind and presence of a default, for each parameter."""
     parameters = inspect.signature(function).parameters.values()
     return [(each.name, each.kind.name, each.default is not each.empty) for each in parameters]
 
@@ -88,7 +88,7 @@ Plant = Callable[[Planting], None]
 
 @contextmanager
 def planted(plant: Plant) -> Iterator[Planting]:
-    """Have a bug be there while the block runs."""
+    """Plants a bug while the block runs."""
     with ExitStack() as undo:
         planting = Planting(undo)
         plant(planting)
@@ -101,8 +101,8 @@ def planted(plant: Plant) -> Iterator[Planting]:
 class Bug(Generic[PlanT]):
     """One bug; calling it returns the context in which it is planted.
 
-    `found_by`: the checker that has to notice, whatever others say. `can_show`: whether a scenario has what the bug
-    needs to matter.
+    `found_by`: the checker that must notice it, whatever others report. `can_show`: whether a scenario has what the bug
+    needs to have an effect.
     """
 
     name: str
@@ -115,10 +115,10 @@ class Bug(Generic[PlanT]):
         return planted(self.plant)
 
     def noticed(self, violations: list[Violation]) -> Violation | None:
-        """Return what the checker said that has to notice this bug; None if it said nothing.
+        """Returns the report of the checker that must notice this bug; None if there is none.
 
-        A run in which an unexpected exception ended a process shows nothing: the plant itself may have raised it. It
-        counts only for bugs whose very effect that is.
+        A run in which an unexpected exception ended a process proves nothing: the plant itself may have raised it. It
+        counts only for bugs whose effect is just that.
         """
         if self.found_by != CRASH and any(violation.checker == CRASH for violation in violations):
             return None
@@ -126,7 +126,7 @@ class Bug(Generic[PlanT]):
 
 
 def entered(bugs: dict[str, Bug[PlanT]], found_by: str, needs: Callable[[PlanT], bool]) -> Callable[[Plant], Plant]:
-    """Enter a function that plants a bug into `bugs`."""
+    """Registers a function that plants a bug in `bugs`."""
 
     def enter(plant: Plant) -> Plant:
         says = " ".join((plant.__doc__ or "").split())

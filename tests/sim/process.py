@@ -1,11 +1,11 @@
-"""Machines and the processes on them: start, clean stop, kill -9, power loss, pause, steps of the wall clock.
+"""Machines and their processes: start, clean stop, kill -9, power loss, pause, steps of the wall clock.
 
-A process is one trio task and its descendants. While it is paused (SIGSTOP), none of them takes a step, though their
-timers run out and bytes arrive in the kernel: `Processes`, an instrument, puts itself between trio and the coroutine of
-each of its tasks, keeps what trio sends and tells trio that the task waits.
+A process is one trio task and its descendants. While it is paused (SIGSTOP), none of them runs, though their timers
+expire and bytes arrive in the kernel: the instrument `Processes` puts a proxy between trio and the coroutine of each
+task, which keeps what trio sends and tells trio that the task waits.
 
-A killed process is cancelled, and its disk and network are dead from the moment of the crash: whatever its cleanup does
-afterwards has no effect. Its successor has a disk and sockets of its own.
+A killed process is cancelled, and its disk and network are dead from the moment of the crash: its cleanup has no
+effect. Its successor has its own disk object and sockets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OWNER: ContextVar[Process | None] = ContextVar("process of the simulation", default=None)
 
 Run = Callable[[Platform], AbstractAsyncContextManager[Any]]
-"""What a process does: opens a node or a name server."""
+"""Runs in a process: opens a node or a name server."""
 
 
 def _never_abort(_: object) -> trio.lowlevel.Abort:
@@ -39,7 +39,7 @@ def _never_abort(_: object) -> trio.lowlevel.Abort:
 
 
 class _Pausable:
-    """Stands where trio expects a task's coroutine."""
+    """Takes the place of a task's coroutine."""
 
     __slots__ = ("_coroutine", "_process", "_task")
 
@@ -75,7 +75,7 @@ class Processes(trio.abc.Instrument):
 
 
 class Process:
-    """One life of a node. `node` is what runs in it, once it is open."""
+    """One process of a node. `node` is what runs in it, once open."""
 
     def __init__(self, machine: Machine, disk: SimDisk, number: int) -> None:
         self.machine = machine
@@ -90,19 +90,19 @@ class Process:
         self.stop_wanted = trio.Event()
         self.ended = trio.Event()
         self.blocking_count = 0
-        """Calls that it waits for, as a process does for its disk"""
+        """Number of blocking calls in progress"""
         self.failure: BaseException | None = None
-        """Why it ended by itself"""
+        """The exception that ended it"""
         self._waiting = trio.lowlevel.wait_task_rescheduled(_never_abort)  # noqa: ASYNC105
         self.waiting = self._waiting.send(None)
-        """What a task yields to trio in order to wait"""
+        """The value a task yields to trio in order to wait"""
 
     def pause(self) -> None:
         """SIGSTOP."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """SIGCONT: each task goes on with what it was about to be given."""
+        """SIGCONT: each task continues with the value it was about to receive."""
         self.is_paused = False
         held, self.held = self.held, []
         for task, value in held:
@@ -111,7 +111,7 @@ class Process:
     # the platform of its node
 
     def platform(self) -> Platform:
-        """What its node gets of the world."""
+        """Returns the platform of its node."""
         machine = self.machine
         return Platform(
             disk=self.disk,
@@ -128,7 +128,7 @@ class Process:
         )
 
     async def run_blocking(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """As a worker thread: it takes time, and is waited for even if the caller is cancelled."""
+        """Simulates a worker thread: it takes time, and is awaited even if the caller is cancelled."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.blocking_count += 1
         try:
@@ -147,15 +147,15 @@ class Process:
         try:
             return call(*arguments)
         finally:
-            # Done at the begin, reported at the end: what is written meanwhile is not covered by it.
+            # Performed at the start, reported at the end: bytes written meanwhile are not covered.
             owed_s, slowness_s = disk.take_owed_s()
             if owed_s and not disk.is_dead:
                 with trio.move_on_after(owed_s):
-                    await self.ended.wait()  # a dead process waits for no disk
+                    await self.ended.wait()  # a dead process does not wait for a disk
                 await self._wait_slow(slowness_s)
 
     async def _wait_slow(self, slowness_s: float) -> None:
-        """Wait for syncs that are slow until the disk no longer is."""
+        """Waits for slow syncs until the disk is fast."""
         if not slowness_s or not self.disk.faults.slowness_s:
             return
         slowed = self.disk.faults.slowed
@@ -182,7 +182,7 @@ class Process:
 
 
 class Machine:
-    """A host with a disk and a clock, and at most one process. `run` opens what the process is."""
+    """A host with a disk and a clock, and at most one process. `run` opens what the process runs."""
 
     def __init__(self, world: World, network: Network, host: Host, root: Path, nursery: trio.Nursery) -> None:
         self.world = world
@@ -200,24 +200,24 @@ class Machine:
         self.on_open: Callable[[Machine], None] = lambda machine: None
         """Called when its node serves"""
         self.on_ended: Callable[[Process], None] = lambda process: None
-        """Called when a process has ended that nobody killed: stopped, or failed"""
+        """Called when a process has ended that was not killed: stopped, or failed"""
         self.on_crash: Callable[[Machine, str], None] = lambda machine, kind: None
         """Called at each kill and power loss, before anything is lost"""
         self.on_power_lost: Callable[[Machine], None] = lambda machine: None
-        """Called at each power loss, when the disk has what is left"""
+        """Called at each power loss, when the disk has its final state"""
         self._nursery = nursery
 
     def wall_clock_ms(self) -> int:
-        """Time of day here."""
+        """Time of day on this machine."""
         return EPOCH_MS + self.clock_step_ms + int(trio.current_time() * 1000)
 
     @property
     def is_running(self) -> bool:
-        """Whether a process is there, paused or not."""
+        """Whether there is a process, paused or not."""
         return self.process is not None
 
     def start(self) -> Process:
-        """Start a process; power comes back if it is off."""
+        """Starts a process; turns power on if it is off."""
         assert self.process is None, f"{self.name} runs already"
         if not self.host.is_up:
             self.network.power_on(self.host)
@@ -248,7 +248,7 @@ class Machine:
             self._leave(process)
 
     def _leave(self, process: Process) -> None:
-        """It has ended by itself: its kernel cleans up behind it."""
+        """The process has ended on its own: its kernel cleans up."""
         process.is_dead = True
         self.process = None
         self.world.note(f"{self.name} ended {type(process.failure).__name__ if process.failure else 'cleanly'}")
@@ -277,7 +277,7 @@ class Machine:
         self.network.close_all(self.host)
 
     def power_off(self) -> None:
-        """Power is lost; `start` brings it back."""
+        """Loses power; `start` turns it on again."""
         self._die("power")
         self.boot_count += 1
         self.disk = self.disk.after_power_loss()
@@ -297,14 +297,14 @@ class Machine:
             self.process.resume()
 
     def stop(self) -> None:
-        """SIGTERM; `on_ended` tells when it has stopped."""
+        """SIGTERM; `on_ended` reports the end."""
         assert self.process is not None
         self.world.note(f"{self.name} stop")
         self.process.stop_wanted.set()
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return the errors within an error's groups."""
+    """Returns the errors within exception groups."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for each in error.exceptions for leaf in leaves(each)]
     return [error]

@@ -1,4 +1,9 @@
-"""What every run goes through, whatever it simulates: a world, machines in it, a limit of time, and an end."""
+"""The phases of every run, of a pair or a group.
+
+faults       nodes start, a group elects a master, clients work, faults happen at their times
+convergence  faults are over; all nodes run; producers stop; within CONVERGENCE_S all must be equal and consumed
+stop         every node stops cleanly; the files on the disks are checked
+"""
 
 from __future__ import annotations
 
@@ -30,13 +35,13 @@ STOP_S = 60.0
 LOOK_EVERY_S = 0.5
 WRITE_BACK_EVERY_S = 1.0
 BROKEN_S = 20.0
-"""So long a run that has broken a promise already is given to come together"""
+"""Time to converge for a run that has already broken a promise"""
 VIRTUAL_S_MAX = 900.0
 
 
 @dataclass
 class Outcome:
-    """What one run came to."""
+    """The result of one run."""
 
     plan: AnyPlan
     violations: list[Violation] = field(default_factory=list)
@@ -46,14 +51,14 @@ class Outcome:
     cpu_s: float = 0.0
     acknowledged_count: int = 0
     excused_count: int = 0
-    """Acknowledged messages that the fault model allows to lose, and that are lost"""
+    """Acknowledged messages that are lost as the fault model allows"""
     given_up_count: int = 0
-    """Those that were whole, but behind damage that nobody could heal: the operator cut them off"""
+    """Intact messages behind damage that could not be repaired: the operator dropped them"""
     consumed_count: int = 0
     term_count: int = 0
-    """Of a group: how often somebody became master"""
+    """Of a group: number of elections"""
     cut_count: int = 0
-    """and how often a member cut off what the group had not followed"""
+    """Of a group: number of truncations of unconfirmed log"""
     fingerprint: str = ""
     trace: list[str] = field(default_factory=list)
 
@@ -149,7 +154,7 @@ class Run:
                 watch.violate("convergence", f"a consumer has read {reader.next_offsets} of {ends} in {READ_S} s")
 
     async def run(self) -> None:
-        """Go through it; what came of it is in `outcome`."""
+        """Runs all phases; the result is in `outcome`."""
         world, options = self.world, self.plan.options
         network = Network(
             world,
@@ -231,7 +236,7 @@ class Run:
         return ""
 
     def _look_after(self) -> None:
-        """Do what an operator does for nodes that are not as they should be."""
+        """Performs the operator's actions for nodes that need help."""
 
     async def _stop(self, machines: list[Machine]) -> None:
         self.cluster.is_over = True
@@ -243,7 +248,7 @@ class Run:
         with trio.move_on_after(STOP_S):
             for process in processes:
                 await process.ended.wait()
-            await trio.sleep(0.001)  # of the last one, too, it is looked whether it left tasks
+            await trio.sleep(0.001)  # the last one is also checked for remaining tasks
             return
         alive = [process.machine.name for process in processes if not process.ended.is_set()]
         self.watch.violate("tasks", f"{alive} did not stop within {STOP_S} s")

@@ -1,9 +1,4 @@
-"""One seed, from the first start to the last stop, and what came of it.
-
-faults       nodes start, clients work, faults happen at their times
-convergence  no more faults; everyone runs; producers stop; in CONVERGENCE_S all must be equal and consumed
-stop         every node stops cleanly; what is on the disks is judged
-"""
+"""Runs a seed, deterministically."""
 
 from __future__ import annotations
 
@@ -31,11 +26,11 @@ from tests.sim.workload import Consumer, Producer
 from tests.sim.world import World
 
 STUCK_S = 45.0
-"""What has not come together so long after the faults is looked at by the operator, and again after as long"""
+"""The operator looks at nodes that have not converged for this long after the faults, and again after as long"""
 
 
 class _Log(logging.Handler):
-    """Takes what nodes log into the trace."""
+    """Adds the nodes' log lines to the trace."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.INFO)
@@ -48,12 +43,12 @@ class _Log(logging.Handler):
 
 
 def run_plan(plan: AnyPlan) -> Outcome:
-    """Run one scenario. Deterministic: the plan decides everything, to the last line of the trace."""
+    """Runs one scenario. Deterministic: the plan decides everything, including the trace."""
     from trio._core import _run  # private: there is no public way to seed the scheduler
 
     gc.collect()
-    # What is there already need not be looked at again: it took half of the time after 500 runs. Before the world is
-    # made, as what is frozen is never collected.
+    # Excludes existing objects from garbage collection, which took half of the time after 500 runs. Called before the
+    # world is created, because frozen objects are never collected.
     gc.freeze()
     world = World(plan.seed)
     outcome = Outcome(plan)
@@ -64,7 +59,7 @@ def run_plan(plan: AnyPlan) -> Outcome:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(handler)
-    gc.set_threshold(100_000, 10, 10)  # nothing that is collected has an effect: seldom is cheaper
+    gc.set_threshold(100_000, 10, 10)  # collected objects have no effect, so rare collection is cheaper
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(plan.seed)
     random.seed(plan.seed)
@@ -161,7 +156,7 @@ class FixedRun(Run):
 
 
 def planted(bug: str) -> ExitStack:
-    """Return a context in which the bug of that name is planted; an empty one for ""."""
+    """Returns a context in which the bug of that name is planted; an empty one for ""."""
     stack = ExitStack()
     if bug:
         from tests.sim.bugs import BUGS  # these import all that they break
@@ -172,7 +167,7 @@ def planted(bug: str) -> ExitStack:
 
 
 def run_job(job: tuple[AnyPlan, str, bool]) -> Outcome:
-    """Run a plan with a bug planted, or none; for a worker process. The last is whether the trace is wanted."""
+    """Runs a plan, with a bug planted unless "", in a worker process. The last item says whether to keep the trace."""
     plan, bug, keep_trace = job
     with planted(bug):
         outcome = run_plan(plan)

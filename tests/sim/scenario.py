@@ -1,34 +1,32 @@
-"""What one run is: its options and its faults, drawn from a seed; and what is promised while they happen.
+"""The options and faults of one run, drawn from a seed, and the promises that hold while the faults happen.
 
-Roles are fixed, as in halog: one master, its slaves, nobody is elected. What the cluster promises, and what this
-package holds it to:
+Roles are fixed: one master, its slaves, no elections. The cluster promises, and this package checks:
 
-1. PUT_OK means, at the moment of the answer: the bytes are in the master's log; with SYNC_FLUSH on the master they
-   are on its disk; of a SYNC_MASTER as many slaves as the policy says have reported them (any one; inSyncReplicas -
-   1; all in sync), and none reports what it has not written, nor, with SYNC_FLUSH on it, what is not on its disk. A
-   slave without SYNC_FLUSH acknowledges what is in its page cache: that is RocketMQ's meaning, and it survives a
-   kill, not a power loss.
-2. A message that was answered PUT_OK is lost only if every node that had it when it was answered has lost it, in a
-   way that the fault model allows: by a power loss while it was not on that node's disk; because bytes of it were
-   damaged there, or bytes before it so soon after they were written that nothing tells the damage from a torn tail;
-   or because the operator emptied that store. ASYNC_FLUSH and a power loss of all who had it at the same time may
-   lose it. Nothing else may: no kill, pause, failed sync, full disk, partition or clock, in any order.
-3. Answers that say "stored, but" promise that the message was in the master's log, and nothing about crashes.
-4. Whatever happens: the logs agree where they overlap, queue offsets are dense and the answered ones are the stored
-   ones, queues and index follow from the log, no process dies of its own bugs.
-5. When faults have stopped and the operator has done his part, every node holds the same within CONVERGENCE_S, and
-   every consumer has seen it all.
+1. PUT_OK means, when it is sent: the bytes are in the master's log; with SYNC_FLUSH on the master they are on its disk;
+  of a SYNC_MASTER as many slaves as the policy requires have reported them (any one; inSyncReplicas - 1; all in sync).
+  No slave reports bytes that it has not written, nor, with SYNC_FLUSH, that are not on its disk. A slave without
+  SYNC_FLUSH acknowledges bytes in its page cache: that is RocketMQ's meaning; it survives a kill, but not a power loss.
+2. A message answered with PUT_OK is lost only if every node that had it at that time has lost it in a way that the
+  fault model allows: by a power loss before it was on that node's disk; because its bytes were damaged there, or
+  earlier bytes so soon after they were written that the damage can't be told from a torn tail; or because the operator
+  emptied that store. ASYNC_FLUSH with a simultaneous power loss of all nodes that had it may lose it. No kill, pause,
+  failed sync, full disk, partition or clock, in any order, may.
+3. Statuses that mean "stored, but" promise that the message was in the master's log, and nothing about crashes.
+4. Always: the logs agree where they overlap, queue offsets are dense and equal to the reported ones, queues and index
+  follow from the log, no process crashes because of a bug.
+5. After the faults and the operator's actions, every node holds the same within CONVERGENCE_S, and every consumer has
+  received everything.
 
-The operator's part, since nobody else decides whose log is right (`Cluster`):
-- A process that ended by itself is started again. A disk that failed is given another try.
-- A master that lost power may come back with a shorter log than its slaves'. `restore`: before it is started its log
-  is replaced by the longest that any node has, and the slaves are restarted; nothing is lost that any node kept.
-  `plain`: it is started as it is, and a slave whose log goes beyond the master's is emptied; of that, nothing was ever
-  acknowledged if the master flushes synchronously, and else it counts as lost by the operator's hand.
-- Where damage took the end of the master's log, a slave's that goes on is put in its place, whatever the choice above.
-- A slave that refuses its damaged store is emptied; a master gets the longest sound log that there is.
-- A master with damage that no slave could heal gets what bytes of it a slave has; if none has any, its log is cut off
-  there. What was whole behind the damage is given up by that, and counted (`Outcome.given_up_count`).
+The operator's actions, since no other component decides whose log is right (`Cluster`):
+- A process that ended on its own is restarted. A failed disk gets another try.
+- A master that lost power may come back with a shorter log than its slaves. `restore`: before its start its log is
+  replaced by the longest of any node, and the slaves are restarted; nothing is lost that any node kept. `plain`: it is
+  started as it is, and a slave whose log is longer is emptied; nothing of that was ever acknowledged if the master
+  flushes synchronously, otherwise it counts as lost by the operator.
+- If damage took the end of the master's log, a longer log of a slave replaces it, whatever the choice above.
+- A slave that refuses its damaged store is emptied; a master gets the longest valid log there is.
+- A master with damage that no slave could repair gets the slave's bytes, as far as there are any; otherwise its log is
+  cut off there. Intact messages behind the damage are dropped and counted (`Outcome.given_up_count`).
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from typing import Any, Literal
 import msgspec
 
 CONVERGENCE_S = 180.0
-"""The operator may look twice, 45 s after each other, and what he starts anew goes through its files a minute later"""
+"""The operator may look twice, 45 s apart, and a restarted node scrubs its files a minute later"""
 MASTER = "m"
 NAME_SERVER = "ns"
 INDEX_SLOT_COUNT = 32
@@ -60,12 +58,12 @@ WEIGHTS = {
 
 
 DAMAGE = ("flip_bit", "zero_range", "truncate_file")
-"""To files of one node only, in some of the runs"""
+"""To files of one node only, in some runs"""
 DAMAGED_SHARE = 0.2
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What every run has: files, load, network. Times in the unit that the name says."""
+    """Options of every run: files, load, network. Units as in the names."""
 
     segment_size: int = 32_768
     queue_entries: int = 50
@@ -78,7 +76,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     producer_count: int = 2
     burst_max: int = 8
-    """Messages in flight of one producer"""
+    """Maximum number of messages in flight of one producer"""
     pause_s: float = 0.2
     """Mean time between two bursts"""
     body_size_max: int = 1000
@@ -97,7 +95,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(RunOptions, frozen=True, kw_only=True):
-    """A master and its slaves, for good."""
+    """A master and its slaves, with fixed roles."""
 
     role: Literal["SYNC_MASTER", "ASYNC_MASTER"] = "SYNC_MASTER"
     slave_count: int = 2
@@ -118,11 +116,11 @@ class Options(RunOptions, frozen=True, kw_only=True):
 
 
 class GroupOptions(RunOptions, frozen=True, kw_only=True):
-    """A failover group and the service on which its members agree."""
+    """A failover group and its agreement service."""
 
     member_count: int = 3
     policy: Literal["all", "count", "alone"] = "all"
-    """Who acknowledges a message: all of the sync-state set; ack_count of it; the master alone"""
+    """Which members acknowledge a message: the whole sync-state set; ack_count of it; the master alone"""
     ack_count: int = 2
     min_in_sync_replicas: int = 0
     flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
@@ -130,15 +128,15 @@ class GroupOptions(RunOptions, frozen=True, kw_only=True):
     not_catch_up_ms: int = 15_000
     """haMaxTimeSlaveNotCatchup"""
     service_delay_s: float = 0.002
-    """What a request to the service, its answer, or word of a change takes at most, as long as nothing is wrong"""
+    """Maximum delay of a request to the service, its answer, or a watch event, without faults"""
     lease_late_s: float = 0.5
-    """By so much at most the service ends a lease too late"""
+    """Maximum delay with which the service ends a lease"""
     clock_speed: float = 1.0
-    """Of the service's clock, where the members' runs at 1"""
+    """Speed of the service's clock, relative to the members'"""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that goes wrong at `at_s`, for `duration_s` (or until the node is started again)."""
+    """One fault at `at_s`, for `duration_s` (or until the node is restarted)."""
 
     at_s: float
     kind: str
@@ -146,11 +144,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     other: str = ""
     duration_s: float = 0.0
     number: int = 0
-    """What else was drawn: which connection, how many bytes, how many operations"""
+    """Selects details: which connection, how many bytes, how many operations"""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="roles", tag="fixed"):
-    """All that decides a run. As JSON it can be given to the command again."""
+    """Determines a run completely. As JSON it can be passed to the command."""
 
     seed: int
     options: Options
@@ -158,7 +156,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="roles", tag="fi
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="roles", tag="elected"):
-    """All that decides a run of a failover group."""
+    """Determines a run of a failover group completely."""
 
     seed: int
     options: GroupOptions
@@ -172,11 +170,11 @@ LOST_SEGMENTS: dict[str, Any] = {
     "min_in_sync_replicas": 0, "all_in_sync": False, "segment_size": 8192, "burst_max": 12, "body_size_max": 2500,
     "pause_s": 0.2, "run_s": 15.0, "flush_interval_ms": 5_000,
 }  # fmt: skip
-"""So much load that a master that loses power loses whole segments, which its slaves have: it is behind them then"""
+"""Enough load for a master to lose whole segments in a power loss, which its slaves have"""
 
 
 def draw_options(chance: random.Random) -> Options:
-    """Draw a cluster."""
+    """Draws a cluster."""
     slave_count = chance.choice((1, 1, 2, 2, 2, 3))
     role: Any = chance.choice(("SYNC_MASTER", "SYNC_MASTER", "SYNC_MASTER", "ASYNC_MASTER"))
     master_flush: Any = chance.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
@@ -222,16 +220,16 @@ def draw_options(chance: random.Random) -> Options:
     )
     if (
         chance.random() < 0.3
-    ):  # drawn last, as everything that was added later, so that what a seed means changes little
+    ):  # drawn last, like all later additions, to change the meaning of seeds as little as possible
         options = msgspec.structs.replace(options, after_power_loss="plain")
     if chance.random() < 0.08:
         options = msgspec.structs.replace(options, **LOST_SEGMENTS)
-    # With the usual comparison few of these logs are longer than what is compared.
+    # With the default comparison few of these logs would be longer than the compared range.
     return msgspec.structs.replace(options, overlap_bytes=chance.choice((2_000, 16_384, 65_536)))
 
 
 def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
-    """Draw what goes wrong, in order of time."""
+    """Draws the faults, in order of time."""
     slaves = [f"s{number}" for number in range(1, options.slave_count + 1)]
     nodes = [MASTER, MASTER, *slaves]
     kinds = chance.sample(KINDS, k=chance.randint(3, len(KINDS)))
@@ -269,7 +267,7 @@ def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
 
 
 def draw_plan(seed: int, overrides: dict[str, Any] | None = None) -> Plan:
-    """Draw everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
+    """Draws everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/options"))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, Options, strict=False)

@@ -1,4 +1,4 @@
-"""A smaller scenario that still breaks the same promise: faults, clients and nodes are left out one by one."""
+"""Finds a smaller scenario that breaks the same promise by leaving out faults, clients and nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RUN_COUNT_MAX = 80
 
 
 def shrink(failed: Outcome, flags: str = "") -> str:
-    """Look for the smallest scenario that breaks a promise that `failed` broke; return it in words.
+    """Searches for the smallest scenario that breaks a promise that `failed` broke; returns its description.
 
-    `flags` are what the command that runs it again needs besides its file.
+    `flags` are the arguments, besides its file, of the command that runs it again.
     """
     checkers = {violation.checker for violation in failed.violations}
     best = failed

@@ -1,4 +1,4 @@
-"""The two ends of a simulated TCP connection, what is between them, and the sockets of a host. See network.py."""
+"""Simulated TCP connections: their two ends, the pipes between them, and the sockets of a host. See network.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIN = None
 
 
 class Link:
-    """The way from one host to another. Only `Network` and the faults change it."""
+    """The link from one host to another. Only `Network` and the faults change it."""
 
     __slots__ = ("base_s", "clog_s", "is_cut", "jitter_s", "loss", "stalled")
 
@@ -35,7 +35,7 @@ class Link:
         self.stalled: dict[Pipe, None] = {}
 
     def delay_s(self, chance: Random) -> float:
-        """Draw how long one segment takes."""
+        """Draws the delay of one segment."""
         delay = self.base_s + self.clog_s + chance.random() * self.jitter_s
         if self.loss and chance.random() < self.loss:
             delay += RETRANSMISSION_S * chance.choice((1, 1, 3))
@@ -43,7 +43,7 @@ class Link:
 
 
 class Host:
-    """A machine's place in the network. `is_up`: it has power."""
+    """A machine in the network. `is_up`: it has power."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -70,12 +70,12 @@ class Pipe:
         self.unread = 0
         """Bytes taken from the sender and, as far as its kernel knows, not read yet"""
         self.unread_hidden = 0
-        """Bytes that were read, which the sender can't be told while the way back is cut"""
+        """Bytes that were read, of which the sender can't learn while the return link is cut"""
         self.cut_after: int | None = None
-        """The connection is reset after so many bytes more have arrived"""
+        """The connection is reset after this many more bytes have arrived"""
 
     def put(self, piece: bytes | None) -> None:
-        """Take a piece (None: the end) from the sender and put it on its way, in one or more segments."""
+        """Takes a piece (None: the end) from the sender and sends it, in one or more segments."""
         network, queue = self.network, self.queue
         chance = network.chance
         last = queue[-1][0] if queue else 0.0
@@ -96,7 +96,7 @@ class Pipe:
         return due
 
     def pump(self) -> None:
-        """Deliver what is due, as far as the world lets it."""
+        """Delivers what is due, as far as links and hosts allow."""
         now, queue, receiver = trio.current_time(), self.queue, self.receiver
         while queue and queue[0][0] <= now:
             if self.link.is_cut or not receiver.host.is_up or self.sender.is_blackholed:
@@ -119,16 +119,16 @@ class Pipe:
             receiver.take(segment)
 
     def _refuse(self) -> None:
-        """Send a reset back, as a kernel does that knows no such connection. It is lost if the way back is cut."""
+        """Sends a reset back, as a kernel does for an unknown connection. It is lost if the return link is cut."""
         if self.back.is_cut:
             self.link.stalled[self] = None
-            self.queue.append((trio.current_time(), b""))  # sent again, and refused, once the link heals
+            self.queue.append((trio.current_time(), b""))  # retransmitted, and rejected, once the link heals
             return
         delay = self.back.delay_s(self.network.chance)
         self.network.world.timers.call_in(delay, self.sender.fail, "connection reset by peer")
 
     def read(self, size: int) -> None:
-        """The receiver's application took bytes: there is room for as many."""
+        """The receiver's application read bytes: there is room for as many."""
         if self.back.is_cut:
             self.unread_hidden += size
             self.back.stalled[self] = None
@@ -137,7 +137,7 @@ class Pipe:
         self.sender.wake_sender()
 
     def heal(self) -> None:
-        """Whatever kept bytes or their acknowledgements may be over: try again."""
+        """Tries again after a link may have healed."""
         if self.unread_hidden and not self.back.is_cut:
             self.unread -= self.unread_hidden
             self.unread_hidden = 0
@@ -146,12 +146,12 @@ class Pipe:
             self.pump()
 
     def drop(self) -> None:
-        """Forget what is under way."""
+        """Drops everything in flight."""
         self.queue.clear()
 
 
 class SimStream(trio.abc.Stream):
-    """One end of a connection. `out` and `into` are set when it is made."""
+    """One end of a connection. `out` and `into` are set when it is created."""
 
     out: Pipe
     into: Pipe
@@ -162,7 +162,7 @@ class SimStream(trio.abc.Stream):
         self.peer_address = peer
         self.is_closed = False
         self.is_gone = False
-        """Its kernel knows it no longer"""
+        """Its kernel has forgotten it"""
         self.is_blackholed = False
         self._failure = ""
         self._ended = False
@@ -171,7 +171,7 @@ class SimStream(trio.abc.Stream):
         self._room = trio.lowlevel.ParkingLot()
         self._is_sending = self._is_receiving = False
         self.tap: Callable[[bytes], None] | None = None
-        """Called with all that is sent, when it is handed to the network"""
+        """Called with all sent bytes, when they are handed to the network"""
         host.streams[self] = None
 
     # what the owner calls
@@ -199,7 +199,7 @@ class SimStream(trio.abc.Stream):
             self._is_sending = False
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """What the kernel takes at once: mostly all that there is room for, sometimes less or nothing."""
+        """Sends as much as the kernel accepts at once: usually everything that fits, sometimes less or nothing."""
         if self._is_sending:
             raise trio.BusyResourceError("another task is sending")
         try:
@@ -262,7 +262,7 @@ class SimStream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Close it as close(2) does: what was taken is still sent; a reset if bytes of the peer were left unread."""
+        """Closes it as close(2) does: accepted bytes are still sent; a reset if received bytes were left unread."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -301,14 +301,14 @@ class SimStream(trio.abc.Stream):
             self.host.streams.pop(self, None)
 
     def fail(self, reason: str) -> None:
-        """A reset arrives: neither direction works any more."""
+        """A reset arrives: both directions fail."""
         if not self._failure and not self.is_gone:
             self._failure = reason
             self._forget()
             self._wake_all()
 
     def vanish(self) -> None:
-        """Its machine lost power: nobody is told."""
+        """Its machine lost power: nothing is sent."""
         self.is_closed = True
         self._forget()
         self._wake_all()
@@ -328,7 +328,7 @@ class SimStream(trio.abc.Stream):
 
     @property
     def is_open(self) -> bool:
-        """Neither side has ended it."""
+        """Whether neither side has ended it."""
         return not (self.is_closed or self.is_gone or self._ended or self._failure)
 
 
@@ -351,7 +351,7 @@ class SimListener(trio.abc.Listener[SimStream]):
         return self.backlog.popleft()
 
     def offer(self, stream: SimStream) -> None:
-        """A connection was made."""
+        """A connection was established."""
         self.backlog.append(stream)
         self._arrival.unpark()
 
@@ -360,7 +360,7 @@ class SimListener(trio.abc.Listener[SimStream]):
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Listen no more; whoever was not accepted is reset."""
+        """Stops listening; connections not accepted yet are reset."""
         if self.is_closed:
             return
         self.is_closed = True

@@ -1,7 +1,6 @@
-"""The checkers are not blind: each planted bug is noticed, by the checker that it names, in a small scenario that has
-what shows it.
+"""Each planted bug is noticed by the checker that it names, in a small scenario in which it has an effect.
 
-Within how many seeds of the whole simulation each is noticed: `python -m tests.sim.planted`.
+`python -m tests.sim.planted` shows how many seeds of the whole simulation it takes.
 """
 
 from __future__ import annotations
@@ -79,9 +78,10 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
 
 
 SEEDS = {"torn_tail_left": 2, "unflushed_dispatched": 2, "queue_not_truncated": 7}
-"""Where seed 1 is not the one; it decides which unsynced pages a power loss leaves."""
+"""Where seed 1 does not show the bug; the seed decides which unsynced pages a power loss keeps."""
 SEEDS_TRIED = 6
-"""What a seed shows changes with every task that a node starts; most bugs are shown by more than half of them."""
+"""The effect of a seed changes with every task that a node starts; most bugs are shown by more than half of the seeds.
+"""
 
 
 def scenario(name: str, more: int = 0) -> Plan:
@@ -95,7 +95,7 @@ def test_planted_bug_is_caught(name: str) -> None:
 
 
 def assert_noticed(bug: Bug[PlanT], plans: list[PlanT]) -> None:
-    """The checker that the bug names says so in one of these, and no unexpected exception ends a process there."""
+    """The named checker notices the bug for one of these seeds, in a run without an unexpected exception."""
     said: list[Violation] = []
     with bug():
         for plan in plans:

@@ -1,4 +1,4 @@
-"""Damaged files in the simulation: what another node has is kept, what nobody has is given up, and the judge knows."""
+"""Damaged files in the simulation: bytes on another node are kept, others are dropped, and the checkers know."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_message_on_the_other_node_is_not_lost(kind: str, node: str) -> None:
 
 
 def test_operator_drops_records_behind_unrepairable_damage() -> None:
-    """The slave was cut off all the time; the queues have to be built again, and the damage is in the way."""
+    """The slave was cut off all the time; the queues have to be rebuilt, and the damage prevents that."""
     options = Options(**{**CLUSTER, "role": "ASYNC_MASTER"})
     faults = (
         Fault(at_s=1.0, kind="isolate", node="s1", other="m", duration_s=60.0),
         Fault(at_s=10.0, kind="zero_range", node="m", other="s1", duration_s=0.5),
     )
-    # Where the damage is is the seed's choice: in the last segment nothing is given up that was behind it.
+    # The seed decides where the damage is: in the last segment nothing behind it is dropped.
     for seed in range(1, 13):
         outcome = run(Plan(seed=seed, options=options, faults=faults))
         if any("are damaged for good, 0 were patched" in line for line in outcome.trace) and outcome.given_up_count:

@@ -1,6 +1,6 @@
-"""The checkers of groups are not blind: each planted bug is noticed, by the checker that it names, in a small scenario.
+"""Each planted bug of groups is noticed by the checker that it names, in a small scenario.
 
-Within how many seeds of the whole simulation each is noticed: `python -m tests.sim.planted`.
+`python -m tests.sim.planted` shows how many seeds of the whole simulation it takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SMALL: dict[str, Any] = {
     "run_s": 8.0,
 }
 SEEDS_TRIED = 6
-"""What a seed shows changes with every task that a node starts; most bugs are shown by more than half of them."""
+"""The effect of a seed changes with every task that a node starts; most bugs are shown by more than half of the seeds.
+"""
 
 
 def at(moment_s: float, kind: str, node: str, duration_s: float, *, other: str = "p1", number: int = 0) -> Fault:
@@ -32,7 +33,7 @@ def at(moment_s: float, kind: str, node: str, duration_s: float, *, other: str =
 
 
 APART = [at(3.0, "apart", "master", 4.0), at(3.1, "reset", "m1", 0.0, other="m2")]
-"""The first master's key ends, while producers go on sending to it and consumers reading from it"""
+"""The first master's key ends while producers and consumers still use it"""
 
 SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "expand_window": (

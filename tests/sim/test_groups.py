@@ -13,7 +13,7 @@ from tests.sim.runner import run_plan
 from tests.sim.scenario import AnyPlan, Fault, GroupOptions, GroupPlan
 
 SEEDS = range(1, 5)
-"""`python -m tests.sim --groups` runs as many as one likes"""
+"""`python -m tests.sim --groups` runs any number"""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -32,7 +32,7 @@ def test_group_without_faults_rejects_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["kill", "service_cut", "switch"])
 def test_the_master_changes_under_load(kind: str) -> None:
-    """Killed, cut off from the service, relieved: each ends a term."""
+    """A kill, a cut from the service and a switchover each end a term."""
     fault = Fault(at_s=2.0, kind=kind, node="master", other="p1", duration_s=3.0, number=1)
     options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=5.0)
     outcome = run_plan(GroupPlan(seed=1, options=options, faults=(fault,)))
@@ -45,7 +45,7 @@ def test_the_master_changes_under_load(kind: str) -> None:
 @pytest.mark.parametrize("number", [0, 1], ids=["empty", "copied"])
 @pytest.mark.parametrize("node", ["master", "slave"])
 def test_duplicate_broker_id_is_rejected(node: str, number: int) -> None:
-    """It ends by itself when the first one's lease has been renewed for two lease times; clients notice nothing."""
+    """It ends once the first one's lease has been renewed for two lease times; clients notice nothing."""
     fault = Fault(at_s=2.0, kind="duplicate_id", node=node, other="p1", duration_s=6.0, number=number)
     options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=8.0)
     outcome = run_plan(GroupPlan(seed=1, options=options, faults=(fault,)))

@@ -1,4 +1,4 @@
-"""A bug that can't be planted is an error, and never one that looks noticed."""
+"""A bug that can't be planted is an error, and never looks noticed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def one_more(self: CommitLog, flushed: int, target: int, more: int) -> Non
 
 
 class Renamed:
-    """A class whose method went to another name."""
+    """A class whose method was renamed."""
 
     def old_name(self) -> None:
         pass

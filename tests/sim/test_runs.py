@@ -1,4 +1,4 @@
-"""A few seeds of the simulation, and that a seed decides everything."""
+"""A few seeds of the simulation, and determinism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sim.scenario import Options, Plan, draw_plan
 
 REPOSITORY = Path(__file__).parents[2]
 SEEDS = range(1, 13)
-"""`python -m tests.sim` runs as many as one likes"""
+"""`python -m tests.sim` runs any number"""
 
 PRINT_TRACE = """
 from tests.sim.groups.scenario import draw_group_plan

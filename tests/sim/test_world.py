@@ -1,4 +1,4 @@
-"""The simulated machines themselves: what a pause stops, what a power loss takes, what a connection does."""
+"""The simulated machines: pauses, power losses, connections."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_a_connection_cut_in_a_frame_and_one_that_is_half_open() -> None:
 
 @pytest.mark.parametrize("plan", [draw_plan(1), draw_plan(25), draw_group_plan(4)], ids=["1", "25", "group"])
 def test_a_finished_runs_world_is_collected(plan: AnyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a thousand runs take no more memory than some."""
+    """A thousand runs must take no more memory than a few."""
     worlds: list[weakref.ref[World]] = []
 
     def noted(seed: int) -> World:

@@ -1,8 +1,9 @@
-"""What is observed of a run, handed to the judges of `tests.checkers`, and what only a simulation can judge.
+"""Observations of a run, passed to the checkers of `tests.checkers`, and a check that only a simulation can do.
 
-Everything here is learnt from outside the nodes: what clients were answered, what passes between masters and slaves,
-what the disks hold and would hold after a power loss. `Holding` is the simulation's own judge: since it knows what
-was on each disk at each power loss, it can tell for every acknowledged message whether somebody still had it."""
+Everything here comes from outside the nodes: answers to clients, bytes between masters and slaves, and what the disks
+hold and would hold after a power loss. `Holding` is the simulation's own check: it knows what was on each disk at each
+power loss, and so for every acknowledged message whether some node still had it.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SYNCED_LOOKS = 4
-"""What was on the disk at so many looks, a second apart, has checksums by then"""
+"""Bytes that were on the disk at this many looks, a second apart, have checksums by then"""
 
 
 class Holding:
-    """A message that was answered PUT_OK: who had it then, and has not lost it since."""
+    """A message answered with PUT_OK: the nodes that had it then, and have not lost it since."""
 
     __slots__ = ("body_id", "end", "holders", "physical_offset")
 
@@ -56,7 +57,7 @@ class Holding:
 
 
 class Watch(Observer):
-    """Collects the history, the violations and the figures of one run."""
+    """Collects the history, the violations and the statistics of one run."""
 
     def __init__(self, world: World, options: Options) -> None:
         super().__init__(world)
@@ -64,14 +65,14 @@ class Watch(Observer):
         self.cluster: Cluster
         self.holdings: list[Holding] = []
         self.given_up_count = 0
-        """Lost acknowledged messages that the operator gave up since they lay behind damage that nobody could heal"""
+        """Lost acknowledged messages that the operator dropped because they were behind unrepairable damage"""
         self._given_up: set[bytes] = set()
         self._synced: dict[str, deque[float]] = {}
         self._live: Statuses
         self._prefix = Prefix(MASTER)
 
     def follow(self, cluster: Cluster) -> None:
-        """Take note of the cluster that is about to start."""
+        """Records the cluster that is about to start."""
         self.cluster = cluster
         options = self.options
         slaves = [slave.name for slave in cluster.slaves]
@@ -101,10 +102,10 @@ class Watch(Observer):
     # ---- the wire
 
     def tap_ha(self, client: SimStream, server: SimStream) -> None:
-        """Listen to a new HA connection."""
+        """Taps a new HA connection."""
         slave = client.host.name
         if slave == MASTER or server.host.name != MASTER:
-            return  # a node that fetches bytes to heal its own, as `on_damage` makes them
+            return  # a node that fetches bytes to repair its own, as after `on_damage`
         used_end = self.cluster.image(self.cluster.machines[slave]).used_end
         self.history.add(Connected(trio.current_time(), slave, used_end))
         tap = HaTap(
@@ -141,14 +142,14 @@ class Watch(Observer):
         self.judged(self._live.on_consumed(event, physical_offset))
 
     def _hold(self, accepted: Accepted) -> None:
-        """Note who has an acknowledged message now."""
+        """Records which nodes have an acknowledged message now."""
         begin = accepted.answered.physical_offset
         head = self._read(MASTER, begin, 4)
         size = int.from_bytes(head, "big")
         raw = self._read(MASTER, begin, size)
         body_id = accepted.sent.body_id
         if body_id not in raw:
-            return  # the master has lost it while the answer was on its way
+            return  # the master has lost it while the answer was in flight
         holders = {MASTER} | {s.name for s in self.cluster.slaves if self._read(s.name, begin, size) == raw}
         self.holdings.append(Holding(body_id, begin, begin + size, holders))
 
@@ -161,7 +162,7 @@ class Watch(Observer):
         node = machine.process.node if machine.process is not None else None
         assert node is not None
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
-        if not self.cluster.damaged_node:  # else a damaged range may be known, and wait for a peer that has it
+        if not self.cluster.damaged_node:  # otherwise a damaged range may be known, and wait for a peer that has it
             image = self.cluster.image(machine, end=node.store.log.max_offset.value)
             self.judged(soundness.check(image, clock_is_steady=False))
         self.check_logs()
@@ -177,14 +178,14 @@ class Watch(Observer):
         self._lose(name, -math.inf)
 
     def on_other_log(self, name: str) -> None:
-        """A node will have a log that need not be what it had."""
+        """A node will get a log that may differ from the one it had."""
         self.history.add(Crashed(trio.current_time(), name, "wipe"))
 
     def on_damage(self, name: str, begin: int, end: int) -> bool:
-        """Bytes [begin, end) of a node's log were damaged, or none of it but those of another file.
+        """Bytes [begin, end) of a node's log were damaged, or those of another file if the range is empty.
 
-        Return whether the log may end earlier there: the node can't tell from a torn tail what was damaged of that
-        which had not been flushed for so long that its checksum is known, nor where the log ended behind it.
+        Returns whether the log may end earlier: in bytes that were not flushed long enough for a known checksum, the
+        node can't tell damage from a torn tail, nor where the log ended behind it.
         """
         self.history.add(Crashed(trio.current_time(), name, "corrupt"))
         synced = self._synced.pop(name, ())
@@ -197,7 +198,7 @@ class Watch(Observer):
         return cuts_tail
 
     def note_synced(self) -> None:
-        """Note how much of each node's log is on its disk; called once a second."""
+        """Records how much of each node's log is on its disk; called once a second."""
         for machine in self.cluster.machines.values():
             process = machine.process
             if process is None or process.node is None or process.is_paused:
@@ -207,7 +208,7 @@ class Watch(Observer):
             self._synced.setdefault(machine.name, deque(maxlen=SYNCED_LOOKS)).append(end)
 
     def on_replaced_log(self, source: str, begin: int, end: int) -> None:
-        """The master has [begin, end) of a node's log now, which may be itself, and of its own what is before that."""
+        """The master's log is now [begin, end) of a node's log (maybe its own), after its own bytes before that."""
         for holding in self.holdings:
             if holding.end <= begin:
                 continue
@@ -219,7 +220,7 @@ class Watch(Observer):
                     self._given_up.add(holding.body_id)
 
     def logs_are_alike(self) -> bool:
-        """Whether all nodes' logs are the same, byte for byte, as far as each goes back."""
+        """Whether all nodes' logs are equal over their common range."""
         return not convergence.check_logs(self.cluster.open_images(), MASTER)
 
     def _lose(self, name: str, kept_to: float) -> None:
@@ -228,11 +229,11 @@ class Watch(Observer):
                 holding.holders.discard(name)
 
     def check_logs(self) -> None:
-        """Hold the slaves' logs against the master's, now."""
+        """Compares the slaves' logs with the master's, now."""
         self.judged(self._prefix.check(self.history, self.cluster.open_images()))
 
     def on_converged(self) -> None:
-        """All nodes have the same log and know it; from now on nothing is in the way of any put."""
+        """All nodes have the same log and know it; from now on every put must be PUT_OK."""
         now = trio.current_time()
         images = self.cluster.open_images()
         self.judged(convergence.check(self.history, images, MASTER))
@@ -252,7 +253,7 @@ class Watch(Observer):
     # ---- the end
 
     def check_end(self, *, clock_is_steady: bool) -> int:
-        """Judge the files of the stopped nodes; return how many acknowledged messages are lost, lawfully."""
+        """Checks the files of the stopped nodes; returns the number of acknowledged messages that are lost lawfully."""
         images = {machine.name: self.cluster.image(machine) for machine in self.cluster.machines.values()}
         master = images[MASTER]
         self.judged(durability.check(self.history, images))
@@ -280,7 +281,7 @@ class Watch(Observer):
         return lost
 
     def check_consumed(self) -> None:
-        """A consumer that began at 0 has had the time to get everything."""
+        """A consumer that started at 0 had enough time to receive everything."""
         self.judged(
             convergence.check(self.history, self.cluster.open_images(), MASTER, consumed_topics=frozenset({TOPIC}))
         )

@@ -1,8 +1,8 @@
-"""Producers and consumers of one run: raw remoting clients that log what they were answered, to the word.
+"""Producers and consumers of one run: raw remoting clients that record every answer exactly.
 
-A producer keeps a burst of sends in flight, each with a body of its own; a lost connection leaves the fate of what
-was in flight unknown, and nothing is sent twice. A consumer pulls every queue in turn, from the master or from a
-slave."""
+A producer keeps a burst of sends in flight, each with a distinct body; a lost connection leaves the outcome of sends
+in flight unknown, and nothing is sent twice. A consumer pulls every queue in turn, from the master or from a slave.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TOPIC = "flights"
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 12.0
-"""Longer than the broker's own timeouts: an answer that is late by more is as good as none"""
+"""Longer than the broker's own timeouts: a later answer would be useless"""
 RECONNECT_S = 0.7
 PULL_SUSPEND_MS = 1000
 UNKNOWN = "UNKNOWN"
@@ -41,7 +41,7 @@ REFUSAL_OF_REMARK = {
 
 
 def status_of(answer: RemotingCommand) -> str:
-    """Return what an answer to a send says, by the name that RocketMQ has for it."""
+    """Returns the status in an answer to a send, by RocketMQ's name."""
     for remark, name in REFUSAL_OF_REMARK.items():
         if (answer.remark or "").startswith(remark):
             return name
@@ -51,7 +51,7 @@ def status_of(answer: RemotingCommand) -> str:
 
 
 def answered_by(answer: RemotingCommand, now_s: float, client: str, node: str) -> Answered:
-    """Return what an answer to a send says."""
+    """Returns an answer to a send as an event."""
     physical_offset = queue_offset = -1
     if "msgId" in answer.ext_fields:
         physical_offset = int(answer.ext_fields["msgId"][16:], 16)
@@ -60,7 +60,7 @@ def answered_by(answer: RemotingCommand, now_s: float, client: str, node: str) -
 
 
 class Lost(Exception):  # noqa: N818
-    """The connection can't be used any more."""
+    """The connection is unusable."""
 
 
 class Client:
@@ -76,7 +76,7 @@ class Client:
         self._ready: list[RemotingCommand] = []
 
     async def connect(self, node: str, port: int = LISTEN_PORT) -> None:
-        """Connect to a node, however long that takes; Lost when it can't be done now."""
+        """Connects to a node, without time limit; Lost if that is impossible now."""
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 self._stream = await self.cluster.network.connect(self.host, f"{address_of(node)}:{port}")
@@ -86,7 +86,7 @@ class Client:
         self._ready = []
 
     async def send(self, commands: list[RemotingCommand]) -> None:
-        """Send requests in one go."""
+        """Sends requests in one write."""
         assert self._stream is not None
         try:
             with trio.fail_after(ANSWER_TIMEOUT_S):
@@ -96,7 +96,7 @@ class Client:
             raise Lost from error
 
     async def receive(self) -> RemotingCommand:
-        """Return the next answer."""
+        """Returns the next answer."""
         assert self._stream is not None
         try:
             while not self._ready:
@@ -118,7 +118,7 @@ class Client:
 
 
 class Producer:
-    """Sends bursts to the master until `stop`; `is_idle` once all that it sent has its fate."""
+    """Sends bursts to the master until `stop`; `is_idle` once the outcome of all sends is known."""
 
     def __init__(self, cluster: Machines, options: RunOptions, watch: Observer, name: str) -> None:
         self._client = Client(cluster, name)
@@ -131,10 +131,10 @@ class Producer:
         self._go_on.set()
         self._is_stopping = False
         self.is_idle = False
-        """Told to pause or to stop, and all that it sent has its fate"""
+        """Paused or stopped, and the outcome of all sends is known"""
 
     async def run(self) -> None:
-        """Send until told to stop."""
+        """Sends until stopped."""
         chance = self._client.chance
         while not self._is_stopping:
             try:
@@ -145,7 +145,7 @@ class Producer:
                         self.is_idle = True
                         await self._go_on.wait()
                         self.is_idle = False
-                        raise Lost  # this connection may be a half-open one, and nobody has tried
+                        raise Lost  # this connection may be half-open without notice
                     await self._burst(chance.randint(1, self._options.burst_max))
                     await trio.sleep(chance.expovariate(1 / self._options.pause_s))
             except Lost:
@@ -155,7 +155,7 @@ class Producer:
         self.is_idle = True
 
     async def _choose(self) -> str:
-        """Return whom to send to. Lost."""
+        """Returns the node to send to. Lost."""
         return MASTER
 
     async def _burst(self, count: int) -> None:
@@ -211,22 +211,22 @@ class Producer:
         self._watch.on_answer(answered)
 
     def pause(self) -> None:
-        """Send nothing until `resume`."""
+        """Sends nothing until `resume`."""
         self._go_on = trio.Event()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continues after `pause`."""
         self.is_idle = False
         self._go_on.set()
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stops sending."""
         self._is_stopping = True
         self._go_on.set()
 
 
 class Consumer:
-    """Pulls every queue from `node`, without end."""
+    """Pulls every queue from `node`, endlessly."""
 
     def __init__(self, cluster: Machines, options: RunOptions, watch: Observer, name: str, node: str) -> None:
         self._client = Client(cluster, name)
@@ -237,14 +237,14 @@ class Consumer:
         self.next_offsets = dict.fromkeys(range(options.queue_count), 0)
         """By queue id"""
         self.flags = 4 | 1
-        """Of pulls: a subscription is with them, and the offset is to be committed"""
+        """Flags of pulls: includes a subscription, and commits the offset"""
 
     def has_reached(self, ends: dict[int, int]) -> bool:
-        """Whether it has had everything before these queue offsets."""
+        """Whether it has received everything before these queue offsets."""
         return all(self.next_offsets[queue_id] >= end for queue_id, end in ends.items())
 
     async def run(self) -> None:
-        """Pull until cancelled."""
+        """Pulls until cancelled."""
         while True:
             try:
                 await self._client.connect(self._node)
@@ -294,5 +294,5 @@ class Consumer:
             self.next_offsets[queue_id] = int(answer.ext_fields["nextBeginOffset"])
         elif "nextBeginOffset" in answer.ext_fields:
             await trio.sleep(0.1)
-        else:  # the topic is not known yet, the node is not ready
+        else:  # the topic is not known yet, or the node is not ready
             await trio.sleep(0.5)

@@ -1,7 +1,7 @@
-"""What everything in one simulated run shares: chance, timers, the trace. Knows no disk, network or node.
+"""State shared by everything in one simulated run: chance, timers, the trace. Knows no disk, network or node.
 
-Each part draws from a stream of random numbers of its own, so that leaving one fault out of a plan changes no draw of
-the others: a shrunk scenario stays close to the one that failed.
+Each part draws from its own stream of random numbers, so that leaving a fault out of a plan changes no draw of the
+others: a shrunk scenario stays close to the failed one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import trio
 
 EPOCH_MS = 1_800_000_000_000
-"""Wall clock of every machine at the begin of a run, less its own steps."""
+"""Wall clock of every machine at the start of a run, before its own steps."""
 
 TICK_S = 0.0001
-"""Timers are rounded up to this, so that things happen at the same moment often, and in any order."""
+"""Timers are rounded up to this, so that events often coincide, in any order."""
 
 
 class Timers:
-    """Calls functions at moments of trio's clock, all from one task; equal moments in the order of asking."""
+    """Calls functions at times of trio's clock, all from one task; at equal times in the order of scheduling."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -33,7 +33,7 @@ class Timers:
         self._next = math.inf
 
     def call_at(self, moment: float, call: Callable[..., None], *arguments: Any) -> float:
-        """Have `call(*arguments)`, which must not raise, called at `moment` (s), rounded up to a tick; return that."""
+        """Schedules `call(*arguments)`, which must not raise, at `moment` (s), rounded up to a tick; returns that."""
         moment = math.ceil(moment / TICK_S) * TICK_S
         heapq.heappush(self._heap, (moment, next(self._numbers), call, arguments))
         if moment < self._next:
@@ -45,13 +45,13 @@ class Timers:
         return self.call_at(trio.current_time() + delay_s, call, *arguments)
 
     async def run(self) -> None:
-        """Make the calls, until cancelled."""
+        """Makes the calls, until cancelled."""
         heap = self._heap
         while True:
             self._next = heap[0][0] if heap else math.inf
             with trio.CancelScope(deadline=self._next):
                 await self._sooner.park()
-            self._next = -math.inf  # whatever is asked for while we call needs no wake-up
+            self._next = -math.inf  # calls scheduled by a call need no wake-up
             now = trio.current_time()
             while heap and heap[0][0] <= now:
                 _, _, call, arguments = heapq.heappop(heap)
@@ -59,7 +59,7 @@ class Timers:
 
 
 class World:
-    """One run. `seed` and everything drawn from it decide all that happens."""
+    """One run. `seed` and the draws from it decide everything."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -68,17 +68,17 @@ class World:
         self._chances: dict[str, random.Random] = {}
 
     def chance(self, name: str) -> random.Random:
-        """Return the stream of random numbers of one part of the world."""
+        """Returns the random stream of one part of the world."""
         found = self._chances.get(name)
         if found is None:
             found = self._chances[name] = random.Random(f"{self.seed}/{name}")
         return found
 
     def note(self, text: str) -> None:
-        """Write a line of the trace."""
+        """Adds a line to the trace."""
         self.trace.append(f"{trio.current_time():.4f} {text}")
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the whole trace: equal runs have equal ones."""
+        """Hash of the whole trace: equal runs have equal fingerprints."""
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=16).hexdigest()

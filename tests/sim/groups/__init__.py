@@ -1,1 +1,1 @@
-"""Whole failover groups in the simulation: real members, and a simulated service on which they agree."""
+"""Whole failover groups in the simulation: real members, and a simulated agreement service."""

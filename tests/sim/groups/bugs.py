@@ -1,4 +1,4 @@
-"""Bugs to plant in failover groups, in the manner of `tests.sim.bugs`: what RocketMQ's own groups were once lost by."""
+"""Bugs to plant in failover groups, like those of `tests.sim.bugs`; they once made RocketMQ's groups lose messages."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _waits_for_members(plan: GroupPlan) -> bool:
 
 
 def _takes_its_time(plan: GroupPlan) -> bool:
-    """Whether messages are acknowledged between the service's agreeing on a set and the master's hearing of it."""
+    """Whether messages are acknowledged between the service's accepting a set and the master's learning of it."""
     return plan.options.service_delay_s > 0.1 and plan.options.pause_s < 1
 
 
 @_bug("in_sync", needs=lambda plan: _waits_for_members(plan) and _takes_its_time(plan) and bool(plan.faults))
 def expand_window(plant: Planting) -> None:
-    """While a slave is being added to the set only the old set is waited for (apache/rocketmq#5663): what is
-    acknowledged meanwhile that slave, which may be elected, need not have."""
+    """While a slave is being added to the set only the old set must acknowledge (apache/rocketmq#5663), so that slave,
+    which may be elected, can lack acknowledged messages."""
 
     def note_sets(self: SyncStateSet) -> None:
         self._sets = (self.agreed,)
@@ -62,8 +62,8 @@ def expand_window(plant: Planting) -> None:
 
 @_bug("confirmed", needs=lambda plan: _has_fault(plan, "apart", "partition", "cut_off"))
 def confirmed_by_who_is_there(plant: Planting) -> None:
-    """The confirm offset is the least that those of the set have who are connected (apache/rocketmq#6662): a master cut
-    off together with one of two slaves shows consumers what the other one, elected, does not have."""
+    """The confirm offset is the minimum over the connected members of the set (apache/rocketmq#6662): a master cut off
+    together with one of two slaves shows consumers messages that the other slave, elected, does not have."""
 
     def confirmed(
         previous: int, sets: Iterable[Collection[int]], held: Mapping[int, int], ack_count: int | None = None
@@ -76,8 +76,8 @@ def confirmed_by_who_is_there(plant: Planting) -> None:
 
 @_bug("consumer_offsets", needs=lambda plan: _ends_terms(plan) and _waits_for_members(plan))
 def offsets_beside_the_log(plant: Planting) -> None:
-    """Committed offsets are kept beside the log, answered at once and not cut back with it, and a group may begin at an
-    end of a queue that is not confirmed: it is ahead of a log that was cut (apache/rocketmq#4771)."""
+    """Committed offsets are kept outside the log, acknowledged at once and not truncated with it, and a group may start
+    at an unconfirmed end of a queue: offsets can be beyond a truncated log (apache/rocketmq#4771)."""
 
     async def update(self: OffsetProcessor, connection: Any, command: Any) -> Any:
         journal, self._offsets.journal = self._offsets.journal, None
@@ -99,8 +99,8 @@ def offsets_beside_the_log(plant: Planting) -> None:
 
 @_bug("soundness", needs=lambda plan: _has_fault(plan, "apart", "cut_off", "pause"))
 def stale_tail_after_cut(plant: Planting) -> None:
-    """What is behind the place where a log was cut stays in its file (apache/rocketmq#10666): recovery may read on in
-    it, and take what nobody acknowledged for messages."""
+    """Bytes behind the end of a truncated log stay in its file (apache/rocketmq#10666): recovery may continue into
+    them, and take unacknowledged messages as valid."""
     plant.replace_in(truncation, cut_segments)(cut_without_zeros)
 
 
@@ -110,8 +110,8 @@ def _loses_power(plan: GroupPlan) -> bool:
 
 @_bug("kept", needs=lambda plan: _waits_for_members(plan) and _loses_power(plan))
 def power_loss_is_not_noticed(plant: Planting) -> None:
-    """A member of the set is taken to have every acknowledged message whatever it lost with the power: the last master
-    takes the office at once, without comparing logs."""
+    """A member of the set is assumed to have every acknowledged message even after a power loss: the last master
+    becomes master again without comparing logs."""
 
     def is_complete(self: DurableState) -> bool:
         return True
@@ -121,7 +121,7 @@ def power_loss_is_not_noticed(plant: Planting) -> None:
 
 @_bug("terms", needs=lambda plan: _has_fault(plan, "service_restored"))
 def older_record_is_believed(plant: Planting) -> None:
-    """Whatever record the service shows is taken for the newest one, also after a backup of it was restored."""
+    """The service's record is always taken as the newest, even after a backup was restored."""
 
     def outdated(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
         return None
@@ -132,10 +132,12 @@ def older_record_is_believed(plant: Planting) -> None:
 
 @_bug(
     "terms",
-    needs=lambda plan: not _waits_for_members(plan) and _has_fault(plan, "service_cut", "apart"),  # else nobody answers
+    needs=lambda plan: (
+        not _waits_for_members(plan) and _has_fault(plan, "service_cut", "apart")
+    ),  # otherwise no member answers
 )
 def lease_read_from_cache(plant: Planting) -> None:
-    """A master that held its lease when it last heard of it takes it for held until it hears otherwise."""
+    """A master assumes that it still holds its lease until it learns otherwise."""
 
     def at(self: LeaseDeadline) -> float:
         is_held = self._deadline > -math.inf and not self._has_ended
@@ -146,8 +148,8 @@ def lease_read_from_cache(plant: Planting) -> None:
 
 @_bug("in_sync", needs=lambda plan: _waits_for_members(plan) and _has_fault(plan, "duplicate_id"))
 def member_key_taken_over(plant: Planting) -> None:
-    """A member writes its key whoever has it: of two processes with one broker id both are followers, and the master
-    takes what one of them has for what the other has."""
+    """A member writes its key although another process has it: two processes with one broker id both become followers,
+    and the master mistakes one for the other."""
 
     def put_member(self: SimAgreementService, broker_id: int, number: int, member: MemberRecord, lease_id: int) -> int:
         return self.change({f"members/{broker_id}": (member, lease_id)})

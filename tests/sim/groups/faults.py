@@ -1,18 +1,17 @@
-"""What else can happen to a group, besides what `tests.sim.faults` does to any machine.
+"""Further faults of a group, besides those that `tests.sim.faults` injects into any machine.
 
-service_cut             a member does not reach the service, nor it the member
-cut_off                 nor does the member reach anybody else
-apart                   nor does the member reach other members, but clients, who go on with it
-service_down            the service has no quorum: it answers nobody, no lease ends; the new leader begins all anew
-service_leader          all leases begin anew
-service_slow            requests, answers and watches of a member take long
-service_lossy           some of a member's requests are lost, and some answers of what was carried out
-service_compact         whose watch is behind has to begin anew
-switch                  the operator wants another master
+service_cut             no connection between a member and the service
+cut_off                 and none between the member and any other machine
+apart                   and none between the member and other members; clients still reach it
+service_down            the service has no quorum: no answers, no lease ends; the new leader renews all leases
+service_leader          all leases are renewed
+service_slow            requests, answers and watch events of a member are slow
+service_lossy           some of a member's requests are lost, and some answers to executed requests
+service_compact         watches that are behind have to restart
+switch                  the operator requests a switchover
 blackout                several members lose power at once, and in half of the cases the service, too
-service_restored        an older state of the service is put back, without its leases, while everybody is there. Nothing
-                        else goes wrong until the operator has seen to it: he puts the newest record back that any
-                        member has on its disk
+service_restored        an older state of the service is restored, without its leases, while all members are present.
+                        No other fault happens until the operator has restored the newest record of any member's disk
 duplicate_id            a second process with a member's broker id starts beside it, with an empty or a copied store
 """
 
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
     from tests.sim.groups.group import Group
 
 PUT_BACK_LEASES = 5
-"""Lease times after which the operator has seen to it that a restored service has the newest record"""
+"""Lease times after which the operator has restored the newest record in a restored service"""
 SLOW_S = ((0.0, 0.2), (0.1, 0.6), (0.3, 2.0))
-"""What a request or an answer takes; the time of a call is 1 s"""
+"""Delays of requests and answers; a call times out after 1 s"""
 SLOW_WATCH_S = ((0.0, 0.3), (0.5, 1.5), (2.0, 6.0))
 
 
 class GroupFaults(Faults):
-    """Does the faults of a plan to a group, and undoes them."""
+    """Injects the faults of a plan into a group, and undoes them."""
 
     _cluster: Group
     _quiet_until = -math.inf
-    """Nothing else goes wrong while the operator restores the service"""
+    """No other fault happens while the operator restores the service"""
 
     def _do(self, fault: Fault) -> None:
         group = self._cluster
@@ -151,7 +150,7 @@ class GroupFaults(Faults):
         return True
 
     def _put_back(self) -> None:
-        """What docs/failover.md tells the operator to do."""
+        """Does what docs/failover.md tells the operator to do."""
         service = self._cluster.service
         view = service.view()
         newest = max(self._cluster.known_records(), key=lambda record: record.age, default=None)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SERVICE_URL = "http://service:2379"
-"""Never asked: what makes a node a member"""
+"""Never contacted; it makes a node a member"""
 
 
 def config_of(options: GroupOptions, name: str) -> Config:
-    """Return a member's configuration."""
+    """Returns a member's configuration."""
     return Config(
         **common_config(options, name),
         broker_role="ASYNC_MASTER" if options.policy == "alone" else "SYNC_MASTER",
@@ -54,13 +54,13 @@ def config_of(options: GroupOptions, name: str) -> Config:
 
 
 class KnownRecord(msgspec.Struct, frozen=True):
-    """Of a member's file `memberstate`."""
+    """The part of a member's file `memberstate` that is used here."""
 
     group: GroupRecord | None = None
 
 
 class Group(Machines):
-    """The members, the name server, and the service on which they agree."""
+    """The members, the name server, and the agreement service."""
 
     watch: GroupWatch
 
@@ -83,7 +83,7 @@ class Group(Machines):
             self.mend_link(name)
         self.name_server = self._add(NAME_SERVER, partial(open_name_server, address_of(NAME_SERVER)))
         self._duplicates: dict[int, Machine] = {}
-        """Broker id -> where a second process with it was started, beside the first"""
+        """Broker id -> machine of a second process with that id"""
 
     @asynccontextmanager
     async def _open_member(self, config: Config, platform: Platform) -> AsyncIterator[Node]:
@@ -97,9 +97,9 @@ class Group(Machines):
         return _given(MemberWay(self.service, disk.name, disk))
 
     def start_duplicate(self, name: str, *, with_copy: bool) -> bool:
-        """Start a second process with a member's broker id, on a machine of its own, with an empty or a copied store.
+        """Starts a second process with a member's broker id, on its own machine, with an empty or a copied store.
 
-        Tell whether there is a first one whose key the service holds, and no second one yet.
+        Returns whether the service holds the first process's key, and there was no second one yet.
         """
         first = self.machines[name]
         config = config_of(self.options, name)
@@ -121,13 +121,13 @@ class Group(Machines):
         return True
 
     def end_duplicate(self, id_: int) -> None:
-        """Kill the second process with a broker id, if it has not ended by itself."""
+        """Kills the second process with a broker id, if it has not ended on its own."""
         second = self._duplicates.get(id_)
         if second is not None and second.is_running:
             second.kill()
 
     def end_duplicates(self) -> None:
-        """The same of all."""
+        """Kills all second processes."""
         for id_ in self._duplicates:
             self.end_duplicate(id_)
 
@@ -137,7 +137,7 @@ class Group(Machines):
 
     def _agreed(self, view: GroupView) -> None:
         for id_ in self._duplicates.keys() - view.members.keys():
-            self.end_duplicate(id_)  # or else it would be the first one's lawful successor, with another store
+            self.end_duplicate(id_)  # otherwise it would be the first one's lawful successor, with another store
         master, members = view.master, sorted(view.group.sync_state_set) if view.group is not None else []
         text = "nobody" if master is None else f"m{master.broker_id} in {master.epoch}"
         self.world.note(f"service: {text}, set {members}")
@@ -156,7 +156,7 @@ class Group(Machines):
                 self.start(machine)
 
     def known_records(self) -> list[GroupRecord]:
-        """Return the newest record of the group on each member's disk."""
+        """Returns the newest record of the group on each member's disk."""
         found = []
         for machine in self.machines.values():
             inode = machine.disk.inodes.get(ROOT / STATE_FILE)
@@ -166,7 +166,7 @@ class Group(Machines):
         return found
 
     def mend_link(self, name: str) -> None:
-        """A member reaches the service as well as any other."""
+        """Resets the delays and losses of a member's link to the service."""
         link, delay_s = self.service.links[name], self.options.service_delay_s
         link.delay_s = link.watch_delay_s = (delay_s / 4, delay_s)
         link.lost_request_share = link.lost_answer_share = 0.0

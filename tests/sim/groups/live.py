@@ -1,9 +1,4 @@
-"""One run of a failover group, from the first start to the last stop.
-
-faults       members start, elect one, clients work, faults happen at their times
-convergence  no more faults; everyone runs; producers stop; in CONVERGENCE_S all are in the set, equal and consumed
-stop         every member stops cleanly; what is on the disks is judged
-"""
+"""One run of a failover group; see run.py for its phases."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ LOOK_S = 1.0
 
 
 class GroupRun(Run):
-    """Members, and the service on which they agree."""
+    """Members and their agreement service."""
 
     plan: GroupPlan
     watch: GroupWatch
@@ -83,12 +78,13 @@ class GroupRun(Run):
             self.world.timers.call_in(LOOK_S, self._look)
 
     def _look_after(self) -> None:
-        """Empty the stores of members that kept what the set has lost: that log is never truncated by itself."""
+        """Empties the stores of members that kept messages which the set has lost: such a log is never truncated
+        automatically."""
         if self.watch.has_lost:
             self.cluster.empty_diverged()
 
     def _is_converged(self, producers: Sequence[Producer]) -> bool:
-        # A sync that was slow may be about to fail.
+        # A slow sync may be about to fail.
         is_blocked = any(machine.process and machine.process.blocking_count for machine in self.cluster.everyone())
         return not is_blocked and super()._is_converged(producers)
 

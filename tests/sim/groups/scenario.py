@@ -1,31 +1,31 @@
-"""What one run of a failover group is, drawn from a seed; and what is promised while its faults happen.
+"""The options and faults of one run of a failover group, drawn from a seed, and the promises that hold meanwhile.
 
-Nobody's role is fixed. Each node is a member as `ha.member` starts it; who is master is decided by elections over a
-simulated agreement service (tests/sim/agreement.py), which is slow, cut off, late with watches and with ending leases,
-and away, but linearizable. What a group promises, and what this package holds it to:
+No role is fixed. Each node is a member as started by `ha.member`; masters are elected through a simulated agreement
+service (tests/sim/agreement.py), which may be slow, unreachable, down, and late with watch events and lease ends, but
+is linearizable. A group promises, and this package checks:
 
-1. Who acknowledges is the master: between a client's asking and its being answered PUT_OK, or that its offset is
-   committed, there is a moment at which the service holds the key of whoever answered. Each message stands in the log
-   within the term of the member that acknowledged it.
-   Of two processes with one broker id the second plays no role while the service holds the first one's key.
-2. What is acknowledged is on the members that count: as long as the service says who is in the sync-state set, each of
-   them (with ack_count n: n of them) has every message that was ever acknowledged. So nothing acknowledged is lost as
-   long as one member of the set has its disk, of ack_count n: n - 1 may be lost. Which kills, pauses, cuts and failed
-   disks there were, in which order, doesn't matter; nor do power losses where members flush before they acknowledge.
-   Where they don't (ASYNC_FLUSH), a member that loses power counts as lost until it has everything again, and no
-   longer: a message is lost only if, after a power loss, no member of the set has it on its disk any more. As long as
-   one has it, it is kept, whichever of the others lost power, returned, and stood for master, in whichever order.
-   Where the master alone acknowledges, what the next master lacks is lost; it is counted, and not held against it.
-3. What a consumer was given, by any member, stays in the log, whoever acknowledges: it was confirmed by the whole set.
-   What two members show consumers is the same, for good. Except what is lost as in 2.
-4. Queue offsets are dense, and none is ever told of two messages. Committed offsets of consumers that were answered are
-   never behind afterwards, and never beyond the log of who tells them. Except what is lost as in 2.
-5. No process dies of its own bugs, none leaves a task behind, logs have nothing stale behind their ends.
-6. When faults have stopped, all members are in the set and have the same log within CONVERGENCE_S, every put is PUT_OK,
-   and a new consumer gets all of it. Nobody helps but by starting processes that have ended. And
-   after a loss as in 2, a member outside the set may have kept what the set lost: the operator empties its store.
-7. Of a service that was restored from an older state nobody is elected, as long as a member that knows a newer record
-   of the group is there. Once the operator has put that back, all of this holds as if nothing had been restored.
+1. Only the master acknowledges: between a client's request and a PUT_OK, or the acknowledgement of a commit, there is a
+  moment at which the service holds the answering member's key. Each message is in the log within the term of the member
+  that acknowledged it. Of two processes with one broker id the second has no role while the service holds the first
+  one's key.
+2. Acknowledged messages are on the members that count: as long as the service has a sync-state set, each of its members
+  (with ack_count n: n of them) has every message acknowledged so far. So nothing acknowledged is lost as long as one
+  member of the set has its disk; with ack_count n, n - 1 may be lost. This holds for any kills, pauses, cuts and failed
+  disks in any order, and for power losses if members flush before they acknowledge. Otherwise (ASYNC_FLUSH) a member
+  that loses power counts as lost until it has everything again: a message is lost only if, after a power loss, no
+  member of the set has it on its disk. As long as one has it, it is kept, whichever of the others lost power, returned,
+  and stood for election, in any order. If the master alone acknowledges, messages that the next master lacks are lost;
+  they are counted, and no violation.
+3. A message delivered to a consumer by any member stays in the log, under every policy, because the whole set has
+  confirmed it. All members show consumers the same messages. Exception: losses as in 2.
+4. Queue offsets are dense and unique. Acknowledged commits of consumers never move back, and never point beyond the log
+  of the answering member. Exception: losses as in 2.
+5. No process dies of its own bugs, none leaves a task behind, and no log has stale bytes behind its end.
+6. After the faults, all members are in the set and have the same log within CONVERGENCE_S, every put is PUT_OK, and a
+  new consumer receives everything. The operator only restarts processes that ended, and, after a loss as in 2, empties
+  the store of a member outside the set that kept what the set lost.
+7. No member is elected from a restored older state of the service while a member that knows a newer record of the group
+  is present. Once the operator has restored that record, all promises hold as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ import msgspec
 from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan
 
 MASTER_NOW = "master"
-"""As a fault's node: whoever is master when it happens"""
+"""As a fault's node: the current master"""
 SLAVE_NOW = "slave"
-"""Somebody who is not"""
+"""As a fault's node: a member that is not the master"""
 
 OF_MEMBERS = (
     "kill", "kill_in_write", "stop", "pause", "clock", "partition", "one_way", "isolate", "clog", "lossy", "reset",
@@ -52,14 +52,14 @@ OF_SERVICE = {
     "service_cut": 8, "service_down": 3, "service_slow": 5, "service_lossy": 5, "service_leader": 1,
     "service_compact": 1, "cut_off": 8, "apart": 10, "switch": 8, "duplicate_id": 5,
 }  # fmt: skip
-"""Kinds and weights; `tests.sim.groups.faults` says what each does"""
+"""Kinds and weights; see `tests.sim.groups.faults`"""
 ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE, "kill": 8, "pause": 8}
 RESTORED_SHARE = 0.2
-"""Of the runs, in which the service is restored from an older state"""
+"""Share of runs in which the service is restored from an older state"""
 BLACKOUT_SHARE = 0.2
-"""Of the runs, in which several members lose power at once"""
+"""Share of runs in which several members lose power at once"""
 NEAR_SHARE = 0.4
-"""Of the faults, that happen soon after another one"""
+"""Share of faults that happen soon after another one"""
 
 
 def members_of(options: GroupOptions) -> list[str]:
@@ -68,7 +68,7 @@ def members_of(options: GroupOptions) -> list[str]:
 
 
 def draw_options(chance: random.Random) -> GroupOptions:
-    """Draw a group."""
+    """Draws a group."""
     member_count = chance.choice((2, 3, 3, 3))
     policy: Any = chance.choice(("all", "all", "all", "count", "count", "alone"))
     flush: Any = chance.choice(("SYNC_FLUSH", "SYNC_FLUSH", "ASYNC_FLUSH"))
@@ -108,7 +108,7 @@ def draw_options(chance: random.Random) -> GroupOptions:
 
 
 def draw_faults(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:
-    """Draw what goes wrong, in order of time. Half of it happens to whoever is master then."""
+    """Draws the faults, in order of time. Half of them affect the current master."""
     members = members_of(options)
     possible = [*OF_MEMBERS, *OF_SERVICE, *OF_POWER]
     kinds = chance.sample(possible, k=chance.randint(3, len(possible)))
@@ -134,9 +134,9 @@ def draw_faults(chance: random.Random, options: GroupOptions) -> tuple[Fault, ..
 
 
 def draw_restore(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:
-    """Draw in some runs that the service is restored, shortly after the set has changed.
+    """Draws for some runs that the service is restored shortly after the set has changed.
 
-    Drawn by itself, so that what a seed means changes little.
+    Drawn separately, to change the meaning of seeds as little as possible.
     """
     if chance.random() >= RESTORED_SHARE:
         return ()
@@ -147,7 +147,7 @@ def draw_restore(chance: random.Random, options: GroupOptions) -> tuple[Fault, .
 
 
 def draw_blackout(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:
-    """Draw in some runs that several members lose power at once. Drawn by itself, too."""
+    """Draws for some runs that several members lose power at once. Drawn separately, too."""
     if chance.random() >= BLACKOUT_SHARE:
         return ()
     at_s, number = round(chance.uniform(2.0, options.run_s), 3), chance.randrange(1 << 30)
@@ -156,7 +156,7 @@ def draw_blackout(chance: random.Random, options: GroupOptions) -> tuple[Fault, 
 
 
 def draw_group_plan(seed: int, overrides: dict[str, Any] | None = None) -> GroupPlan:
-    """Draw everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
+    """Draws everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/group options"))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, GroupOptions, strict=False)

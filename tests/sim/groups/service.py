@@ -1,4 +1,4 @@
-"""The agreement service of one simulated group, and each member's way to it."""
+"""The agreement service of one simulated group, and each member's client of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ResultT = TypeVar("ResultT")
 
 
 class GroupService(SimAgreementService):
-    """Tells of each change as it is made, and has a clock of its own."""
+    """Reports each change as it is made, and has its own clock."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class GroupService(SimAgreementService):
         self._clock_speed = clock_speed
         self._on_change = on_change
         self.snapshots: list[Snapshot] = []
-        """From before each of the last changes of the group's record"""
+        """States before each of the last changes of the group's record"""
 
     def change(self, puts: dict[str, tuple[object, int]], removals: tuple[str, ...] = ()) -> int:
         before = self.revision
@@ -63,7 +63,7 @@ class GroupService(SimAgreementService):
 
 
 class MemberWay(SimAgreement):
-    """What one life of a member has: what it asks for once it is dead is never sent."""
+    """The client of one process of a member: requests after its death are never sent."""
 
     def __init__(self, service: GroupService, name: str, disk: SimDisk) -> None:
         service.client(name)

@@ -1,5 +1,6 @@
-"""What is observed of a group, handed to the judges of `tests.checkers`. All of it is learnt from outside the members:
-what the service holds, what clients are told, what is on the disks."""
+"""Observations of a group, passed to the checkers of `tests.checkers`. All of them come from outside the members: the
+service's state, answers to clients, files on the disks.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 CUT_FILE = "logcut"
-"""Is there while a log is cut"""
+"""Exists while a log is being truncated"""
 
 
 class GroupWatch(Observer):
-    """Collects the history, the violations and the figures of one run."""
+    """Collects the history, the violations and the statistics of one run."""
 
     def __init__(self, world: World, options: GroupOptions) -> None:
         super().__init__(world)
@@ -41,9 +42,9 @@ class GroupWatch(Observer):
         self.cluster: Group
         self.offsets = ConsumerOffsets()
         self.terms: set[int] = set()
-        """That anybody has been master of"""
+        """Terms in which there was a master"""
         self.cut_count = 0
-        """How often a member cut something off its log"""
+        """Number of truncations"""
         self._terms = Terms()
         self._confirmed = Confirmed()
         self._told = kept.QueueOffsets()
@@ -54,14 +55,14 @@ class GroupWatch(Observer):
         )
         self._is_calm = False
         self._set: frozenset[str] = frozenset()
-        """As the service has it, or had before it was restored from an older state"""
+        """The service's set, or the one before it was restored from an older state"""
         self._newest = (0, 0)
-        """Age of the newest record that there was"""
+        """Age of the newest record that ever existed"""
         self._age = (0, 0)
-        """Of the one that the service has"""
+        """Age of the service's record"""
         self._leases_end_at = -math.inf
         self._lost: set[bytes] = set()
-        """Ids of the bodies that everybody in the set has lost with the power"""
+        """Ids of the bodies that all members of the set have lost in power losses"""
 
     @property
     def _is_alone(self) -> bool:
@@ -73,7 +74,7 @@ class GroupWatch(Observer):
     # ---- the service
 
     def on_agreed(self, view: GroupView) -> None:
-        """The service holds this now."""
+        """The service now holds this."""
         master, age = view.master, (0, 0) if view.group is None else view.group.age
         before, self._age = self._age, age
         if before < self._newest and master is not None:
@@ -93,7 +94,7 @@ class GroupWatch(Observer):
                 self.judged(self._in_sync.on_set(self._set))
 
     def on_restored(self, lease_s: float) -> None:
-        """The service is about to lose all leases, of which members count on the rest."""
+        """The service is about to lose all leases; members rely on them until they end."""
         self._leases_end_at = trio.current_time() + lease_s
         self.world.timers.call_at(self._leases_end_at, self._end_of_leases)
 
@@ -114,7 +115,7 @@ class GroupWatch(Observer):
     # ---- clients
 
     def tap_clients(self, client: SimStream, server: SimStream) -> None:
-        """Listen to what a member answers on a new connection of a producer, as it hands it to the network."""
+        """Taps the answers of a member on a new connection of a producer, as they are handed to the network."""
         parser, name, node = RemotingParser(), client.host.name, server.host.name
 
         def listen(piece: bytes) -> None:
@@ -139,7 +140,7 @@ class GroupWatch(Observer):
             self.violate("statuses", f"{accepted}: nothing disturbs the group, so it should be PUT_OK")
 
     def on_committed(self, place: Place, queue_offset: int, node: str, asked_s: float) -> None:
-        """A consumer was told that its offset is committed."""
+        """A consumer's commit was acknowledged."""
         now = trio.current_time()
         if not self._is_alone:
             running = self.cluster.node(node)
@@ -149,7 +150,7 @@ class GroupWatch(Observer):
         self.judged(self._terms.check_answer(node, asked_s, now, f"offset {queue_offset} of {place}"))
 
     def on_told(self, place: Place, told: int, least: int, node: str, asked_s: float) -> None:
-        """A consumer was told where to go on, by a member that may have been master meanwhile."""
+        """A consumer received its committed offset, from a node that may have been master meanwhile."""
         if self._terms.check_answer(node, asked_s, trio.current_time(), "an offset"):
             return
         image = self.cluster.image(self.cluster.machines[node])
@@ -177,7 +178,7 @@ class GroupWatch(Observer):
         self._terms.on_process_ended(trio.current_time(), machine.name)
 
     def on_power_lost(self, machine: Machine) -> None:
-        """What nobody in the set has any more is lost, lawfully; what one of them has must be kept."""
+        """Messages that no member of the set has are lost, lawfully; others must be kept."""
         if self.options.flush == "SYNC_FLUSH":
             return
         self._in_sync.on_power_lost(machine.name)
@@ -206,11 +207,11 @@ class GroupWatch(Observer):
         return accepted.sent.body_id in self._lost
 
     def look(self) -> None:
-        """Compare what members have shown, now."""
+        """Compares what members have shown, now."""
         self.judged(self._confirmed.check(self.cluster.open_images()))
 
     def on_unlink(self, machine: Machine, path: Path) -> None:
-        """A file of a member is removed: if a log has just been cut off, nothing may be left behind its end."""
+        """A member removes a file: if its log has just been truncated, nothing may be left behind the end."""
         node = machine.process.node if machine.process is not None else None
         if path.name == CUT_FILE and node is not None:
             self.cut_count += 1
@@ -218,14 +219,14 @@ class GroupWatch(Observer):
             self.judged(soundness.check(self.cluster.image(machine, end=end), clock_is_steady=False))
 
     def on_converged(self) -> None:
-        """All members have the same log and know it; from now on nothing is in the way of any put."""
+        """All members have the same log and know it; from now on every put must be PUT_OK."""
         images = self.cluster.open_images()
         self.judged(convergence.check(self.history, images, next(iter(images))))
         self._is_calm, self._calm_since_s = True, trio.current_time()
         self.look()
 
     def check_consumed(self) -> None:
-        """A consumer that began at 0 has had the time to get everything."""
+        """A consumer that started at 0 had enough time to receive everything."""
         for image in self.cluster.open_images().values():
             self.judged(convergence.check_consumed(self.history, image, frozenset({TOPIC})))
         self._is_calm = False
@@ -233,7 +234,7 @@ class GroupWatch(Observer):
     # ---- the end
 
     def check_end(self, *, clock_is_steady: bool) -> int:
-        """Judge the files of the stopped members; return how many acknowledged messages are lost, lawfully."""
+        """Checks the files of the stopped members; returns how many acknowledged messages are lost lawfully."""
         lost = 0
         for machine in self.cluster.machines.values():
             image = self.cluster.image(machine)

@@ -1,4 +1,4 @@
-"""Producers and consumers of a group: they ask the name server who is master, and go on with whoever it says."""
+"""Producers and consumers of a group: they ask the name server for the master."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.groups.watch import GroupWatch
 
 ELSEWHERE = frozenset({"SERVICE_NOT_AVAILABLE", "CODE_2", "CODE_1"})
-"""Refusals after which a client looks who is master now"""
+"""Rejections after which a client looks for the master again"""
 ELSEWHERE_S = 0.2
 ROUND_S = 0.1
 COMMIT_CHANCE = 0.4
@@ -31,14 +31,14 @@ SEEK_CHANCE = 0.02
 
 
 class MasterFinder:
-    """Asks the name server who is master. One question at a time."""
+    """Asks the name server for the master. One request at a time."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._client = Client(group, name)
         self._names = {address_of(each): each for each in group.machines}
 
     async def find(self) -> str:
-        """Return the master's name. Lost if the name server can't be asked, or knows of none."""
+        """Returns the master's name. Lost if the name server can't be reached, or knows of none."""
         client = self._client
         client.close()
         await client.connect(NAME_SERVER, NAME_SERVER_PORT)
@@ -56,7 +56,7 @@ class MasterFinder:
 
 
 class GroupProducer(Producer):
-    """Sends to the master, whoever it is."""
+    """Sends to the current master."""
 
     def __init__(self, group: Group, watch: GroupWatch, name: str) -> None:
         super().__init__(group, group.options, watch, name)
@@ -81,7 +81,7 @@ class GroupProducer(Producer):
 class GroupConsumer(Consumer):
     """Pulls every queue: from the master, and commits there; or, `wanders`, from any member.
 
-    With `seeks` it asks the master now and then where a queue ends, and goes on there.
+    With `seeks` it occasionally asks the master for the end of a queue, and continues there.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GroupConsumer(Consumer):
         self.flags = 4
 
     async def run(self) -> None:
-        """Pull until cancelled."""
+        """Pulls until cancelled."""
         chance = self._client.chance
         while True:
             try:
@@ -125,7 +125,7 @@ class GroupConsumer(Consumer):
         return Place(f"group-{self._name}", TOPIC, queue_id)
 
     async def _ask_all(self) -> None:
-        """Ask the master where each queue is to be gone on with."""
+        """Asks the master for the committed offset of each queue."""
         watch = self._group_watch
         for queue_id in self.next_offsets:
             place = self._place(queue_id)
@@ -137,11 +137,11 @@ class GroupConsumer(Consumer):
             elif answer.code == ResponseCode.QUERY_NOT_FOUND:
                 told = 0
             else:
-                continue  # the topic is not known there, or it is no master
+                continue  # the topic is not known there, or it is not the master
             watch.on_told(place, told, least, self._node, asked_s)
 
     async def _seek(self, queue_id: int) -> None:
-        """Go on at the end of a queue, as a group does that begins there."""
+        """Continues at the end of a queue, as a group does that starts there."""
         header = GetMaxOffsetRequest(topic=TOPIC, queue_id=queue_id)
         answer = await self._request(RequestCode.GET_MAX_OFFSET, header.to_ext_fields())
         if answer.code == ResponseCode.SUCCESS:
@@ -149,7 +149,7 @@ class GroupConsumer(Consumer):
             await self._commit(queue_id)
 
     async def _commit(self, queue_id: int) -> None:
-        """Commit what was pulled. Lost if it can't be done here."""
+        """Commits the pulled offset. Lost if that is impossible here."""
         watch, place, queue_offset = self._group_watch, self._place(queue_id), self.next_offsets[queue_id]
         if queue_offset <= self._committed.get(queue_id, 0):
             return
