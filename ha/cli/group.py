@@ -86,7 +86,8 @@ def describe(
     found = ask(question, client)
     if json:
         print_json(found)
-        console = output()
+        return
+    console = output()
     state = "enabled" if found.consume_enabled else "disabled"
     console.print(
         f"{safe(group)}: {state}, {found.retry_max_times} retries, {(found.message_model or 'no members').lower()}"

@@ -84,7 +84,8 @@ def describe(
     found = ask(lambda admin, _: _described(admin, topic), client)
     if json:
         print_json(found)
-        console = output()
+        return
+    console = output()
     table = Table("broker", "queue", "from", "to", "messages", "last stored", box=None)
     for queue in found.queues:
         stored = "–"
