@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from ha.arrow.decode import decode_batch, decode_pull_body
+from ha.arrow.decode import decode_batches, decode_pull_body
 from ha.arrow.log_reader import LogReader, QueueRange
 from ha.arrow.queues import QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema, check_columns
 from ha.arrow.walking import Damage
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 
 __all__ = [
     "BLANK_SIZE",
@@ -30,7 +30,7 @@ __all__ = [
     "RowFilter",
     "arrow_schema",
     "check_columns",
-    "decode_batch",
+    "decode_batches",
     "decode_pull_body",
     "read_arrow",
 ]

@@ -10,7 +10,7 @@ from ha.arrow.heads import HEAD, Heads
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.queues import ENTRY_DTYPE, QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 
 
 class Confirmed:

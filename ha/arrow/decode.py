@@ -31,32 +31,6 @@ from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, decode_record
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
 
-def decode_batch(
-    buffer: pa.Buffer | bytes | memoryview,
-    positions: Int64s,
-    *,
-    base_offset: int | None,
-    broker_name: str,
-    options: ReadOptions,
-    places: Places | None = None,
-    counts: ReadCounts | None = None,
-    file: Path | None = None,
-) -> pa.RecordBatch:
-    """Return the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
-
-    `base_offset`: physical offset of the buffer's first byte, or None if the records' own offsets are not checked (pull
-    responses). `places`: the consume-queue entry of each; a record that disagrees is damaged. An inner batch yields a
-    row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
-    Bodies are not decompressed: `decode_batches` does that.
-    """
-    if not isinstance(buffer, pa.Buffer):
-        buffer = pa.py_buffer(buffer)
-    counts = ReadCounts() if counts is None else counts
-    assert not options.decompress or "body" not in options.columns
-    task = _Decoder(buffer, base_offset, broker_name, options, counts, file)
-    return task.decode(positions, places)
-
-
 def decode_batches(
     buffer: pa.Buffer | bytes | memoryview,
     positions: Int64s,
@@ -68,8 +42,15 @@ def decode_batches(
     counts: ReadCounts | None = None,
     file: Path | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Decode like `decode_batch`, and decompress, in as many batches as keep the decompressed bodies of each within
-    `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many."""
+    """Return the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
+
+    `base_offset`: physical offset of the buffer's first byte, or None if the records' own offsets are not checked (pull
+    responses). `places`: the consume-queue entry of each; a record that disagrees is damaged. An inner batch yields a
+    row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
+
+    A single batch, or with `options.decompress` as many as keep the decompressed bodies of each within
+    `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many.
+    """
     if not isinstance(buffer, pa.Buffer):
         buffer = pa.py_buffer(buffer)
     pending = [(positions, places)]

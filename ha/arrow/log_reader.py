@@ -34,7 +34,7 @@ from ha.arrow.slices import Int64s
 from ha.arrow.walking import Damage, Walker
 from ha.errors import RecordsGone, StoreUnreadable
 from ha.protocol.properties import tags_code
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 
 _BLOCK_ENTRIES = 65_536
 _RANGE_BYTES = 64 << 20

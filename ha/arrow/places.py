@@ -17,7 +17,7 @@ from ha.arrow.arrays import from_numpy, from_texts, to_mask
 from ha.arrow.queues import Entries, QueueId
 from ha.arrow.read_options import RowFilter
 from ha.arrow.slices import Int64s
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 Mask = npt.NDArray[np.bool_]

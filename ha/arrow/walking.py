@@ -14,7 +14,7 @@ from ha.arrow.queues import QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
 from ha.arrow.slices import Int64s
 from ha.errors import CorruptLog
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 
 _WALK_BYTES = 16 << 20
 

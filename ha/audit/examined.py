@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ha.arrow import ReadOptions, decode_batch
+from ha.arrow import ReadOptions, decode_batches
 from ha.arrow.heads import Heads
 from ha.arrow.slices import Int64s
 from ha.audit.findings import HOUR_MS, Finding
@@ -26,7 +26,7 @@ class Examined:
         heads = Heads(raw, at, None)
         options = ReadOptions(columns=("topic", "tags", "crcOk"), decompress=False)
         # No base offset, so that a misplaced record is decoded like any other.
-        batch = decode_batch(walked.data, at, base_offset=None, broker_name=broker_name, options=options)
+        [batch] = decode_batches(walked.data, at, base_offset=None, broker_name=broker_name, options=options)
         encoded = batch.column("topic").dictionary_encode()
         self.topics: list[str] = encoded.dictionary.to_pylist()
         self.topic_codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)

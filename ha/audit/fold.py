@@ -13,7 +13,7 @@ from ha.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding,
 from ha.audit.queues import QueueFold
 from ha.audit.range import CopyFacts, CopyPlace, has_plain_entries, read_entries
 from ha.audit.walk import Damaged, damage_at
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 
 _ENTRIES_AT_ONCE = 1 << 16
 _ENTRIES_LOOKED_AT_MAX = 1 << 24

@@ -24,7 +24,7 @@ from ha.audit.findings import Findings
 from ha.audit.queues import QueueFacts, queue_facts
 from ha.audit.walk import Damaged, RawLog, Walked, walk_range
 from ha.protocol.properties import tags_code
-from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 _HASH_BYTES = 4 << 20

@@ -15,10 +15,7 @@ import msgspec
 
 from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.record import RECORD_PLACE
-from ha.protocol.store_files import ENTRY
-
-BLANK_SIZE = 0x7FFFFFFF
-"""Record size in an entry that stands for no message (RocketMQ: fillPreBlank)."""
+from ha.protocol.store_files import BLANK_SIZE, ENTRY
 
 
 class WrongEntryError(Exception):

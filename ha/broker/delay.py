@@ -23,7 +23,6 @@ import msgspec
 import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader, LossDetector, split
-from ha.broker.choosing import BLANK_SIZE
 from ha.broker.core import BrokerCore
 from ha.broker.detour import real_message
 from ha.broker.limited_log import LimitedLog
@@ -34,6 +33,7 @@ from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:

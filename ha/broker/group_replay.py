@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.broker.choosing import BLANK_SIZE
 from ha.broker.group_state import SECTIONS, Replica, TablesState
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.bodies import LogPosition
 from ha.protocol.group_records import SNAPSHOT_TAGS_CODE, TablesRecord, decode_tables_record
 from ha.protocol.record import RecordHead, decode_record, scan_record
+from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import TABLES_TOPIC
 
 if TYPE_CHECKING:

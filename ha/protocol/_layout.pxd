@@ -35,7 +35,7 @@ cdef enum:
     # record_encoding
     PROPERTY_CRC_SIZE = 20
 
-    # record_digest, store_files, queue_entries, index_entries
+    # record_digest, store_files, index_entries
     KEY_SIZE = 20
     ENTRY_SIZE = 20
     BLANK_SIZE = 0x7FFFFFFF

@@ -1,21 +1,19 @@
-"""How far the begin of a piece of a consume queue's file holds entries, as a start finds them."""
+"""Counts the valid entries at the start of a part of a consume-queue file, for recovery."""
 
 from __future__ import annotations
 
 from ha.protocol.compiled import with_compiled_twin
-from ha.protocol.store_files import ENTRY
-
-BLANK_SIZE = 0x7FFFFFFF
-"""Record size in entries that only fill the room before a queue's first message (RocketMQ: fillPreBlank)."""
+from ha.protocol.store_files import BLANK_SIZE, ENTRY
 
 
 @with_compiled_twin
 def count_entries(raw: bytes, last_end: int) -> tuple[int, int, bool]:
-    """Return how many entries `raw` begins with, where the last record that they know ends, and whether they end there.
+    """Return the number of valid entries at the start of `raw`, the end of the last record, and whether the queue may
+    end there.
 
-    `raw` are whole entries; `last_end` (bytes, not negative) is where the record before them ends. What follows the
-    entries is none (no size, or a negative offset): the end of the queue. Or, False, it points back, to before the end
-    of what comes before it: that is damage.
+    `raw` holds whole entries; `last_end` is the physical offset at which the preceding record ends (at least 0). True:
+    no entry follows (size 0 or a negative offset), which is the end of the queue. False: the next entry points back,
+    before the end of its predecessor, which is damage.
     """
     count = 0
     for physical_offset, size, _ in ENTRY.iter_unpack(raw):

@@ -30,8 +30,10 @@ SEGMENT_NAME_SIZE = 20
 ENTRY = Struct(">qiq")
 """Consume-queue entry: physical offset, record size in bytes, tags code."""
 ENTRY_SIZE = ENTRY.size
-ENTRY_FILL = ENTRY.pack(0, 0x7FFFFFFF, 0)
-"""What stands before the first entry of a queue that doesn't start at 0."""
+BLANK_SIZE = 0x7FFFFFFF
+"""Record size in entries without a message, before the first message of a queue (RocketMQ: fillPreBlank)"""
+ENTRY_FILL = ENTRY.pack(0, BLANK_SIZE, 0)
+"""Fills a queue that does not start at 0 up to its first entry"""
 
 INDEX_HEADER = Struct(">qqqqii")
 INDEX_HEADER_SIZE = INDEX_HEADER.size

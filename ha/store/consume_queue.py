@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ha.protocol.queue_entries import BLANK_SIZE, count_entries
+from ha.protocol.queue_entries import count_entries
 from ha.protocol.record import RecordHead
-from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
+from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles, data_ranges
 from ha.store.mapped_file import RunBlocking, fetch, segment_starts
 from ha.store.queue_ends import QueueEnds

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.broker.choosing import BLANK_SIZE, Choice, Limits, Wanted, WrongEntryError, choose
+from ha.broker.choosing import Choice, Limits, Wanted, WrongEntryError, choose
 from ha.protocol.compiled import pure
 from ha.protocol.record import RECORD_PLACE
-from ha.protocol.store_files import ENTRY
+from ha.protocol.store_files import BLANK_SIZE, ENTRY
 
 QUEUE_ID = 7
 Lists = tuple[list[int], list[int], list[int]]

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_batch, decode_pull_body
-from ha.arrow.decode import decode_batches
+from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_batches, decode_pull_body
 from ha.arrow.properties import PropertyTable
 from ha.errors import RemoteProtocolError
 from ha.protocol.batch import encode_batch
@@ -45,7 +44,7 @@ def records(data: bytes) -> None:
     if not buffer:
         return
     found = np.array(positions, np.int64)
-    batch = decode_batch(buffer, found, base_offset=None, broker_name="b", options=EVERYTHING)
+    [batch] = decode_batches(buffer, found, base_offset=None, broker_name="b", options=EVERYTHING)
     batch.validate(full=True)
     rows = raw_rows(batch)
     assert len(rows) == len(pieces)
@@ -55,7 +54,8 @@ def records(data: bytes) -> None:
         for batch in decode_batches(buffer, found, base_offset=None, broker_name="b", options=options):
             batch.validate(full=True)
     for base in (0, 1 << 40):
-        decode_batch(buffer, found, base_offset=base, broker_name="b", options=EVERYTHING).validate(full=True)
+        [batch] = decode_batches(buffer, found, base_offset=base, broker_name="b", options=EVERYTHING)
+        batch.validate(full=True)
     try:
         for batch in decode_pull_body(buffer, broker_name="b", options=NO_CRC):
             batch.validate(full=True)

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import ha.protocol
-from ha.protocol import batch, codes, index_entries, properties, queue_entries, record, record_digest, record_encoding
+from ha.protocol import batch, codes, index_entries, properties, record, record_digest, record_encoding
 from ha.protocol.codes import SysFlag
 from ha.protocol.send_parser import OnlyShort
-from ha.protocol.store_files import ENTRY_SIZE, INDEX_ENTRY_SIZE
+from ha.protocol.store_files import BLANK_SIZE, ENTRY_SIZE, INDEX_ENTRY_SIZE
 
 FOLDER = Path(ha.protocol.__file__).parent
 ELSEWHERE = {
@@ -19,13 +19,14 @@ ELSEWHERE = {
     "STORE_TIMESTAMP_AT": record.HEADS[0].size - 32,
     "PLACE_SIZE": record.RECORD_PLACE.size,
     "INT32_MAX": 2**31 - 1,
+    "BLANK_SIZE": BLANK_SIZE,
     "ENTRY_SIZE": ENTRY_SIZE,
     "INDEX_ENTRY_SIZE": INDEX_ENTRY_SIZE,
     "SEND_FIELD_COUNT": len(OnlyShort.__struct_fields__),
     "BATCH_HEAD_SIZE": batch.HEAD_SIZE,
     "BATCH_ENTRY_SIZE_MIN": batch.ENTRY_SIZE_MIN,
 }
-MODULES = (SysFlag, codes, properties, record, record_encoding, record_digest, queue_entries, index_entries)
+MODULES = (SysFlag, codes, properties, record, record_encoding, record_digest, index_entries)
 
 
 def test_constants_are_those_of_the_python_modules() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.protocol.compiled import pure
-from ha.protocol.queue_entries import BLANK_SIZE, count_entries
-from ha.protocol.store_files import ENTRY
+from ha.protocol.queue_entries import count_entries
+from ha.protocol.store_files import BLANK_SIZE, ENTRY
 
 TWINS = (count_entries, pure(count_entries))
 INT64_MAX = (1 << 63) - 1

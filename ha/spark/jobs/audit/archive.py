@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
-from ha.arrow import ReadOptions, decode_batch
+from ha.arrow import ReadOptions, decode_batches
 from ha.arrow.slices import Int64s
 from ha.audit.examined import Examined
 from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
@@ -191,7 +191,7 @@ def _compare_rows(
     names = [name for name in rows.column_names if name not in _NOT_COMPARED]
     options = ReadOptions(columns=("topic", *names), decompress=False)
     at = view.positions[mine] - view.walked.begin
-    batch = decode_batch(view.walked.data, at, base_offset=None, broker_name="", options=options)
+    [batch] = decode_batches(view.walked.data, at, base_offset=None, broker_name="", options=options)
     index = pa.array(theirs)
     differing: dict[int, list[str]] = {}
     for name in ("topic", *names):

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from ha.protocol.queue_entries import BLANK_SIZE
 from ha.protocol.record_digest import QueueRun
-from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
+from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 
 QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _BUFFERED_BYTES_MAX = 20 << 20
