@@ -1,8 +1,8 @@
-"""Who may do what: RocketMQ 4.9's plain ACL (plain_acl.yml), checked for every request.
+"""Access control: RocketMQ 4.9's plain ACL (plain_acl.yml), checked for every request.
 
-`AclGuard` stands before the handlers; `AclPolicy` is what the files say; requirements.py is the table of what each
-request code needs. policy_files.py reads the files and takes changes of them in: it is imported where there are some,
-as that takes a while (YAML).
+`AclGuard` checks requests before the handlers; `AclPolicy` is the content of the files; requirements.py is the table of
+permissions by request code. policy_files.py reads and reloads the files. It is only imported if there are files, as
+importing YAML is slow.
 """
 
 from .guard import AclGuard, AclGuardOptions, AclStatistics, guard_options

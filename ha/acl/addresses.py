@@ -1,14 +1,14 @@
-"""Address patterns of plain_acl.yml: whose requests need no signature.
+"""Address patterns of plain_acl.yml: hosts whose requests need no signature.
 
     1.2.3.4   a::1                one address
     1.2.3.4,5.6.7.8               several, joined with commas
     1.2.3.{4,5}   a:…:{1,2}       several that differ in their last part
     1.2.3.*   1.2.1-9.*   a::5-7f a part is * or a range (hexadecimal in an IPv6 address)
-    a:b:*                         * at the end of an IPv6 address stands for all that is left
+    a:b:*                         * at the end of an IPv6 address matches all remaining parts
     *   *.*.*.*   *:*:*:*:*:*:*:* any
 
-Source: RemoteAddressStrategyFactory. Narrower than RocketMQ in one thing: there 1.2.*.4 means 1.2.*.*, as what stands
-behind the first * or range is not looked at; here every part has to match.
+Source: RemoteAddressStrategyFactory. Stricter than RocketMQ in one point: there 1.2.*.4 means 1.2.*.*, as parts after
+the first * or range are ignored; here every part has to match.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AddressPattern:
     __slots__ = ("_alternatives", "is_any", "text")
 
     def __init__(self, text: str) -> None:
-        """ValueError, saying why, if `text` is no pattern."""
+        """Raises ValueError with the reason if `text` is not a pattern."""
         self.text = text
         self.is_any = text in _ANY
         self._alternatives: list[list[Range]] = [] if self.is_any else [_parts(each) for each in _split(text)]
@@ -36,7 +36,7 @@ class AddressPattern:
         return f"AddressPattern({self.text!r})"
 
     def matches(self, host: str) -> bool:
-        """Tell whether the address `host` is meant. What is no address matches only "any"."""
+        """Whether the pattern matches `host`. A host that is not an address only matches "any"."""
         if self.is_any:
             return True
         try:

@@ -1,13 +1,13 @@
-"""Stands before a broker's handlers and lets through what the policy allows.
+"""Checks requests before the handlers of a broker or name server.
 
-The order is RocketMQ's (PlainPermissionManager.validate): an address of globalWhiteRemoteAddresses may do anything, and
-so may this process itself; then, where TLS is required, the connection must be encrypted; then the access key must be
-known; from its whiteRemoteAddress it may do anything too; then the signature must be good, and only then is it looked
-at what the request needs. Refusals are answered as by RocketMQ 4.9: SYSTEM_ERROR with the exception's text (its place
-in the source is left out).
+The order is RocketMQ's (PlainPermissionManager.validate). Addresses in globalWhiteRemoteAddresses, and this process
+itself, may do anything. Otherwise, if TLS is required, the connection must be encrypted; the access key must be known;
+from its whiteRemoteAddress it may do anything; the signature must be valid; and finally the account needs the
+permission of the request. Refusals are answered as by RocketMQ 4.9: SYSTEM_ERROR with the exception's text (without its
+place in the source).
 
-Whoever fails to say who he is again and again on one connection loses it. Denied rights don't count for that: a client
-that knows its key but may not write a topic is a client.
+A connection is closed after repeated authentication failures. Denied permissions do not count: a client with a valid
+key that may not write to a topic is still a client.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 NO_TLS = "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
 NOT_FROM_HERE = "aclAdminFrom: request code={} is not taken from here; it needs TLS or an address that is listed"
 _SHOWN_MAX = 64
-"""Characters of what a stranger calls himself that are repeated to him and in the log."""
+"""Maximum characters of an unknown access key that are repeated in the answer and in the log."""
 
 
 class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limits, and requirements on connections."""
 
     failures_per_connection_max: int = 10
-    """With one more failed authentication a connection is closed."""
+    """A connection is closed when it has more authentication failures than this."""
     requires_tls: bool = False
-    """Whether requests on connections without TLS are refused."""
+    """Refuses requests on connections without TLS."""
     admin_origins: AdminOrigins | None = None
-    """Connections on which admins may change something; None: all."""
+    """Connections on which admins may change something; None for all."""
 
 
 class GuardKeys(Protocol):
-    """The configuration keys that a guard needs."""
+    """The configuration keys used by a guard."""
 
     @property
     def acl_require_tls(self) -> bool:
@@ -69,7 +69,7 @@ class GuardKeys(Protocol):
 
 
 def guard_options(keys: GuardKeys) -> AclGuardOptions:
-    """Return the options that a configuration asks for. ConfigError."""
+    """Returns the options for a configuration. Raises ConfigError."""
     origins = None
     if keys.acl_admin_from:
         try:
@@ -81,30 +81,30 @@ def guard_options(keys: GuardKeys) -> AclGuardOptions:
 
 
 class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the start, except `account_count`."""
+    """Counters since the start, except `account_count`."""
 
     account_count: int
     failed_count: int
-    """Requests of which it is not known who sent them."""
+    """Requests that failed authentication."""
     denied_count: int
-    """Requests of somebody known who may not."""
+    """Authenticated requests without the permission."""
     closed_count: int
-    """Connections closed for failing too often."""
+    """Connections closed after too many authentication failures."""
 
 
 class _Refusal(Exception):  # noqa: N818
     """Why a request is refused. Never leaves this module."""
 
-    def __init__(self, text: str, *, is_stranger: bool) -> None:
+    def __init__(self, text: str, *, is_authentication: bool) -> None:
         super().__init__(text)
         self.text = text
-        self.is_stranger = is_stranger
+        self.is_authentication = is_authentication
 
 
 class AclGuard:
-    """Checks requests against `policy`, which may be replaced at any time; the next request sees the new one.
+    """Checks requests against `policy`, which may be replaced at any time and then applies to the next request.
 
-    One guard serves all ports of a process. A request code without a rule needs only a signature, since it is not
+    One guard serves all ports of a process. A request code without a rule only needs a signature, as it is not
     answered.
     """
 
@@ -118,7 +118,7 @@ class AclGuard:
         self._closed_count = 0
 
     def statistics(self) -> AclStatistics:
-        """Return a snapshot."""
+        """A snapshot of the counters."""
         return AclStatistics(
             account_count=len(self.policy.accounts),
             failed_count=self._failed_count,
@@ -127,7 +127,7 @@ class AclGuard:
         )
 
     def admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Return the requests that are allowed, in order; the others are answered. None once the connection is lost."""
+        """Returns the allowed requests in order, and answers the others. Returns none once the connection is closed."""
         policy, host = self.policy, connection.peer[0]
         if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
             return commands
@@ -147,17 +147,17 @@ class AclGuard:
 
     def _check(self, policy: AclPolicy, connection: RemotingConnection, command: RemotingCommand) -> None:
         if self._options.requires_tls and not connection.is_encrypted:
-            raise _Refusal(NO_TLS, is_stranger=True)
+            raise _Refusal(NO_TLS, is_authentication=True)
         access_key = command.ext_fields.get(ACCESS_KEY)
         if not access_key:  # the C++ client sends an empty one for none
-            raise _Refusal("No accessKey is configured", is_stranger=True)
+            raise _Refusal("No accessKey is configured", is_authentication=True)
         account = policy.accounts.get(access_key)
         if account is None:
-            raise _Refusal(f"No acl config for {access_key[:_SHOWN_MAX]}", is_stranger=True)
+            raise _Refusal(f"No acl config for {access_key[:_SHOWN_MAX]}", is_authentication=True)
         if account.white_hosts and account.white_hosts.matches(connection.peer[0]):
             return
         if not account.key.has_signed(command):
-            raise _Refusal(f"Check signature failed for accessKey={access_key}", is_stranger=True)
+            raise _Refusal(f"Check signature failed for accessKey={access_key}", is_authentication=True)
         self._check_rights(account, connection, command)
 
     def _check_rights(self, account: Account, connection: RemotingConnection, command: RemotingCommand) -> None:
@@ -169,20 +169,20 @@ class AclGuard:
             if rule.kind is not Needs.SIGNATURE and not account.is_admin:
                 raise _Refusal(
                     f"Need admin permission for request code={code}, but accessKey={account.access_key} is not",
-                    is_stranger=False,
+                    is_authentication=False,
                 )
             origins = self._options.admin_origins
             if rule.kind is Needs.ADMIN_CHANGE and origins is not None and not origins.match(connection):
-                raise _Refusal(NOT_FROM_HERE.format(code), is_stranger=False)
+                raise _Refusal(NOT_FROM_HERE.format(code), is_authentication=False)
             return
         for resource, right in rule.needed(command):
             if not account.may(resource, right):
-                raise _Refusal(_no_permission(resource), is_stranger=False)
+                raise _Refusal(_no_permission(resource), is_authentication=False)
 
-    # For handlers: permissions on what only they can look up
+    # For handlers: permissions on resources that only they can determine
 
     def may(self, connection: RemotingConnection, access_key: str, resource: str, right: int) -> bool:
-        """Tell whether the account `access_key`, on `connection`, has `right` on `resource` now."""
+        """Whether the account `access_key`, on `connection`, has `right` on `resource` at present."""
         policy, host = self.policy, connection.peer[0]
         if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
             return True
@@ -192,31 +192,31 @@ class AclGuard:
         return bool(account.white_hosts and account.white_hosts.matches(host)) or account.may(resource, right)
 
     def refusal(self, connection: RemotingConnection, command: RemotingCommand, resource: str, right: int) -> str:
-        """Return "" if the account of an admitted request has `right` on `resource`, else the refusal to answer."""
+        """Returns "" if the account of an admitted request has `right` on `resource`, else the refusal to answer."""
         if self.may(connection, command.ext_fields.get(ACCESS_KEY, ""), resource, right):
             return ""
-        refusal = _Refusal(_no_permission(resource), is_stranger=False)
+        refusal = _Refusal(_no_permission(resource), is_authentication=False)
         self._note(connection, command, refusal)
         return _EXCEPTION + refusal.text
 
     def _refuse(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
         connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, _EXCEPTION + refusal.text))
         self._note(connection, command, refusal)
-        if not refusal.is_stranger:
+        if not refusal.is_authentication:
             return
         failures = self._failures[connection] = self._failures.get(connection, 0) + 1
         if failures > self._options.failures_per_connection_max:
             self._closed_count += 1
-            connection.close(CLOSE_CAUSE, f"{failures} requests of nobody known")
+            connection.close(CLOSE_CAUSE, f"{failures} requests failed authentication")
 
     def _note(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
-        """Count a refusal and log it."""
-        if refusal.is_stranger:
+        """Counts and logs a refusal."""
+        if refusal.is_authentication:
             self._failed_count += 1
         else:
             self._denied_count += 1
         host = connection.peer[0]
-        count = self._log_limiter.admit((host, refusal.is_stranger), trio.current_time())
+        count = self._log_limiter.admit((host, refusal.is_authentication), trio.current_time())
         if count:
             logger.warning(
                 "acl.refused peer=%s:%d code=%d reason=%r times=%d",

@@ -24,13 +24,13 @@ class AdminOrigins:
     __slots__ = ("_hosts", "_takes_tls")
 
     def __init__(self, text: str) -> None:
-        """ValueError, saying why, if `text` lists no origins."""
+        """Raises ValueError with the reason if `text` is not a list of origins."""
         words = [word.strip() for word in text.split(";")]
         if not all(words):
-            raise ValueError(f"{text!r} is no list of {TLS} and address patterns, separated by ;")
+            raise ValueError(f"{text!r} is not a list of {TLS} and address patterns, separated by ;")
         self._takes_tls = TLS in words
         self._hosts = HostFilter(AddressPattern(word) for word in words if word != TLS)
 
     def match(self, connection: RemotingConnection) -> bool:
-        """Tell whether `connection` has one of these origins."""
+        """Whether `connection` has one of these origins."""
         return (self._takes_tls and connection.is_encrypted) or self._hosts.matches(connection.peer[0])

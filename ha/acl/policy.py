@@ -1,7 +1,7 @@
-"""What access keys may do, in memory: frozen once it is made, replaced as a whole when the files change.
+"""The permissions of access keys in memory: immutable, replaced as a whole when the files change.
 
-Resources are topics, and groups under the name of their retry topic (%RETRY%group), as in RocketMQ: whoever pulls from
-a group's retry topic needs exactly the right on the group. Sources: PlainPermissionManager, Permission,
+Resources are topics, and groups under the name of their retry topic (%RETRY%group), as in RocketMQ: pulling from a
+group's retry topic needs exactly the right on the group. Sources: PlainPermissionManager, Permission,
 PlainAccessResource.
 """
 
@@ -15,13 +15,13 @@ from ha.protocol.topic_names import INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPIC_
 from .addresses import AddressPattern
 
 KNOWN_HOSTS_MAX = 4096
-"""Of so many hosts it is remembered whether a pattern means them."""
+"""Maximum number of hosts whose result is cached."""
 
 
 class Right:
-    """What may be done with a topic or group, as bits. DENY is nothing at all, whatever stands beside it.
+    """Rights on a topic or group, as bits. DENY overrides the others.
 
-    Numbers, not an IntFlag: two operators of that take a microsecond, a fifth of a whole check.
+    Plain integers: two operations on an IntFlag take a microsecond, a fifth of a whole check.
     """
 
     DENY = 1
@@ -40,12 +40,12 @@ RIGHTS = {
 
 
 def is_internal(topic: str) -> bool:
-    """Tell whether only admins may read `topic`."""
+    """Whether only admins may read `topic`."""
     return topic in INTERNAL_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 class HostFilter:
-    """Patterns asked about the same few hosts again and again."""
+    """Address patterns with a cache of results by host."""
 
     __slots__ = ("_known", "_patterns")
 
@@ -57,7 +57,7 @@ class HostFilter:
         return bool(self._patterns)
 
     def matches(self, host: str) -> bool:
-        """Tell whether one of the patterns means `host`."""
+        """Whether a pattern matches `host`."""
         known = self._known.get(host)
         if known is None:
             known = any(pattern.matches(host) for pattern in self._patterns)
@@ -68,7 +68,7 @@ class HostFilter:
 
 
 class Account:
-    """One access key. Its secret key is there only as something to check signatures with."""
+    """One access key. Its secret key can only be used to check signatures."""
 
     __slots__ = ("_default_group", "_default_topic", "_rights", "access_key", "is_admin", "key", "white_hosts")
 
@@ -84,7 +84,7 @@ class Account:
         topics: Mapping[str, int] = {},
         groups: Mapping[str, int] = {},
     ) -> None:
-        """`white_host`: from there the access key alone will do. A topic %RETRY%G stands for the group G."""
+        """`white_host`: addresses from which the access key suffices. A topic %RETRY%G stands for the group G."""
         self.access_key = access_key
         self.key = SigningKey(secret_key)
         self.is_admin = is_admin
@@ -97,10 +97,10 @@ class Account:
         return f"Account({self.access_key!r}, is_admin={self.is_admin}, rights={len(self._rights)})"
 
     def may(self, resource: str, needed: int) -> bool:
-        """Tell whether the account has `needed` (PUB, SUB, or both for one of the two) on `resource`.
+        """Whether the account has `needed` (PUB, SUB, or both for either one) on `resource`.
 
-        An admin has everything, unless the file lists rights for it: then these and the defaults, as in RocketMQ. What
-        has no name is an admin's. Only an admin has SUB on system topics, which hold messages of all topics.
+        An admin has all rights, unless the file lists rights for it: then only these and the defaults, as in RocketMQ.
+        Only admins have rights on the empty resource, and SUB on system topics, which hold messages of all topics.
         """
         if not self.is_admin and (not resource or (needed & _SUB and is_internal(resource))):
             return False
@@ -115,7 +115,7 @@ class Account:
 
 
 class AclPolicy:
-    """All accounts, and the hosts from which everything is allowed without any."""
+    """All accounts, and the hosts from which everything is allowed without an account."""
 
     __slots__ = ("accounts", "global_white_hosts")
 

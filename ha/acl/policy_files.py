@@ -1,9 +1,9 @@
-"""The files that a policy comes from: plain_acl.yml, and all *.yml and *.yaml in a directory beside it.
+"""The files of a policy: plain_acl.yml, and all *.yml and *.yaml in a directory.
 
-RocketMQ reads the directory's files first, conf/plain_acl.yml last; an access key that is in several counts as in the
-first. Changes are found by looking at the contents every few seconds (RocketMQ: AclFileWatchService, 5 s): a time stamp
-can miss a change, and a rename or a mounted secret is no event everywhere. A set of files that can't be read, or is
-empty, is told once and the policy stays as it was: half of a file that somebody is writing must let nobody in or out.
+RocketMQ reads the directory's files first, conf/plain_acl.yml last; for an access key in several files, the first one
+counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService, 5 s), as a time
+stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read or are
+empty, this is logged once and the policy stays in force, so that a half-written file has no effect.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 FILE_COUNT_MAX = 64
 DEPTH_MAX = 4
 SETTLE_S = 0.2
-"""A changed set of files is taken when two looks so far apart find the same."""
+"""Changed files are loaded once two reads this far apart are equal."""
 
 
 class AclPolicyFiles:
-    """`file` and everything in `directory`, on `disk`. Blocking calls go through `run_blocking`."""
+    """`file` and all files in `directory`, on `disk`. Blocking calls go through `run_blocking`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class AclPolicyFiles:
         self._seen = b""
 
     async def load(self) -> AclPolicy:
-        """Read everything. ConfigError, with the file's name and no value of it, if there is nothing or it is wrong."""
+        """Reads all files. ConfigError, with the file name but no values, if they are missing or invalid."""
         policy, warnings = await self._run_blocking(self._load)
         for warning in warnings:
             logger.warning("acl.file_warning warning=%r", warning)
@@ -62,7 +62,7 @@ class AclPolicyFiles:
         return loaded
 
     async def reload(self) -> AclPolicy | None:
-        """The policy, if the files have changed since they were last looked at; ConfigError as of `load`."""
+        """The policy if the files changed since the last call, else None. ConfigError as `load`."""
         digest = await self._run_blocking(self._digest)
         if digest in (self._taken, self._seen):
             self._seen = digest
@@ -74,7 +74,7 @@ class AclPolicyFiles:
         return await self.load()
 
     async def keep_loaded(self, guard: AclGuard, interval_s: float) -> NoReturn:
-        """Give `guard` what the files say whenever they have changed, looking every `interval_s`, until cancelled."""
+        """Updates `guard` when the files have changed, checking every `interval_s`, until cancelled."""
         while True:
             await trio.sleep(interval_s)
             try:
@@ -95,7 +95,7 @@ class AclPolicyFiles:
             try:
                 found = parse_acl_file(content)
             except AclFileError as error:
-                raise ConfigError("aclFile", f"{path}: {error}", "a file as RocketMQ's plain_acl.yml") from None
+                raise ConfigError("aclFile", f"{path}: {error}", "a file like RocketMQ's plain_acl.yml") from None
             if self._is_open(path):
                 warnings.append(f"{path}: every user of this machine can read its secret keys; chmod o= {path}")
             patterns += found.global_white_hosts
@@ -117,10 +117,10 @@ class AclPolicyFiles:
         try:
             return self._is_open_to_others(path)
         except OSError:
-            return False  # it has just gone: the next look will tell
+            return False  # it was just deleted: the next reload notices
 
     def _digest(self) -> bytes:
-        """What the files hold, in short; the fault's text while they can't be read."""
+        """A digest of the files; the error's text if they can't be read."""
         try:
             return _digest_of(self._read())
         except ConfigError as error:
@@ -139,7 +139,7 @@ class AclPolicyFiles:
         for name in self._disk.list_dir(directory):
             path = directory / name
             if name.startswith("."):
-                continue  # an editor's, or the other side of a mounted secret's link
+                continue  # a file of an editor, or the target of a mounted secret's link
             if name.endswith((".yml", ".yaml")):
                 yield path
             elif depth and "." not in name:
@@ -156,7 +156,7 @@ class AclPolicyFiles:
 
 
 def system_policy_files(file: str, directory: str) -> AclPolicyFiles:
-    """Return the files of this machine, read in threads."""
+    """The files on this machine, read in threads."""
     return AclPolicyFiles(
         Path(file),
         Path(directory),

@@ -1,4 +1,4 @@
-"""What each request needs: the one table of permissions by request code, for brokers and for name servers.
+"""The permissions that requests need, by request code, for brokers and for name servers.
 
 A rule requires an admin, rights on topics and groups, or only a valid signature. A broker or name server that answers a
 code without a rule does not start. The tables of docs/security.md are generated from the rules; tests compare both with

@@ -3,15 +3,15 @@
     globalWhiteRemoteAddresses: [pattern …]
     accounts:
       - accessKey, secretKey       text of more than six characters
-        whiteRemoteAddress         a pattern; from there the access key alone will do
+        whiteRemoteAddress         a pattern of addresses from which the access key suffices
         admin                      true, false
         defaultTopicPerm, defaultGroupPerm   DENY, PUB, SUB, PUB|SUB; absent: DENY
         topicPerms, groupPerms     [name=right …]
 
-What RocketMQ reads in silence and means something else by is refused: a key given twice, and a text that YAML takes for
-something else and RocketMQ would turn into another one (0123456 is octal, 1e5 a number with an exponent): it needs
-quotes. A right that is no word of the above is DENY, as in RocketMQ, and a warning. Faults never quote a value, which
-may be a secret. Sources: PlainAccessConfig, PlainPermissionManager, Permission.parseResourcePerms.
+Refused, although RocketMQ silently misreads them: duplicate keys, and unquoted text that YAML reads as another type and
+RocketMQ would convert (0123456 is octal, 1e5 a number with an exponent). An unknown right is DENY, as in RocketMQ, with
+a warning. Errors never quote a value, which may be a secret. Sources: PlainAccessConfig, PlainPermissionManager,
+Permission.parseResourcePerms.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _ACCOUNT_KEYS = frozenset(
 
 
 class AclFileError(Exception):
-    """A file is not what RocketMQ could load; the text says where, and no value."""
+    """A file is invalid; the text names the place, but no value."""
 
 
 class AclFile(NamedTuple):
-    """What one file says. `warnings` are lines for the log."""
+    """The content of one file. `warnings` are lines for the log."""
 
     accounts: list[Account]
     global_white_hosts: list[AddressPattern]
@@ -61,7 +61,7 @@ class AclFile(NamedTuple):
 
 
 def parse_acl_file(content: bytes) -> AclFile:
-    """Return what is in a file; nothing at all for an empty one. AclFileError."""
+    """Parses a file, which may be empty. Raises AclFileError."""
     if len(content) > FILE_SIZE_MAX:
         raise AclFileError(f"it has {len(content)} bytes; at most {FILE_SIZE_MAX} are read")
     try:
@@ -70,9 +70,9 @@ def parse_acl_file(content: bytes) -> AclFile:
         # Its own text quotes the lines around the place, secrets included.
         mark = error.problem_mark
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
-        raise AclFileError(f"it is no YAML{where}") from None
+        raise AclFileError(f"it is not valid YAML{where}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise AclFileError("it is no YAML") from None
+        raise AclFileError("it is not valid YAML") from None
     if root is None:
         return AclFile([], [], [])
     return _Reader().read(root)
@@ -94,7 +94,7 @@ class _Reader:
         for number, node in enumerate(self._items(top.get("accounts"), "accounts")):
             account = self._account(node, f"accounts[{number}]")
             if account.access_key in accounts:
-                self.warnings.append(f"accessKey {account.access_key!r} is there twice: the first one counts")
+                self.warnings.append(f"accessKey {account.access_key!r} is duplicated: the first one counts")
             accounts.setdefault(account.access_key, account)
         return AclFile(list(accounts.values()), [each for each in patterns if each is not None], self.warnings)
 
@@ -122,15 +122,15 @@ class _Reader:
 
     def _mapping(self, node: yaml.Node, where: str, known: frozenset[str]) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
-            raise AclFileError(f"{where} is no mapping")
+            raise AclFileError(f"{where} is not a mapping")
         found: dict[str, yaml.Node] = {}
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in found:
-                raise AclFileError(f"{where}: {name} is there twice")
+                raise AclFileError(f"{where}: {name} is duplicated")
             if name not in known:
                 line = key.start_mark.line + 1
-                self.warnings.append(f"{where}: the key in line {line} is none of plain_acl.yml and is not used")
+                self.warnings.append(f"{where}: the key in line {line} is not a key of plain_acl.yml and is ignored")
             found[name] = value
         return found
 
@@ -138,7 +138,7 @@ class _Reader:
         if node is None or node.tag == _NULL:
             return []
         if not isinstance(node, yaml.SequenceNode):
-            raise AclFileError(f"{where} is no list")
+            raise AclFileError(f"{where} is not a list")
         items: list[yaml.Node] = node.value
         return items
 
@@ -149,11 +149,11 @@ class _Reader:
                 yield text
 
     def _text(self, node: yaml.Node | None, where: str) -> str | None:
-        """The text of a scalar as it stands there; None if there is none."""
+        """The text of a scalar as written; None if there is none."""
         if node is None or node.tag == _NULL:
             return None
         if not isinstance(node, yaml.ScalarNode):
-            raise AclFileError(f"{where} is no text")
+            raise AclFileError(f"{where} is not text")
         text: str = node.value
         is_text = node.tag == _STRING and (node.style is not None or not _EXPONENT.fullmatch(text))
         if not is_text and not _SAME_EVERYWHERE.fullmatch(text):
@@ -173,7 +173,7 @@ class _Reader:
             return AddressPattern(text.strip())
         except ValueError:
             raise AclFileError(
-                f"{where} is no address pattern, such as 10.0.0.*, 10.0.1-9.* or 10.0.0.{{4,5}}"
+                f"{where} is not an address pattern, such as 10.0.0.*, 10.0.1-9.* or 10.0.0.{{4,5}}"
             ) from None
 
     def _right(self, fields: dict[str, yaml.Node], key: str, where: str) -> int:
@@ -190,6 +190,6 @@ class _Reader:
     def _right_of(self, text: str, where: str) -> int:
         right = RIGHTS.get(text.strip())
         if right is None:
-            self.warnings.append(f"{where} is none of DENY, PUB, SUB, PUB|SUB: DENY is meant")
+            self.warnings.append(f"{where} is not one of DENY, PUB, SUB, PUB|SUB and means DENY")
             return Right.DENY
         return right

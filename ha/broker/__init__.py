@@ -1,1 +1,1 @@
-"""The front of a broker: what the remoting port answers. `open_broker` puts it together."""
+"""The front of a broker: everything that answers requests on the remoting port. `open_broker` starts it."""

@@ -1,4 +1,4 @@
-"""What a stored put waits for before it is answered: its flush, its replicas, or both.
+"""Waiting for the acknowledgement of stored puts: a flush, replicas, or both.
 
     SYNC_FLUSH     the flusher, at most syncFlushTimeout
     SYNC_MASTER    the group transfer, at most slaveTimeout

@@ -1,7 +1,7 @@
-"""Requests about clients that are connected: 203, 204, 328 and 345 show them, 221 and 223, 307, 309 ask them.
+"""Requests about connected clients: 203, 204, 328 and 345 show them; 223, 307 and 309 are relayed to them.
 
-What a client is asked goes over its own connection and may take seconds, so it runs in a task of `serve`, and the
-answer comes when it does: meanwhile the asker's connection is read. Signatures are not handed on to clients. Sources:
+A relayed request goes over the client's own connection and may take seconds, so it runs in a task of `serve`, while the
+requester's connection is still read. Signatures are not passed on to clients. Sources:
 AdminBrokerProcessor.callConsumer, Broker2Client.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RELAY_COUNT_MAX = 64
-"""Requests that wait for clients; further ones are refused."""
+"""Maximum number of requests waiting for clients."""
 CLIENT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
 
@@ -52,7 +52,7 @@ Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
 
 
 class AdminClients:
-    """Answers what operators ask of connected clients. `serve` runs what has to wait for them."""
+    """Answers admin requests about connected clients. `serve` runs those that are relayed."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -67,7 +67,7 @@ class AdminClients:
         )
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
@@ -79,7 +79,7 @@ class AdminClients:
         }
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Ask clients what is to be asked, until cancelled."""
+        """Relays requests until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
             async for connection, command, relay in self._receive:
@@ -92,17 +92,17 @@ class AdminClients:
             self._relay_count -= 1
 
     def _later(self, connection: RemotingConnection, command: RemotingCommand, relay: Relay) -> RemotingCommand | None:
-        """Have `relay` answer; the answer at once if too many wait."""
+        """Schedules `relay`, which answers later; returns an answer if too many wait."""
         if self._relay_count >= RELAY_COUNT_MAX:
             return command.reply(ResponseCode.SYSTEM_BUSY, f"{RELAY_COUNT_MAX} requests wait for answers of clients")
         self._relay_count += 1
         self._send.send_nowait((connection, command, relay))
         return None
 
-    # ---- shown
+    # ---- answered here
 
     async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """203: a consumer group's members, and what they say they consume."""
+        """203: a consumer group's members and subscriptions."""
         name = parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
@@ -144,7 +144,7 @@ class AdminClients:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"data": data}))
 
     async def subscription(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """345: what a group that is online wants of a topic."""
+        """345: the subscription of an online group to a topic."""
         request = parse_header(SubscriptionRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         found = group.subscriptions.get(request.topic) if group is not None else None
@@ -196,14 +196,14 @@ class AdminClients:
         return self._later(connection, command, relay)
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """307: what a consumer says of itself."""
+        """307: the running information of a consumer, relayed."""
         request = parse_header(RunningInfoRequest, command.ext_fields)
         return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), command.body)
 
     async def consume_directly(
         self, connection: RemotingConnection, command: RemotingCommand
     ) -> RemotingCommand | None:
-        """309: have a consumer consume one message, named by its offset message id, once more."""
+        """309: asks a consumer to process one message again, named by its offset message id."""
         request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         _, _, offset = decode_message_id(request.msg_id or "")
         try:
@@ -227,7 +227,7 @@ class AdminClients:
         ext_fields: dict[str, str],
         body: bytes | memoryview,
     ) -> RemotingCommand | None:
-        """Hand a request on to one member of a group, and its answer back."""
+        """Relays a request to one member of a group, and its answer."""
         name, client_id = request.consumer_group, request.client_id or ""
         client = self._clients.find_consumer(name, client_id)
         if client is None:
@@ -252,7 +252,7 @@ class AdminClients:
 
 
 async def _ask(client: RemotingConnection, question: RemotingCommand, timeout_s: float) -> RemotingCommand:
-    """As `client.invoke`, but a client that does not answer such questions keeps its connection."""
+    """As `client.invoke`, but without closing the connection if the client does not answer."""
     with trio.fail_after(timeout_s):
         return await client.invoke(question, 2 * timeout_s)
 

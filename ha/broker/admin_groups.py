@@ -1,4 +1,4 @@
-"""Requests that make, change, delete and show consumer groups' configurations: 200, 225, 207, 352; 314 copies offsets.
+"""Requests that create, change, delete and show consumer groups: 200, 225, 207, 352; 314 copies offsets.
 
 Source: AdminBrokerProcessor, SubscriptionGroupManager.
 """
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
 
 GROUP_LENGTH_MAX = 120
-"""Characters of a group's name, which becomes part of topics' names."""
+"""Maximum characters of a group's name, which becomes part of topic names."""
 RETRY_QUEUE_COUNT_MAX = 1024
-"""Queues of a group's retry topic."""
+"""Maximum queues of a group's retry topic."""
 BODY_SIZE_MAX = 1024 * 1024
-"""Bytes of a configuration, or of a list of them."""
+"""Maximum bytes of a configuration, or of a list of them."""
 
 
 class AdminGroups:
-    """Answers what operators ask of consumer groups."""
+    """Answers admin requests about consumer groups."""
 
     def __init__(self, core: BrokerCore) -> None:
         tables = core.tables
@@ -40,7 +40,7 @@ class AdminGroups:
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
@@ -50,14 +50,14 @@ class AdminGroups:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """200: make a group, or change it. A body of nothing changes nothing, as in RocketMQ."""
+        """200: creates or changes a group. An empty body changes nothing, as in RocketMQ."""
         fault = _size_fault(command)
         if fault or not command.body:
             return command.reply(ResponseCode.INVALID_PARAMETER if fault else ResponseCode.SUCCESS, fault or None)
         return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """225: the same for several groups; all of them or none."""
+        """225: the same for several groups, all or none."""
         fault = _size_fault(command)
         if fault:
             return command.reply(ResponseCode.INVALID_PARAMETER, fault)
@@ -76,7 +76,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS, fault or None)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """207: forget a group, and its offsets if that is asked for."""
+        """207: deletes a group, and its offsets if requested."""
         request = parse_header(DeleteGroupRequest, command.ext_fields)
         if self._standing.is_slave:
             return command.reply(
@@ -94,14 +94,14 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """352: one group's configuration. RocketMQ makes the group if it may; here a question changes nothing."""
+        """352: one group's configuration. RocketMQ creates the group if allowed; here a query changes nothing."""
         config = self._groups.get(parse_header(GroupRequest, command.ext_fields).group)
         if config is None:
             return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """314: let a group begin where another one is."""
+        """314: copies the offsets of one group to another."""
         request = parse_header(CloneOffsetRequest, command.ext_fields)
         members = self._clients.consumer_group(request.src_group)
         for topic in [request.topic] if request.topic else self._offsets.topics_of(request.src_group):
@@ -116,7 +116,7 @@ class AdminGroups:
 
 
 def group_fault(group: GroupConfig) -> str:
-    """Why a group can't be as it is given, or ""."""
+    """Why a configuration is invalid, or ""."""
     name = group.group_name
     fault = topic_fault(name).replace("topic", "group")
     if fault:

@@ -1,4 +1,4 @@
-"""Requests that have the store cleaned now instead of at its hour: 306, 316, 329. Source: AdminBrokerProcessor."""
+"""Requests that clean the store at once instead of at its hour: 306, 316, 329. Source: AdminBrokerProcessor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdminStore:
-    """Cleans at an operator's word what would be cleaned anyway."""
+    """Answers requests that clean the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -25,7 +25,7 @@ class AdminStore:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.delete_expired,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
@@ -33,15 +33,15 @@ class AdminStore:
         }
 
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """329 and 306: delete the log's files that have expired, and what the queues and the index have of them."""
+        """329 and 306: deletes expired log files, and their entries in queues and index."""
         deleted = await self._store.retention.clean(at_any_hour=True)
         logger.info("store.expired_deleted segments=%d", deleted)
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """316: clear the queues of topics that there are no longer, which a deletion does by itself.
+        """316: clears the queues of topics that no longer exist, which deleting a topic does as well.
 
-        Not on a slave, whose queues may be of topics that it has not heard of yet.
+        Refused on a slave, which may not have learned of all topics yet.
         """
         if self._standing.is_slave:
             return command.reply(ResponseCode.SYSTEM_ERROR, "Can't clean topics on a slave")

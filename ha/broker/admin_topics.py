@@ -1,9 +1,9 @@
-"""Requests that make, change, delete and show topics: 17, 215, 351, 305.
+"""Requests that create, change, delete and show topics: 17, 215, 351, 305.
 
-A change is answered when it is on disk and every name server was told, or failed to answer: whoever asks one next
-finds it. With what a deletion takes: configuration, offsets of consumer groups, and the messages from every reader.
-Queue offsets go on where they were if a topic of that name comes again; RocketMQ begins at 0 again, so that its slaves,
-and its queues when they are built anew, take new messages for old ones. Source: AdminBrokerProcessor.
+A change is answered when it is on disk and every name server has been notified or failed to answer. Deleting a topic
+deletes its configuration and the offsets of consumer groups, and hides its messages from readers. If a topic of that
+name is created again, queue offsets continue; RocketMQ restarts at 0, so that its slaves, and rebuilt queues, mistake
+new messages for old ones. Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUEUE_COUNT_MAX = 16_384
-"""Queues of a topic, of either kind."""
+"""Maximum number of read or write queues of a topic."""
 ATTRIBUTES_SIZE_MAX = 4096
-"""Characters of a topic's attributes."""
+"""Maximum characters of a topic's attributes."""
 DISPATCH_TIMEOUT_S = 3.0
 
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
 _SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
-"""What RocketMQ 5 makes topics of other kinds by; here there is only this one."""
+"""Attributes that select the kind of topic in RocketMQ 5; this is the only kind here."""
 _ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
 
 NO_REMARK = "not set any response code"
-"""What RocketMQ answers a success of 17 with."""
+"""Remark of a successful 17 in RocketMQ."""
 
 
 class AdminTopics:
-    """Answers what operators ask of topics."""
+    """Answers admin requests about topics."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
@@ -58,7 +58,7 @@ class AdminTopics:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
@@ -67,7 +67,7 @@ class AdminTopics:
         }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """17: make a topic, or change it."""
+        """17: creates or changes a topic."""
         request = parse_header(CreateTopicRequest, command.ext_fields)
         topic = request.topic
         fault = self._fault(topic) or _request_fault(request)
@@ -99,7 +99,7 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """215: forget a topic; the answer is the same if there is none."""
+        """215: deletes a topic; the answer is the same if it does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         fault = self._fault(topic)
         if fault:
@@ -118,7 +118,7 @@ class AdminTopics:
             return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         log = self._store.log
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
-            # What is dispatched later has its entries behind those that are cleared.
+            # Entries dispatched later come after those that are cleared.
             end = log.max_offset.value
             while log.dispatched_offset.value < end:
                 await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
@@ -138,16 +138,16 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """305: the topics that are the broker's own."""
+        """305: the system topics."""
         topics = TopicList(topic_list=sorted(self.system_names()))
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic is the broker's own, and not to be changed or deleted."""
+        """Whether a topic belongs to the broker and can't be changed or deleted."""
         return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self.system_names()
 
     def system_names(self) -> set[str]:
-        """The topics that are the broker's own, but for those that their prefix tells."""
+        """The system topics, except those recognized by their prefix."""
         return (
             {config.topic_name for config in system_topics(self._options)}
             | NO_SEND_TOPICS
@@ -172,9 +172,9 @@ def _request_fault(request: CreateTopicRequest) -> str:
 
 
 def changed_attributes(current: Mapping[str, str] | None, changes: str) -> dict[str, str]:
-    """The attributes of a topic (None: a new one) after `changes`, `+name=value,-name`.
+    """Applies `changes` (`+name=value,-name`) to the attributes of a topic (None: a new topic).
 
-    RemoteProtocolError with RocketMQ's text for what is none, or with another for what is not served here.
+    RemoteProtocolError with RocketMQ's text for an invalid change, or another one for a value not supported here.
     """
     attributes = dict(current or {})
     if len(changes) > ATTRIBUTES_SIZE_MAX:

@@ -1,7 +1,7 @@
-"""One broker's front, put together: tables loaded, requests served, tables saved at the end.
+"""A broker's front: loads the tables, serves requests, saves the tables at the end.
 
-The caller brings the store, the replication and the listeners; nothing here opens a socket. Nothing is served before
-the tables are loaded, and what is committed until the last request is in the files after the block.
+The caller provides the store, the replication and the listeners; nothing here opens a socket. Requests are served once
+the tables are loaded, and everything committed until the last request is in the files after the block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
 from ha.broker.offset_requests import OffsetProcessor
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import ASKED_OF_DISPATCH, Processor, after, handlers_of
+from ha.broker.processor import NEEDS_DISPATCH, Processor, after, handlers_of
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.queue_locks import QueueLocks
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 SAVE_TIMEOUT_S = 5.0
-"""Longest time that writing the tables may take when the broker stops."""
+"""Maximum time for writing the tables at shutdown."""
 
 
 class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests come in: the main port, and the fast one (listenPort - 2), which serves all but pulls."""
+    """The main port, and the fast port (listenPort - 2), which serves everything but pulls."""
 
     listeners: Sequence[trio.abc.Listener[trio.abc.Stream]]
     fast_listeners: Sequence[trio.abc.Listener[trio.abc.Stream]] = ()
@@ -64,12 +64,12 @@ class Replication(msgspec.Struct, frozen=True, kw_only=True):
 
     ha_service: HAService | None = None
     ha_client: HAClient | None = None
-    """Shown to tools"""
+    """Only for statistics"""
     client: RemotingClient | None = None
-    """With `master_address` (None while that is unknown): a slave copies its master's tables over it"""
+    """Used with `master_address` (None while unknown) to copy the master's tables"""
     master_address: Callable[[], str | None] | None = None
     sync_state: Callable[[], SyncStateRule | None] | None = None
-    """With failover: who must have a put, in the present term"""
+    """With failover: the members that must acknowledge a put in the current term"""
 
 
 class Broker:
@@ -110,7 +110,7 @@ class Broker:
         if replication.client is not None and replication.master_address is not None:
             self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
         self.group_log: GroupLog | None = None
-        """In a failover group: topics, groups and offsets in its log"""
+        """In a failover group: keeps the tables in its log"""
         if options.keeps_tables_in_log:
             self.group_log = GroupLog(core)
             tables.keep_in_log(self.group_log)
@@ -120,7 +120,7 @@ class Broker:
         self._changing = trio.Lock()
         self._change_count = 0
         self._has_term = False
-        """Whether there is something of a term to be forgotten at its end"""
+        """Whether services hold state of a term that has to be dropped at its end"""
 
     def _handlers(self, core: BrokerCore, replication: Replication) -> dict[int, RequestHandler]:
         """Every handler by request code. A new family of requests is added here and in `ha.acl.BROKER_RULES`."""
@@ -138,13 +138,13 @@ class Broker:
                 self.admin,
             )
         )
-        for code in ASKED_OF_DISPATCH:
+        for code in NEEDS_DISPATCH:
             handlers[code] = after(core.store.dispatcher.wait_files_made, handlers[code])
         assert handlers.keys() | SEND_CODES <= BROKER_RULES.keys(), "each code that is answered needs a rule"
         return handlers
 
     async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
-        """Start the services in `nursery`, then serve the ports."""
+        """Starts the services in `nursery`, then serves the ports."""
         for arrivals in (self.puller.on_arrivals, self.delay.on_arrivals, self.transactions.on_arrivals):
             self.store.subscribe(arrivals)
         services: list[Service] = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
@@ -174,10 +174,10 @@ class Broker:
         return () if self.slave_sync is None else (self.slave_sync.serve,)
 
     async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:
-        """Be the master of a term, until `become_slave`; False if that was called before it came to it.
+        """Becomes the master of a term; returns False if `become_slave` was called meanwhile.
 
-        The log must be the new master's already: nobody else appends to it, and all of it is dispatched. Connections
-        stay as they are. `acknowledges_until` as in `Standing`. Cancelled, the broker may be either, and has to stop.
+        No other broker may append to the log, and all of it must be dispatched. Connections stay open.
+        `acknowledges_until`: see `Standing`. If cancelled, the role is undefined, and the broker has to stop.
         """
         self._change_count += 1
         change = self._change_count
@@ -194,15 +194,14 @@ class Broker:
                 await self.group_log.write_epoch(epoch)
             if change == self._change_count:
                 await self._role_services.begin(self._services_of_role())
-            self.puller.holds.wake_all()  # what they are told, and where to go on reading, depends on the role
+            self.puller.holds.wake_all()  # their answers depend on the role
         return change == self._change_count
 
     async def become_slave(self, epoch: int, reason: str = "") -> None:
-        """Be a slave from this moment on; `reason`: why it stores nothing, for remarks.
+        """Becomes a slave. `reason`: why it stores nothing, for remarks.
 
-        Before anything else can happen nothing is admitted and nothing acknowledged any more, and what waits is
-        answered. On return nothing of this broker is on its way into the log, which may be cut then. Connections stay
-        as they are. Cancelled, it must not be cut.
+        Synchronously stops admitting and acknowledging puts, and answers those that wait. On return no put is queued,
+        so that the log may be truncated; if cancelled, it must not be. Connections stay open.
         """
         self._change_count += 1
         change = self._change_count
@@ -222,12 +221,12 @@ class Broker:
             self.puller.holds.wake_all()
 
     def stop_reading(self) -> None:
-        """Take no further request; those in hand are still answered, until the broker closes."""
+        """Stops reading requests. Those already read are still answered."""
         for server in self.servers:
             server.stop_reading()
 
     async def drain(self, drain_s: float) -> None:
-        """Take no further request; puts under way come to their answer, and answers leave, for at most `drain_s`."""
+        """Stops reading requests, and waits at most `drain_s` for puts in progress and unsent answers."""
         deadline = trio.current_time() + drain_s
 
         async def drain_one(server: RemotingServer) -> None:
@@ -242,13 +241,13 @@ class Broker:
                 nursery.start_soon(drain_one, server)
 
     async def keep_saved(self) -> None:
-        """Save the tables every `flush_consumer_offset_interval_s`, until cancelled."""
+        """Saves the tables every `flush_consumer_offset_interval_s`, until cancelled."""
         while True:
             await trio.sleep(self.options.flush_consumer_offset_interval_s)
             await self.tables.save()
 
     async def save(self) -> None:
-        """Save all that is to be known again, once nothing is served any more."""
+        """Saves everything at shutdown."""
         await self.transactions.save()
         if self.group_log is not None:
             await self.group_log.close()
@@ -268,12 +267,11 @@ async def open_broker(
     standing: Standing | None = None,
     drain_s: float = 1.0,
 ) -> AsyncIterator[Broker]:
-    """Serve a broker's requests while the block runs.
+    """Serves a broker's requests while the block runs.
 
-    `standing`: of a broker whose role may change; by default the role is the configured one, for good.
-    With an `acl_guard` each request has to be allowed by it. Raises
-    CorruptLog if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables
-    are saved.
+    `standing`: for a broker whose role may change; by default the role is fixed by the configuration. `acl_guard`:
+    refuses requests that are not allowed. `drain_s`: time for puts in progress and their answers at the end, before the
+    tables are saved. Raises CorruptLog if a table's file is damaged.
     """
     broker = Broker(options, store, replication, world, acl_guard, standing)
     await broker.tables.load()

@@ -1,6 +1,6 @@
-"""Which messages of a queue an answer has: from entries to places in the log, and whether these messages lie there.
+"""Chooses the messages of a pull's answer from queue entries, and checks that the records read are the chosen ones.
 
-Knows entries (`ha.protocol.store_files.ENTRY`) and the begin of records; reads nothing.
+Knows queue entries (`ha.protocol.store_files.ENTRY`) and the start of records; does no I/O.
 
 Source: DefaultMessageStore.getMessage.
 """
@@ -27,8 +27,7 @@ class WrongEntryError(Exception):
 
 
 class Limits(NamedTuple):
-    """What an answer may have: so many messages, so many bytes of more than one, and of the log [`log_start`,
-    `log_end`), as much as there is."""
+    """Limits of an answer: messages, bytes of several messages, and the range [`log_start`, `log_end`) of the log."""
 
     count_max: int
     bytes_max: int
@@ -37,22 +36,22 @@ class Limits(NamedTuple):
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """Messages that an answer will have, ascending: queue offsets, physical offsets and sizes, all of the same length.
+    """The chosen messages, ascending: queue offsets, physical offsets and sizes, in arrays of equal length.
 
-    None overlaps another one, and none is empty.
+    No two messages overlap, and none is empty.
     """
 
     queue_offsets: array[int]
     physical_offsets: array[int]
     sizes: array[int]
 
-    def one_by_one(self) -> list[Wanted]:
-        """Each message alone."""
+    def split(self) -> list[Wanted]:
+        """One value for each message."""
         columns = zip(self.queue_offsets, self.physical_offsets, self.sizes, strict=True)
         return [Wanted(*(array("q", [number]) for number in message)) for message in columns]
 
     def check(self, body: bytes, queue_id: int) -> None:
-        """WrongEntryError unless each record in `body`, one after the other, says that it is where its entry stands."""
+        """Raises WrongEntryError unless each record in `body` states the position that its entry has."""
         at = 0
         place_of = RECORD_PLACE.unpack_from
         for queue_offset, place, size in zip(self.queue_offsets, self.physical_offsets, self.sizes, strict=True):
@@ -62,7 +61,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
     @staticmethod
     def joined(messages: Sequence[Wanted]) -> Wanted | None:
-        """All of some that are one by one; None if there are none."""
+        """The reverse of `split`; None for no messages."""
         if not messages:
             return None
         rows = [(each.queue_offsets[0], each.physical_offsets[0], each.sizes[0]) for each in messages]
@@ -70,13 +69,12 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def count(self) -> int:
-        """How many."""
+        """Number of messages."""
         return len(self.sizes)
 
 
 class Choice(NamedTuple):
-    """What was chosen of some entries: how many were looked at, and whether any of those is of a message that
-    retention took."""
+    """The result of `choose`. `has_removed`: retention deleted the message of one of the scanned entries."""
 
     wanted: Wanted
     scanned_count: int
@@ -85,9 +83,9 @@ class Choice(NamedTuple):
 
 @with_compiled_twin
 def choose(entries: bytes, queue_offset: int, limits: Limits, tags_codes: frozenset[int] | None) -> Choice:
-    """Choose among `entries`, the first of which is at `queue_offset`, the messages with one of these tag hashes.
+    """Chooses messages with one of these tag hashes from `entries`, which start at `queue_offset`.
 
-    WrongEntryError for an entry that can't be right, if nothing before it is wanted.
+    Raises WrongEntryError for an invalid entry, if no message before it is chosen.
     """
     count_max, bytes_max, log_start, log_end = limits
     queue_offsets, places, sizes = array("q"), array("q"), array("q")

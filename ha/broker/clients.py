@@ -1,7 +1,7 @@
-"""Who is connected: producer and consumer groups, their members, and what each consumer group subscribes to.
+"""Connected clients: producer and consumer groups, their members, and the subscriptions of consumer groups.
 
-A member is a connection, as in RocketMQ: it leaves when its connection closes, when it says so (35), or when it has
-been silent for `channel_expired_s`. When a group's members or topics change, every member is told by a oneway
+A member is a connection, as in RocketMQ: it leaves when its connection closes, when it unregisters (35), or after
+`channel_expired_s` without a heartbeat. When a group's members or topics change, every member gets a oneway
 NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once. Sources: ConsumerManager, ProducerManager,
 ConsumerGroupInfo.
 """
@@ -44,7 +44,7 @@ class Member(msgspec.Struct):
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """What a consumer group asks of one topic. `version` is the client's subVersion, a timestamp in ms."""
+    """A consumer group's subscription to one topic. `version`: the client's subVersion, a timestamp in ms."""
 
     expression: str
     expression_type: str
@@ -52,8 +52,10 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class ConsumerGroup(msgspec.Struct):
-    """A consumer group with members. Insertion order is the order in which they came. What it says of itself is as its
-    last heartbeat said; enums by RocketMQ's names."""
+    """A consumer group with members, in order of arrival.
+
+    The last heartbeat decides its settings (RocketMQ's names).
+    """
 
     members: dict[RemotingConnection, Member] = {}
     subscriptions: dict[str, Subscription] = {}
@@ -63,7 +65,7 @@ class ConsumerGroup(msgspec.Struct):
 
 
 class ClientRegistry:
-    """The groups and their members; at most `client_count_max` memberships, beyond which new ones are not taken."""
+    """The groups and their members, at most `client_count_max` memberships."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self._options = options
@@ -82,7 +84,7 @@ class ClientRegistry:
         return self._consumers.get(group)
 
     def consumer_groups_of(self, topic: str) -> list[str]:
-        """The groups with members that subscribe to a topic."""
+        """The groups whose members subscribe to a topic."""
         return [name for name, group in self._consumers.items() if topic in group.subscriptions]
 
     def find_consumer(self, group: str, client_id: str) -> RemotingConnection | None:
@@ -96,9 +98,9 @@ class ClientRegistry:
         return self._producers.get(group, {})
 
     def find_producer(self, client_id: str) -> RemotingConnection | None:
-        """The connection of a producer, of any group, if there is one.
+        """The connection of a producer of any group, or None.
 
-        None while connections of several accounts claim the client id: at most one of them is that client.
+        Also None while connections of several accounts claim the client id, as at most one of them is that client.
         """
         claims = self._producers_by_id.get(client_id, {})
         return next(reversed(claims)) if len(set(claims.values())) == 1 else None
@@ -108,7 +110,7 @@ class ClientRegistry:
         return list(self._producers)
 
     def consumer_ids(self, group: str) -> list[str]:
-        """The client ids of the group's members, in the order in which they came; each once."""
+        """The distinct client ids of the group's members, in order of arrival."""
         found = self._consumers.get(group)
         return list(dict.fromkeys(member.client_id for member in found.members.values())) if found else []
 
@@ -127,10 +129,10 @@ class ClientRegistry:
         consumers: Iterable[tuple[ConsumerData, bool]],
         access_key: str = "",
     ) -> bool:
-        """Take in a heartbeat; `consumers` are those of its consumer groups that exist, each with whether it is
-        notified, and `access_key` is the account that it comes from, where access control is on.
+        """Processes a heartbeat. `consumers`: its existing consumer groups, each with whether its members are notified;
+        `access_key`: its account, if access control is on.
 
-        Returns IS_SUB_CHANGE: whether a client that sends fingerprints should send its subscriptions in full.
+        Returns IS_SUB_CHANGE: whether a client that sends fingerprints should send its full subscriptions.
         """
         now = trio.current_time()
         fingerprint = heartbeat.heartbeat_fingerprint or 0
@@ -148,7 +150,7 @@ class ClientRegistry:
             is_new = self._join(connection, True, consumer.group_name, member())
             group = self._consumers.get(consumer.group_name)
             if group is None:
-                continue  # no room for it
+                continue  # client_count_max reached
             group.is_broadcasting = consumer.message_model == BROADCASTING
             group.consume_type = consumer.consume_type
             group.consume_from_where = consumer.consume_from_where
@@ -158,21 +160,21 @@ class ClientRegistry:
         return not is_known
 
     def leave_consumers(self, connection: RemotingConnection, group: str) -> None:
-        """The connection's client left consumer group `group`."""
+        """Removes a connection from a consumer group."""
         self._leave(connection, True, group)
 
     def leave_producers(self, connection: RemotingConnection, group: str) -> None:
-        """The connection's client left producer group `group`."""
+        """Removes a connection from a producer group."""
         self._leave(connection, False, group)
 
     def drop(self, connection: RemotingConnection) -> None:
-        """Forget everything about a connection that is gone."""
+        """Removes a closed connection."""
         for is_consumer, group in list(self._groups_of.get(connection, ())):
             self._leave(connection, is_consumer, group)
         self._groups_of.pop(connection, None)
 
     async def expire_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Let members go that sent no heartbeat for `channel_expired_s`; looks each `channel_scan_interval_s`."""
+        """Removes members without a heartbeat for `channel_expired_s`, every `channel_scan_interval_s`."""
         task_status.started()
         while True:
             await trio.sleep(self._options.channel_scan_interval_s)
@@ -188,7 +190,7 @@ class ClientRegistry:
         return self._consumers[group].members if is_consumer else self._producers[group]
 
     def _join(self, connection: RemotingConnection, is_consumer: bool, group: str, member: Member) -> bool:
-        """Add or refresh a membership; tell whether it is new."""
+        """Adds or refreshes a membership; returns whether it is new."""
         mine = self._groups_of.get(connection)
         if mine is not None and (is_consumer, group) in mine:
             self._members(is_consumer, group)[connection] = member
@@ -247,7 +249,7 @@ class ClientRegistry:
             self._release_id(connection)
 
     def _notify(self, group: str) -> None:
-        """Tell every member, the one that caused it too, that it should rebalance."""
+        """Asks every member to rebalance, including the one that caused the change."""
         command = RemotingCommand(
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
             ext_fields=ConsumerGroupRequest(consumer_group=group).to_ext_fields(),
@@ -258,7 +260,7 @@ class ClientRegistry:
 
 
 def subscription_body(topic: str, subscription: Subscription) -> SubscriptionData:
-    """What a group asks of a topic, as tools are told it."""
+    """A subscription in the form that tools receive."""
     tags: list[str] = []
     if is_tag_type(subscription.expression_type) and subscription.expression.strip() != SUB_ALL:
         tags = [tag for part in subscription.expression.split("||") if (tag := part.strip())]
@@ -273,7 +275,7 @@ def subscription_body(topic: str, subscription: Subscription) -> SubscriptionDat
 
 
 def _update_subscriptions(group: ConsumerGroup, asked: Iterable[SubscriptionData]) -> bool:
-    """Make the group's subscriptions those of its latest heartbeat; tell whether the set of topics changed."""
+    """Sets the group's subscriptions to those of a heartbeat; returns whether the set of topics changed."""
     wanted = {subscription.topic: subscription for subscription in asked}
     dropped = [topic for topic in group.subscriptions if topic not in wanted]
     for topic in dropped:

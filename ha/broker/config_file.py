@@ -1,7 +1,7 @@
-"""One JSON file under config/, written the way RocketMQ does: the version before stays beside it as `.bak`.
+"""A JSON file under config/, written as RocketMQ does: the previous version is kept as `.bak`.
 
-A crash at any point leaves the main file or the `.bak` whole: the new text is written and synced under a third name
-first. A full disk leaves the old version too; what may wait for room is owed and written by `catch_up`.
+A crash at any point leaves either the file or the `.bak` intact: new content is written and synced under a third name
+first. A full disk leaves the old version; `save_when_possible` then leaves the write to `catch_up`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class ConfigFile:
         self.backup_path = path.with_name(path.name + ".bak")
         self._run_blocking = run_blocking
         self._lock = trio.Lock()
-        self._owed: Callable[[], bytes] | None = None
+        self._pending: Callable[[], bytes] | None = None
         self.is_found = False
-        """Whether there was something to load"""
+        """Whether `load` found a file"""
         self.is_backup = False
-        """Whether that was the `.bak`"""
+        """Whether `load` used the `.bak`"""
 
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
-        """Decode the file, else its `.bak`; None if neither exists or both are empty.
+        """Decodes the file, else its `.bak`; None if neither exists or both are empty.
 
-        Raises CorruptLog when something is there and neither can be decoded: starting with an empty table would
-        overwrite what an operator can still repair.
+        Raises CorruptLog if there is content but none can be decoded: starting with an empty table would overwrite what
+        an operator can still repair.
         """
         damage: CorruptLog | None = None
         was_empty = False
@@ -66,8 +66,8 @@ class ConfigFile:
         return None
 
     async def save(self, make_content: Callable[[], bytes]) -> None:
-        """Write what `make_content` returns when its turn comes. Raises DiskFull, DiskFailed; the old version stays
-        then."""
+        """Writes what `make_content` returns, called once earlier saves are done. Raises DiskFull, DiskFailed; the old
+        version stays then."""
         async with self._lock:
             content = make_content()
             try:
@@ -76,23 +76,23 @@ class ConfigFile:
                 if is_passing(error):
                     raise DiskFull(self.path, len(content), str(error)) from error
                 raise DiskFailed(self.path, "write", str(error)) from error
-            if self._owed is not None:
-                self._owed = None
+            if self._pending is not None:
+                self._pending = None
                 logger.warning("config.file_saved file=%s", self.path)
 
     async def save_when_possible(self, make_content: Callable[[], bytes]) -> None:
-        """The same, but on a full disk the content is owed: `catch_up` writes it. Raises DiskFailed."""
+        """As `save`, but if the disk is full, `catch_up` writes the content later. Raises DiskFailed."""
         try:
             await self.save(make_content)
         except DiskFull as error:
-            if self._owed is None:
+            if self._pending is None:
                 logger.error("config.file_save_failed file=%s reason=%r", self.path, str(error.__cause__))
-            self._owed = make_content
+            self._pending = make_content
 
     async def catch_up(self) -> None:
-        """Write what is owed, if anything is and there is room by now. Raises DiskFailed."""
-        if self._owed is not None:
-            await self.save_when_possible(self._owed)
+        """Writes content left by `save_when_possible`, if there is room by now. Raises DiskFailed."""
+        if self._pending is not None:
+            await self.save_when_possible(self._pending)
 
     def _read(self, path: Path) -> bytes:
         try:
@@ -108,7 +108,7 @@ class ConfigFile:
             disk.write_bytes(fresh_path, content)
         except OSError:
             with contextlib.suppress(OSError):
-                disk.unlink(fresh_path)  # half a file would keep what little room there is
+                disk.unlink(fresh_path)  # a partial file would occupy the remaining space
             raise
         if disk.exists(self.path):
             disk.rename(self.path, self.backup_path)

@@ -1,7 +1,7 @@
-"""Requests for figures about topics and consumer groups: 202, 208, 300, 303, 308, 315, 317, 321, 343.
+"""Requests for statistics of topics and consumer groups: 202, 208, 300, 303, 308, 315, 317, 321, 343.
 
-Offsets are queue offsets, times ms. Figures are made when they are asked for, from queues, committed offsets and
-records; a long answer gives way to others every few queues. Source: AdminBrokerProcessor.
+Offsets are queue offsets, times are in ms. Statistics are computed on request from queues, committed offsets and
+records, yielding to other tasks every few queues. Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
 
-QUEUES_PER_TURN = 64
+QUEUES_PER_SLICE = 64
+"""Queues visited before other tasks run."""
 ENTRY_COUNT_MAX = 8192
-"""Queue entries in an answer to 321."""
+"""Maximum number of queue entries in an answer to 321."""
 MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
-"""Queues of all groups in an answer to 317."""
+"""Maximum number of queues of all groups in an answer to 317."""
 
 
 class ConsumeStatistics:
-    """Answers what tools ask of how far who is."""
+    """Answers requests about progress and rates."""
 
     def __init__(self, core: BrokerCore) -> None:
         tables = core.tables
@@ -60,7 +61,7 @@ class ConsumeStatistics:
         self._wall_clock_ms = core.world.wall_clock_ms
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
             RequestCode.GET_CONSUME_STATS: self.consume_stats,
@@ -76,14 +77,14 @@ class ConsumeStatistics:
     # ---- topics
 
     async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """202: where each queue begins and ends, when its last message came, and how many a second do."""
+        """202: the bounds of each queue, the store time of its last message, and the put rate."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         table: dict[QueueObject, QueueStats] = {}
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-            await self._give_way(queue_id)
+            await self._yield_sometimes(queue_id)
             queue = self._queue(topic, queue_id)
             begin, end = (max(0, queue.min_offset), queue.max_offset) if queue is not None else (0, 0)
             last_ms = await known_store_time_ms(self._store, queue, end - 1) if end > begin else 0
@@ -94,11 +95,11 @@ class ConsumeStatistics:
         return _body(command, {"offsetTable": table, "topicPutTps": per_s})
 
     async def _put_count(self, config: TopicConfig, period_s: int) -> int:
-        """How many messages came to a topic in the last so many seconds."""
+        """Number of messages put to a topic in the last `period_s` seconds."""
         since_ms = self._wall_clock_ms() - period_s * 1000
         count = 0
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-            await self._give_way(queue_id)
+            await self._yield_sometimes(queue_id)
             queue = self._queue(config.topic_name, queue_id)
             if queue is None or queue.max_offset <= queue.min_offset:
                 continue
@@ -107,9 +108,10 @@ class ConsumeStatistics:
         return count
 
     async def stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """315: messages put to a topic in the last minute, hour and day; got by a group (`topic@group`) in a minute.
+        """315: messages put to a topic in the last minute, hour and day, or read by a group (`topic@group`) in a
+        minute.
 
-        Of RocketMQ's other statistics there are none.
+        RocketMQ's other statistics are not available.
         """
         request = parse_header(StatsRequest, command.ext_fields)
         key = request.stats_key
@@ -130,7 +132,7 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """300: the groups that consume a topic now, or did."""
+        """300: the groups that consume a topic or have offsets of it."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
         return _body(command, GroupList(group_list=list(names)))
@@ -144,7 +146,7 @@ class ConsumeStatistics:
     # ---- groups
 
     async def consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """208: how far a group is in each queue of its topics."""
+        """208: a group's progress in each queue of its topics."""
         request = parse_header(ConsumeStatsRequest, command.ext_fields)
         group = request.consumer_group
         listed = [topic for topic in (request.topic_list or "").split(";") if topic]
@@ -165,7 +167,7 @@ class ConsumeStatistics:
     async def _progress(self, group: str, topic: str, queue_count: int) -> dict[QueueObject, QueueConsumption]:
         table: dict[QueueObject, QueueConsumption] = {}
         for queue_id in range(queue_count):
-            await self._give_way(queue_id)
+            await self._yield_sometimes(queue_id)
             queue = self._queue(topic, queue_id)
             consumed = max(0, self._offsets.get(group, topic, queue_id) or 0)
             consumed_ms = await known_store_time_ms(self._store, queue, consumed - 1) if consumed else 0
@@ -178,12 +180,12 @@ class ConsumeStatistics:
         return table
 
     async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """317: the same for every group, and what all are behind together."""
+        """317: the same for every group, and their total lag."""
         is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
         listed: list[dict[str, list[Any]]] = []
         behind = in_flight = queue_count = 0
         for group in list(self._groups.table):
-            await self._give_way(0)
+            await self._yield_sometimes(0)
             stats = []
             for topic in self._offsets.topics_of(group):
                 config = self._topics.get_readable(topic)
@@ -192,7 +194,7 @@ class ConsumeStatistics:
                 queue_count += config.write_queue_nums
                 if queue_count > QUEUE_LIST_MAX:
                     return command.reply(
-                        ResponseCode.SYSTEM_ERROR, f"more than {QUEUE_LIST_MAX} queues; ask for each group by itself"
+                        ResponseCode.SYSTEM_ERROR, f"more than {QUEUE_LIST_MAX} queues; request each group separately"
                     )
                 table = await self._progress(group, topic, config.write_queue_nums)
                 behind += sum(each.broker_offset - each.consumer_offset for each in table.values())
@@ -208,7 +210,7 @@ class ConsumeStatistics:
         return _body(command, body)
 
     async def time_span(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """303: when the first, the last and the last consumed message of each queue came, and how late a group is."""
+        """303: store times of the first, last and last consumed message of each queue, and the group's delay."""
         request = parse_header(GroupRequest, command.ext_fields)
         topic = request.topic or ""
         config = self._topics.get_readable(topic)
@@ -216,7 +218,7 @@ class ConsumeStatistics:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         spans = []
         for queue_id in range(config.write_queue_nums):
-            await self._give_way(queue_id)
+            await self._yield_sometimes(queue_id)
             queue = self._queue(topic, queue_id)
             begin, end = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
             first_ms = await known_store_time_ms(self._store, queue, begin)
@@ -240,9 +242,9 @@ class ConsumeStatistics:
         return _body(command, {"consumeTimeSpanSet": spans})
 
     async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """308: the lowest offset of each queue that any group has, MAX_VALUE where the compared group is behind it.
+        """308: the lowest committed offset of any group in each queue, MAX_VALUE where the compared group is behind it.
 
-        `filterGroups` are left out; RocketMQ deletes their offsets on the way, here a question changes nothing.
+        `filterGroups` are ignored. RocketMQ also deletes their offsets; here a query changes nothing.
         """
         request = parse_header(CorrectionRequest, command.ext_fields)
         topic, left_out = request.topic, set(request.filter_groups.split(","))
@@ -300,12 +302,12 @@ class ConsumeStatistics:
         return queue_key(topic, self._options.broker_name, queue_id)
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
-        """False only for a group that is online and no longer wants the topic."""
+        """False only for a group that is online and not subscribed to the topic."""
         members = self._clients.consumer_group(group)
         return members is None or not members.subscriptions or topic in members.subscriptions
 
-    async def _give_way(self, queue_id: int) -> None:
-        if queue_id % QUEUES_PER_TURN == 0:
+    async def _yield_sometimes(self, queue_id: int) -> None:
+        if queue_id % QUEUES_PER_SLICE == 0:
             await trio.lowlevel.checkpoint()
 
 

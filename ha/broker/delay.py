@@ -161,7 +161,7 @@ class DelayService:
         }
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
 
     # ---- the table

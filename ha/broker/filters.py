@@ -1,10 +1,9 @@
-"""What a consumer wants of a queue: tags, or an SQL92 condition on properties; and 46 CHECK_CLIENT_CONFIG.
+"""Message filters of consumers: tags, or an SQL92 condition on properties; and 46 CHECK_CLIENT_CONFIG.
 
-Conditions are compiled once and kept, FILTER_COUNT_MAX of them, those used last; so is what is wrong with the others.
-They are compiled when a pull first needs them, not at the heartbeat; clients ask beforehand (46) whether a broker
-understands theirs. A pull with a condition that is none is refused; RocketMQ gives it every message, if it names the
-condition itself (it answers as if there were no filter). Sources: PullMessageProcessor, ConsumerFilterManager,
-ClientManageProcessor.
+The FILTER_COUNT_MAX conditions used last are kept compiled, and so are the errors of invalid ones. A condition is
+compiled when a pull first needs it, not at the heartbeat; clients ask beforehand (46) whether the broker accepts
+theirs. A pull with an invalid condition is refused; RocketMQ ignores the filter if the pull contains the condition
+itself. Sources: PullMessageProcessor, ConsumerFilterManager, ClientManageProcessor.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ SQL92 = "SQL92"
 FILTER_COUNT_MAX = 256
 
 _UNLIMITED = 1 << 62
-"""What the consumer wishes limits the messages that are wanted, not those that are looked at."""
+"""The consumer's limits apply to selected messages, not to those that are scanned."""
 
 
 class Selection(msgspec.Struct, frozen=True, gc=False):
-    """What is wanted: tag hashes (None: all), or messages with properties that `is_wanted`."""
+    """Selects by tag hashes (None: all), or by the predicate `is_wanted` on properties."""
 
     tags_codes: frozenset[int] | None = None
     is_wanted: Predicate | None = None
 
 
 class Filters:
-    """Makes selections of what requests and subscriptions say."""
+    """Makes selections from the expressions of requests and subscriptions."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self._is_enabled = options.enable_property_filter
 
     def select(self, expression: str | None, expression_type: str | None, *, is_registered: bool) -> Selection:
-        """What the expression of a pull, or one that was registered by a heartbeat, selects. Raises RefusedError."""
+        """The selection of an expression in a pull, or registered by a heartbeat. Raises RefusedError."""
         try:
             if is_tag_type(expression_type):
                 return Selection(parse_tag_expression(expression))
@@ -83,7 +82,7 @@ class Filters:
             )
 
     async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """46: whether this broker understands a subscription; a client asks before it subscribes."""
+        """46, sent before subscribing: whether this broker accepts a subscription."""
         asked = java_json.read_as(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
             self._check_enabled(SQL92)
@@ -121,10 +120,10 @@ async def read_wanted(
     message_count_max: int,
     message_bytes_max: int,
 ) -> QueueRead:
-    """Read as `QueueReader.read` does, but what `is_wanted` says by the properties.
+    """As `QueueReader.read`, with a predicate on properties.
 
-    Each message has to be read to know. It looks at as many as a read by tags looks at entries, an answer's worth at a
-    time, with a turn for others in between.
+    Each message has to be read for that. Scans as many messages as a read by tags scans entries, one answer's worth at
+    a time, and yields to other tasks in between.
     """
     scan_end = queue_offset + min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
     at = queue_offset
@@ -166,5 +165,5 @@ async def read_wanted(
 def _is_wanted(record: memoryview, is_wanted: Predicate) -> bool:
     try:
         return is_wanted(decode_properties(record_properties(record)))
-    except RemoteProtocolError:  # no record after all: not for a filter to say
+    except RemoteProtocolError:  # malformed record: not for a filter to decide
         return is_wanted({})

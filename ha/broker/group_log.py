@@ -4,8 +4,7 @@ RocketMQ keeps topics, groups and offsets in files and copies them every 10 s, s
 or past the end of a truncated log (apache/rocketmq#4771). Here the confirmed part of the log defines them:
 
     master    tables add each change to the journal; a writer task puts what has accumulated as one record, like a
-              message. A request is answered once its record is acknowledged. What is served may be ahead of the log;
-              what was answered is not
+              message. A request is answered once its record is acknowledged, although reads may see changes earlier
     everyone  applies the records, as they are dispatched, to a replica of the tables. Files are written from the
               replica, with the position of its last record. A slave serves the replica
     start     loads the files, if the log contains the record that they state, or the newest complete snapshot; then

@@ -98,7 +98,7 @@ class Replica:
         self.position = position
         self.is_whole = is_whole
         self.changed: set[str] = set()
-        """Tables that changed since their files were written; cleared by whoever writes the files"""
+        """Tables that changed since their files were written; cleared when they are written"""
         self._built: TablesState | None = None
         self._next_part = 0
         self._epoch = -1

@@ -69,7 +69,7 @@ def next_copy(record: MessageRecord, properties: dict[str, str], *, is_asked: bo
 
 
 def given_up(record: MessageRecord, properties: dict[str, str]) -> Message:
-    """The copy of a half message that is not checked any more."""
+    """The copy of a half message that is given up."""
     raw = record.properties
     if CRC32 in properties:
         try:

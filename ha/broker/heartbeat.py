@@ -1,4 +1,4 @@
-"""Requests about clients and groups: 34 HEART_BEAT, 35 UNREGISTER_CLIENT, 38 GET_CONSUMER_LIST_BY_GROUP.
+"""Registration of clients: 34 HEART_BEAT, 35 UNREGISTER_CLIENT, 38 GET_CONSUMER_LIST_BY_GROUP.
 
 Sources: ClientManageProcessor, ConsumerManageProcessor.
 """
@@ -26,7 +26,7 @@ NAME_LENGTH_MAX = 255
 
 
 class HeartbeatProcessor:
-    """Answers what clients say about themselves."""
+    """Registers clients in the `ClientRegistry`."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._is_guarded = core.guard is not None
@@ -37,7 +37,7 @@ class HeartbeatProcessor:
         self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.HEART_BEAT: self.heartbeat,
             RequestCode.UNREGISTER_CLIENT: self.unregister,
@@ -45,7 +45,7 @@ class HeartbeatProcessor:
         }
 
     async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """34: register the client's groups. A group that is unknown and can't be created is left out, as in 5.x."""
+        """34: registers the client's groups. Ignores an unknown group that can't be created, as 5.x does."""
         options = self._options
         if len(command.body) > options.heartbeat_size_max:
             raise RemoteProtocolError(f"heartbeat of {len(command.body)} bytes; at most {options.heartbeat_size_max}")
@@ -66,7 +66,7 @@ class HeartbeatProcessor:
         )
 
     def _check_bounds(self, heartbeat: HeartbeatData) -> None:
-        """RemoteProtocolError for more groups or subscriptions than one client can have, or longer names."""
+        """Raises RemoteProtocolError for too many groups or subscriptions, or names that are too long."""
         options = self._options
         consumers, producers = heartbeat.consumer_data_set, heartbeat.producer_data_set
         for name, count, count_max in (
@@ -88,7 +88,7 @@ class HeartbeatProcessor:
                 raise RemoteProtocolError(f"heartbeat with {count} {name}; at most {count_max}")
 
     async def unregister(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """35: the client leaves these groups."""
+        """35: removes the client from these groups."""
         request = parse_header(UnregisterClientRequest, command.ext_fields)
         if request.producer_group:
             self._clients.leave_producers(connection, request.producer_group)

@@ -1,10 +1,9 @@
-"""Long polling: pulls that found nothing yet, kept until a message arrives or their time is up.
+"""Long polling: pulls that found nothing yet, held until a message arrives or their time is up.
 
-A hold ends by whichever comes first: an arrival in its queue beyond its offset whose tag hash it wants, its deadline,
-or the end of its connection (then without an answer). With a condition on properties every arrival wakes it; if none
-was wanted, it is held again. Arrivals come in batches from the store's dispatch; deadlines
-are exact, kept in one heap with one timer. RocketMQ looks each 5 s instead and so answers up to 5 s late
-(PullRequestHoldService).
+A hold ends with an arrival in its queue beyond its offset with a selected tag hash, at its deadline, or when its
+connection closes (then without an answer). With a condition on properties every arrival ends it; if no message is
+selected, it is held again. Arrivals come in batches from the store's dispatch; deadlines are exact, in one heap with
+one timer. RocketMQ polls every 5 s instead and answers up to 5 s late (PullRequestHoldService).
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ STALE_COUNT_MIN = 64
 
 
 class PullHold(msgspec.Struct, eq=False):
-    """One pull that waits. `queue_offset` in entries; `deadline` by trio's clock.
+    """One held pull. `queue_offset` in entries; `deadline` by trio's clock.
 
-    It keeps what its answer needs, not what its peer sent: `command` is without fields and body, `request` without its
-    subscription, which `selection` says.
+    Keeps only what the answer needs: `command` has no fields and body, `request` no subscription.
     """
 
     connection: RemotingConnection
@@ -47,7 +45,7 @@ class PullHold(msgspec.Struct, eq=False):
 
 
 class PullHolds:
-    """The pulls that wait, at most `hold_count_max` of them. `resume` reads again, and answers or holds again."""
+    """The held pulls, at most `hold_count_max`. `resume` reads again, and answers or holds again."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class PullHolds:
         return self._hold_count
 
     def add(self, hold: PullHold) -> bool:
-        """Keep `hold`; False if there are too many already, in all or of its connection."""
+        """Holds a pull; returns False if there are too many holds in total or of its connection."""
         if self._hold_count >= self._hold_count_max:
             return False
         connection = hold.connection
@@ -94,7 +92,7 @@ class PullHolds:
         return True
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Wake what waits for these messages. Called by the store once per dispatched batch; never blocks."""
+        """Wakes pulls waiting for these messages. Called by the store once per dispatched batch; never blocks."""
         by_queue = self._by_queue
         if not by_queue:
             return
@@ -110,7 +108,7 @@ class PullHolds:
             self._wake.set()
 
     def wake_all(self, topic: str | None = None) -> None:
-        """Have every pull, or every one of a topic, read again: something other than an arrival changed."""
+        """Wakes every pull (of a topic) after a change other than an arrival."""
         for key, holds in list(self._by_queue.items()):
             for hold in list(holds) if topic in (None, key[0]) else ():
                 self._end(hold)
@@ -119,7 +117,7 @@ class PullHolds:
             self._wake.set()
 
     def drop(self, connection: RemotingConnection) -> None:
-        """Forget the holds of a connection that is gone."""
+        """Drops the holds of a closed connection."""
         for hold in self._by_connection.get(connection, ()):
             hold.is_waiting = False
             self._leave_queue(hold)
@@ -127,12 +125,12 @@ class PullHolds:
         self._by_connection.pop(connection, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Resume what was woken and what is late, until cancelled."""
+        """Resumes pulls that were woken or reached their deadline, until cancelled."""
         task_status.started()
         while True:
             self._wake = trio.Event()
             due, self._woken = self._woken, []
-            due += self._take_late()
+            due += self._take_expired()
             for hold in due:
                 if not hold.connection.is_closed:
                     await self._resume(hold)
@@ -143,15 +141,15 @@ class PullHolds:
             with trio.move_on_at(self._timer_at):
                 await self._wake.wait()
 
-    def _take_late(self) -> list[PullHold]:
+    def _take_expired(self) -> list[PullHold]:
         now = trio.current_time()
-        late = []
+        expired = []
         while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].is_waiting):
             hold = heappop(self._deadlines)[2]
             if hold.is_waiting:
                 self._end(hold)
-                late.append(hold)
-        return late
+                expired.append(hold)
+        return expired
 
     def _end(self, hold: PullHold) -> None:
         hold.is_waiting = False
@@ -159,7 +157,7 @@ class PullHolds:
         self._leave_queue(hold)
         mine = self._by_connection.get(hold.connection)
         if mine is not None:
-            mine.pop(hold, None)  # the empty dict stays until the connection closes: it stands for the callback
+            mine.pop(hold, None)  # the empty dict stays until the connection closes: it marks the registered callback
 
     def _leave_queue(self, hold: PullHold) -> None:
         key = (hold.topic, hold.queue_id)

@@ -1,9 +1,8 @@
 """Requests for single messages: 12 QUERY_MESSAGE by key or unique key, 33 VIEW_MESSAGE_BY_ID by physical offset.
 
-The key index knows hashes only, so each record that it names is looked at before it is handed out. An answer is one
-frame: of more messages than fit, the newest are kept (RocketMQ sends a frame that no client can read). Whoever names a
-topic with 33 gets messages of that topic only, which is what access control rests on; RocketMQ does not compare.
-Source: QueryMessageProcessor.
+The key index contains hashes only, so each record that it names is checked. An answer is one frame: if not all messages
+fit, it has the newest (RocketMQ sends a frame that no client can read). 33 with a topic only returns messages of that
+topic, which access control relies on; RocketMQ does not compare. Source: QueryMessageProcessor.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 UNIQUE_KEY_COUNT_MAX = 32
-"""Messages that a query by unique key finds (RocketMQ: defaultQueryMaxNum)."""
+"""Maximum number of messages found by unique key (RocketMQ: defaultQueryMaxNum)."""
 ANSWER_SIZE_MAX = 15 * 1024 * 1024
-"""Bytes of records in one answer, unless a single one is larger; a frame has at most 16 MiB."""
+"""Maximum bytes of records in one answer, unless a single record is larger; a frame has at most 16 MiB."""
 
 
 class MessageQueries:
-    """Answers queries for messages from the log, with the help of its index."""
+    """Answers queries for messages from the log and its index."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """12: the messages of a topic with a key, oldest first."""
+        """12: messages of a topic with a key, oldest first."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
         if request.unique_key_query:
@@ -90,7 +89,7 @@ class MessageQueries:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
 
     async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
-        """The record at `offset` if it is what was asked for and can be read."""
+        """The record at `offset` if it matches and can be read."""
         try:
             raw, record = await read_record(self._store, offset)
         except (OffsetGone, DamagedBytes, RemoteProtocolError):
@@ -99,7 +98,7 @@ class MessageQueries:
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """Whether a record is one of a topic with a key, or with that unique key."""
+    """Whether a record is of a topic and has a key, or unique key."""
     if record.topic != topic:
         return False
     properties = record.property_map()
@@ -107,9 +106,9 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
-    """The record that begins at `physical_offset`, as stored and decoded.
+    """The record at `physical_offset`, as stored and decoded.
 
-    OffsetGone outside the log, RemoteProtocolError if none begins there, DamagedBytes if it isn't what was written.
+    Raises OffsetGone outside the log, RemoteProtocolError if no record begins there, DamagedBytes if it is damaged.
     """
     log = store.log
     end = log.max_offset.value

@@ -1,4 +1,4 @@
-"""Requests for whole tables, which slaves and tools ask for: 21, 43, 201, and 907 GET_BROKER_HA_STATUS."""
+"""Requests of slaves and tools for whole tables: 21, 43, 201, and 907 GET_BROKER_HA_STATUS."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MetadataProcessor:
-    """Answers with what the broker knows, as JSON bodies."""
+    """Answers with tables as JSON bodies."""
 
     def __init__(self, core: BrokerCore, ha_service: HAService | None, ha_client: HAClient | None) -> None:
         self._tables = core.tables
@@ -37,7 +37,7 @@ class MetadataProcessor:
         self._wall_clock_ms = core.world.wall_clock_ms
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_ALL_TOPIC_CONFIG: self.topics,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
@@ -50,7 +50,7 @@ class MetadataProcessor:
         return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._topics.snapshot()))
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """43: every group's committed offsets. Slaves ask for them; hardly anybody else does."""
+        """43, mostly sent by slaves: every group's committed offsets."""
         if self._ha is not None:
             self._ha.record_table_copy(connection.peer[0])
         return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._offsets.snapshot()))
@@ -60,12 +60,12 @@ class MetadataProcessor:
         return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._groups.snapshot()))
 
     def _with_position(self, table: TopicConfigTable | ConsumerOffsets | GroupTable) -> bytes:
-        """A table's body, which says with failover where in the group's log it stands at least."""
+        """A table's body; with failover it states its position in the group's log."""
         table.log_position = self._tables.log_position
         return java_json.dumps(table)
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """907: replication as this broker sees it; a master tells of its slaves, a slave of its link."""
+        """907: the replication state: a master's slaves, or a slave's link."""
         ha = None if self._standing.is_slave else self._ha
         info = HARuntimeInfo(master=ha is not None)
         if ha is not None:

@@ -42,7 +42,7 @@ class OffsetProcessor:
         self._options = core.options
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
@@ -53,13 +53,13 @@ class OffsetProcessor:
         }
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """14: the committed offset. Without one, 0 while the queue's first message is recent or yet to come, else 22.
+        """14: the committed offset. Without one, 0 if the queue is empty or its first message is recent, else 22.
 
-        That an empty queue has 0 is RocketMQ 4.9's answer. 5.x says 22, whereupon a client asks for the queue's end: a
-        message that arrives in between is lost to its group.
+        For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for the queue's end; the group
+        misses a message that arrives in between.
 
-        A member that does not know its group's tables yet refuses, as it does 29 and 30: told that there is no offset,
-        a consumer would begin at the end. A 4.9 client takes the refusal for that, and then asks 29 or 30.
+        A member that does not know its group's tables yet refuses this, 29 and 30: if it answered that there is no
+        offset, a consumer would start at the end. A 4.9 client mistakes the refusal for that, and then sends 29 or 30.
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -76,13 +76,13 @@ class OffsetProcessor:
             config = self._topics.get_readable(request.topic)
             is_recent = config is not None and 0 <= request.queue_id < config.read_queue_nums
         else:
-            is_recent = queue.min_offset <= 0 and self._begins_in_memory(queue)
+            is_recent = queue.min_offset <= 0 and self._starts_in_memory(queue)
         if is_recent:
             return _offset(command, 0)
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """15: commit an offset, for a group and a topic that exist. In a failover group it is answered later."""
+        """15: commits an offset of an existing group and topic. In a failover group it is answered later."""
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)
@@ -97,7 +97,7 @@ class OffsetProcessor:
         journal = self._offsets.journal
         is_answered = journal is not None and not command.flag & FLAG_ONEWAY
         if journal is not None and is_answered:
-            # Who doesn't wait may tell a slave, which hands it on, what is lost if it doesn't get to.
+            # A oneway commit is accepted anywhere: a slave passes it on, and losing it repeats messages only.
             if not journal.is_open:
                 return command.reply(ResponseCode.SYSTEM_BUSY, "only the master of this group takes commits")
             if journal.is_crowded:
@@ -117,7 +117,7 @@ class OffsetProcessor:
         return None
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """30: the offset after the queue's last message; 0 for a queue that doesn't exist."""
+        """30: the offset after the queue's last message; 0 if the queue does not exist."""
         if not self._tables.are_known:
             return _refuse(command)
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
@@ -125,13 +125,13 @@ class OffsetProcessor:
         return _offset(command, queue.max_offset if queue is not None else 0)
 
     async def min_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """31: the offset of the queue's first message; 0 for a queue that doesn't exist."""
+        """31: the offset of the queue's first message; 0 if the queue does not exist."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
 
     async def earliest_store_time(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """32: when the queue's first message was stored, in ms; -1 if it has none."""
+        """32: store time of the queue's first message in ms; -1 if it has none."""
         request = parse_header(GetMinOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         timestamp_ms = -1
@@ -140,7 +140,7 @@ class OffsetProcessor:
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """29: the first message stored at a time or later; boundaryType upper: the last one stored then or earlier."""
+        """29: the first message stored at or after a time; boundaryType upper: the last one at or before it."""
         if not self._tables.are_known:
             return _refuse(command)
         request = parse_header(SearchOffsetRequest, command.ext_fields)
@@ -151,7 +151,7 @@ class OffsetProcessor:
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._store.queues.get(topic, queue_id)
 
-    def _begins_in_memory(self, queue: ConsumeQueue) -> bool:
+    def _starts_in_memory(self, queue: ConsumeQueue) -> bool:
         entries = queue.read(0, 1)
         if not entries:
             return False

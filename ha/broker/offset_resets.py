@@ -1,8 +1,8 @@
-"""222 INVOKE_BROKER_TO_RESET_OFFSET: send a consumer group to a time, or to an offset of one queue.
+"""222 INVOKE_BROKER_TO_RESET_OFFSET: moves a consumer group to a time, or to an offset of one queue.
 
-As RocketMQ 5 does it the broker moves the group itself: the offset is committed, what members say until they have
-noticed is passed over, and the next pull of each queue is answered PULL_OFFSET_MOVED with the place to go on. With
-useServerSideResetOffset=false it is done as 4.9 does: the members are told (220), and nothing happens without them.
+The broker moves the group itself, as in RocketMQ 5: it commits the offset, ignores commits of members that have not
+noticed yet, and answers the next pull of each queue PULL_OFFSET_MOVED with the new offset. With
+useServerSideResetOffset=false the members are asked to reset (220), as in 4.9, and nothing happens without members.
 Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
 """
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class OffsetResets:
-    """Sends groups elsewhere."""
+    """Resets offsets of consumer groups."""
 
     def __init__(self, core: BrokerCore, holds: PullHolds) -> None:
         tables = core.tables
@@ -42,11 +42,11 @@ class OffsetResets:
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """222: answered with the queues and where the group goes on in each."""
+        """222: answers with the group's new offset in each queue."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
         if self._standing.is_slave:
             return command.reply(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
@@ -55,7 +55,7 @@ class OffsetResets:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"Topic {request.topic} does not exist")
         if self._options.server_side_reset_offset:
             return await self._reset_here(command, request, topic)
-        return await self._tell_members(command, request, topic)
+        return await self._reset_by_members(command, request, topic)
 
     async def _reset_here(
         self, command: RemotingCommand, request: ResetOffsetsRequest, topic: TopicConfig
@@ -92,7 +92,7 @@ class OffsetResets:
         logger.info("offsets.reset group=%s topic=%s offsets=%s", group, name, targets)
         return command.reply(ResponseCode.SUCCESS, body=encode_queue_offsets(self._by_queue(name, targets)))
 
-    async def _tell_members(
+    async def _reset_by_members(
         self, command: RemotingCommand, request: ResetOffsetsRequest, topic: TopicConfig
     ) -> RemotingCommand:
         name, group = request.topic, request.group

@@ -1,15 +1,13 @@
-"""Consumer offsets (14, 15), kept in config/consumerOffset.json, and where queues begin and end (29, 30, 31, 32).
+"""Committed offsets of consumer groups, kept in config/consumerOffset.json. Offsets are queue offsets, in entries.
 
-Offsets are queue offsets, in entries. What consumers commit to a slave while its master is away is marked: it outlives
-the master's older offsets and is handed to the master when that returns (`SlaveSync`). RocketMQ's slave takes over its
-master's offsets whatever they are, and groups get messages again: apache/rocketmq#1094. The marks have a file of their
-own, takenOffsets.json, so that a slave may restart meanwhile; a slave that finds its master there at its start forgets
-them, since the master may have sent a group back in between.
+Offsets committed to a slave while its master is down are marked: they take precedence over the master's older offsets,
+and the master gets them when it returns (`SlaveSync`). RocketMQ's slave always copies its master's offsets, and groups
+receive messages again: apache/rocketmq#1094. The marks are kept in takenOffsets.json, so that a slave can restart
+meanwhile. A slave that reaches its master at its start drops them, since a group may have been reset in between.
 
-The file is written each `flush_consumer_offset_interval_s` if something changed, and at stop; a crash takes the commits
-since then, after which consumers read those messages again. In a failover group commits are records of the group's log
-(journal.py): who waits for an answer has it when the record is acknowledged, and only the master gives one. Sources:
-ConsumerOffsetManager, ConsumerManageProcessor, AdminBrokerProcessor.
+The file is written every `flush_consumer_offset_interval_s` if something changed, and at shutdown. A crash loses later
+commits, and consumers read those messages again. In a failover group commits are records of the group's log
+(journal.py), and answered by the master once the record is acknowledged. Source: ConsumerOffsetManager.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerOffsetTable:
-    """What consumer groups have committed. `load` before use, `save` now and then and at stop."""
+    """The offset table. `load` before use, `save` periodically and at shutdown."""
 
     def __init__(
         self,
@@ -44,7 +42,7 @@ class ConsumerOffsetTable:
         standing: Standing | None = None,
         taken_file: ConfigFile | None = None,
     ) -> None:
-        """`taken_file` keeps what a slave is told while its master is away."""
+        """`taken_file` keeps the commits that a slave takes while its master is down."""
         self._file = file
         self._taken_file = taken_file
         self._options = options
@@ -53,19 +51,19 @@ class ConsumerOffsetTable:
         self._is_dirty = False
         self._is_full = False
         self._resets: dict[tuple[str, int], int] = {}
-        """(topic@group, queue id) -> where an operator sent the group, which has not pulled there since"""
+        """(topic@group, queue id) -> reset offset, until the group's next pull of the queue"""
         self._taken_here: dict[tuple[str, int], int] = {}
-        """(topic@group, queue id) -> what a slave was told by a consumer and its master may not know"""
+        """(topic@group, queue id) -> offset committed to this slave, which its master may not know"""
         self._restored: set[tuple[str, int]] = set()
-        """those of them that are from before this start, until the master is there or is known to be away"""
+        """Those of them from before this start, until the master was reached or is known to be down"""
         self._is_taken_dirty = False
         self.journal: Journal | None = None
-        """In a failover group, what writes commits into its log"""
+        """In a failover group: collects changes for its log"""
         self.file_position: LogPosition | None = None
-        """Where in the group's log the file that was loaded stands, if it says so"""
+        """Position of the loaded file in the group's log, if the file states it"""
 
     async def load(self) -> None:
-        """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
+        """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged."""
         loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
         if loaded is not None:
             self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
@@ -78,7 +76,7 @@ class ConsumerOffsetTable:
             self._taken_here = {(key, queue): offset for key, by in marks.items() for queue, offset in by.items()}
             self._restored = set(self._taken_here)
         else:
-            self._is_taken_dirty = bool(marks)  # a master's word counts by itself
+            self._is_taken_dirty = bool(marks)  # a master's own table is authoritative
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, or None."""
@@ -89,18 +87,18 @@ class ConsumerOffsetTable:
         return dict(self._table.get(f"{topic}@{group}", {}))
 
     def topics_of(self, group: str) -> list[str]:
-        """Topics of which the group has committed offsets."""
+        """Topics for which the group has committed offsets."""
         return [key[: -len(group) - 1] for key in self._table if key.endswith(f"@{group}")]
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have committed offsets of the topic."""
+        """Groups that have committed offsets in the topic."""
         return [key[len(topic) + 1 :] for key in self._table if key.startswith(f"{topic}@")]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back.
+        """Commits an offset. Lower offsets are accepted too: a consumer may go back.
 
-        False, and nothing is remembered, for a group and topic beyond `offset_key_count_max` of them. What a consumer
-        says that has not noticed yet that it was sent elsewhere (`reset`) is passed over, as in 5.x.
+        Returns False for a new group and topic beyond `offset_key_count_max`. Ignores commits of consumers that have
+        not noticed a `reset` yet, as in 5.x.
         """
         key = f"{topic}@{group}"
         if self._resets and (key, queue_id) in self._resets:
@@ -124,25 +122,21 @@ class ConsumerOffsetTable:
                 self.journal.offset(key, queue_id, offset)
         return True
 
-    def reset(self, group: str, topic: str, queue_id: int, offset: int, *, waits_for_pull: bool = True) -> bool:
-        """Send a group to `offset`; False if there is no room. Its next pull has to be told: `take_reset`.
-
-        `waits_for_pull` False: its members are told otherwise.
-        """
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Moves a group to `offset`; returns False if there is no room. Its next pull gets the offset: `take_reset`."""
         key = f"{topic}@{group}", queue_id
         self._resets.pop(key, None)
         if not self.commit(group, topic, queue_id, offset):
             return False
-        if waits_for_pull:
-            self._resets[key] = offset
+        self._resets[key] = offset
         return True
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where the group was sent since its last pull of the queue; None if nowhere."""
+        """Removes and returns the reset offset since the group's last pull of the queue, or None."""
         return self._resets.pop((f"{topic}@{group}", queue_id), None) if self._resets else None
 
     def remove(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Forget the offsets of a topic, or of a group."""
+        """Deletes the offsets of a topic, or of a group."""
         for key in list(self._table):
             of_topic, _, of_group = key.partition("@")
             if topic == of_topic or group == of_group:
@@ -159,11 +153,11 @@ class ConsumerOffsetTable:
                     self._is_taken_dirty = True
 
     def clone(self, source: str, target: str, topic: str) -> bool:
-        """Give group `target` the offsets that `source` has of a topic; False if there is no room."""
+        """Copies the offsets of group `source` in a topic to group `target`; returns False if there is no room."""
         return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
-        """Take over a master's offsets; what only this broker knows stays, and what it was told that is further on."""
+        """Merges a master's offsets. Offsets that only this broker has stay, and so do newer ones committed here."""
         self._merge(offsets.offset_table)
 
     def _merge(self, table: Mapping[str, Mapping[int, int]]) -> None:
@@ -182,16 +176,18 @@ class ConsumerOffsetTable:
 
     @property
     def table(self) -> Mapping[str, dict[int, int]]:
-        """All of them, by topic@group; not to be changed."""
+        """All offsets by topic@group; read-only."""
         return self._table
 
     async def logged(self) -> str:
-        """Wait until what was committed so far is acknowledged; returns why it may be lost, or "". Without a group, "":
-        the file has it after the next `save`."""
+        """Waits until the commits so far are acknowledged; returns why they may be lost, or "".
+
+        Returns "" without a failover group, where the next `save` writes them.
+        """
         return "" if self.journal is None else (await self.journal.logged()).fault
 
     def adopt(self, table: Mapping[str, Mapping[int, int]]) -> None:
-        """Be what the group's log says, but for what was told here and is further on."""
+        """Replaces the table with the content of the group's log, except for newer offsets committed here."""
         self._table = {}
         self._is_full = False
         for (key, queue_id), offset in self._taken_here.items():
@@ -199,7 +195,7 @@ class ConsumerOffsetTable:
         self._merge(table)
 
     def follow(self, removed: Iterable[str], changes: Mapping[str, Mapping[int, int]]) -> None:
-        """Make the changes that the next record of the group's log tells."""
+        """Applies the next record of the group's log."""
         for key in removed:
             self._table.pop(key, None)
             for mark in [mark for mark in self._taken_here if mark[0] == key]:
@@ -208,8 +204,8 @@ class ConsumerOffsetTable:
         self._merge(changes)
 
     def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
-        """This broker is the master from now on: have it written what it was told as a slave, and cut offsets back to
-        the ends of queues. `beyond` tells the queues of a topic that end before what is committed, and where."""
+        """Called when this broker becomes master: logs offsets committed to it as a slave, and truncates offsets to the
+        ends of queues. `beyond` yields the queues of a topic that end before the committed offset, and their ends."""
         for key, queue_id in self._taken_here:
             offset = self._table.get(key, {}).get(queue_id)
             if offset is not None and self.journal is not None:
@@ -229,7 +225,7 @@ class ConsumerOffsetTable:
     # ---- on a slave
 
     def taken_here(self) -> list[UpdateConsumerOffsetRequest]:
-        """What consumers committed to this slave and its master does not know, as far as the last `merge` told."""
+        """Offsets committed to this slave that its master does not know, according to the last `merge`."""
         found = []
         for (key, queue_id), offset in self._taken_here.items():
             topic, _, group = key.partition("@")
@@ -239,27 +235,28 @@ class ConsumerOffsetTable:
         return found
 
     def handed_on(self, commit: UpdateConsumerOffsetRequest) -> None:
-        """The master has been told of `commit`; a newer one for the same queue stays marked."""
+        """Removes the mark of `commit`, which the master has; a newer commit of the same queue stays marked."""
         key = f"{commit.topic}@{commit.consumer_group}", commit.queue_id
         if self._taken_here.get(key) == commit.commit_offset:
             del self._taken_here[key]
             self._is_taken_dirty = True
 
     def master_found(self, *, is_there: bool) -> None:
-        """The first thing known of the master since this start: whether it was there. If so, marks from before that
-        start are forgotten."""
+        """Called with whether the master is reachable.
+
+        At the first call, marks from before this start are dropped if so.
+        """
         for mark in self._restored if is_there else ():
             self._taken_here.pop(mark, None)
             self._is_taken_dirty = True
         self._restored = set()
 
     def snapshot(self) -> ConsumerOffsets:
-        """The table as it is now: body of 43, content of the file."""
+        """A copy of the table: the body of 43 and the content of the file."""
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
-        """Write the file if something changed since the last time; on a full disk, once there is room. In a failover
-        group `GroupLog` writes it."""
+        """Writes the files that changed, later if the disk is full. In a failover group `GroupLog` writes the table."""
         if self._is_dirty and self.journal is None:
             self._is_dirty = False
             await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))

@@ -1,6 +1,4 @@
-"""What the front of a broker is told. Made by ha/node/options.py from the configuration; nothing here reads files or
-environment.
-"""
+"""Options of the broker's front, made by ha/node/options.py from the configuration. Reads no files or environment."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ class BrokerRole(Enum):
 
 
 def memory_fraction_bytes(fraction: float = 0.4) -> int:
-    """That share of this machine's memory, in bytes: RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
+    """A fraction of this machine's memory, in bytes: RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * fraction)
 
 
@@ -40,9 +38,9 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One broker's front. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
 
-    role: as configured; of a broker with failover what its puts wait for while it is the master. What the broker is now
-    says its standing (standing.py).
-    host, port: what records, message ids and routes say this broker is (brokerIP1, listenPort).
+    role: as configured; with failover, it decides what puts wait for while the broker is master. The current role is
+    `Standing`.
+    host, port: the broker's address in records, message ids and routes (brokerIP1, listenPort).
     ha_address: host:port that slaves use (brokerIP2, haListenPort).
     config_dir: folder of topics.json, consumerOffset.json and subscriptionGroup.json (storePathRootDir/config).
     """
@@ -65,14 +63,14 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     slave_timeout_s: float = 3.0
     replica_policy: ReplicaPolicy | None = None
     message_size_max: int = 4 * 1024 * 1024
-    # sends that wait for a flush or a slave: beyond the first more of the connection are not read, beyond the second
-    # the next ones are refused
+    # sends waiting for a flush or a slave: at the first limit a connection is no longer read, at the second sends are
+    # refused
     sends_in_flight_per_connection_max: int = 16_384
     sends_in_flight_max: int = 131_072
     store_reply_message: bool = True
     replies_in_flight_max: int = 4096
 
-    # topics and groups; the bounds keep a stranger with auto-creation from taking memory
+    # topics and groups; the limits bound the memory that auto-creation can use
     auto_create_topic: bool = True
     default_topic_queue_nums: int = 8
     auto_create_group: bool = True

@@ -1,7 +1,7 @@
-"""Which request code goes where.
+"""Routes requests to their handlers by request code.
 
-The sends of a chunk are handled together and first, all other requests singly and in order. RocketMQ serves codes from
-different thread pools and promises no order between them either.
+The sends of a chunk are handled together and first, all other requests one at a time, in order. RocketMQ has a thread
+pool per kind of request and guarantees no order between them either.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FAST_REFUSED = PULL_CODES | {
     RequestCode.NOTIFICATION,
     RequestCode.BATCH_ACK_MESSAGE,
 }
-"""What the fast port (listenPort - 2) doesn't serve."""
+"""Requests that the fast port (listenPort - 2) refuses."""
 
-ASKED_OF_DISPATCH = {
+NEEDS_DISPATCH = {
     RequestCode.QUERY_MESSAGE,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
     RequestCode.GET_MAX_OFFSET,
@@ -44,22 +44,22 @@ ASKED_OF_DISPATCH = {
     RequestCode.QUERY_CONSUME_QUEUE,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 }
-"""Requests for the ends of queues or for the index, whose answers must include every acknowledged message."""
+"""Requests about the ends of queues or the index, whose answers must include every acknowledged message."""
 
-TURN_S = 0.002
+TIME_SLICE_S = 0.002
 """Time slice for the requests of one chunk before other connections are served, in seconds."""
 
 
 class Family(Protocol):
-    """Requests that belong together, and what answers each."""
+    """A family of requests: a module whose class is made of a `BrokerCore`."""
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """By request code."""
+        """Handlers by request code."""
         ...
 
 
 def handlers_of(families: Iterable[Family]) -> dict[int, RequestHandler]:
-    """All that `families` answer; no two answer the same."""
+    """Merges the handlers of `families`, which must not overlap."""
     found: dict[int, RequestHandler] = {}
     for family in families:
         handlers = family.handlers()
@@ -69,7 +69,7 @@ def handlers_of(families: Iterable[Family]) -> dict[int, RequestHandler]:
 
 
 def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> RequestHandler:
-    """A handler that calls `wait` first."""
+    """Wraps `handler` to call `wait` first."""
 
     async def handle(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         await wait()
@@ -79,16 +79,16 @@ def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> Reque
 
 
 class Processor:
-    """Handlers by request code. For each chunk a port's server calls `take`, then `handle` or `handle_fast`."""
+    """For each chunk of requests, a port's server calls `take`, then `handle` or `handle_fast`."""
 
     def __init__(self, send: SendProcessor, handlers: dict[int, RequestHandler], guard: AclGuard | None = None) -> None:
-        """`guard` decides which requests reach the handlers; without one all do."""
+        """`guard`: refuses requests that are not allowed."""
         self._send = send
         self._handlers = handlers
         self._guard = guard
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Serve the requests of either port that need no wait, sends that is; return the rest, for `handle`."""
+        """Serves requests that need no wait, which are sends; returns the others, for `handle`. For both ports."""
         if self._guard is not None:
             commands = self._guard.admit(connection, commands)
         sends = [command for command in commands if command.code in SEND_CODES]
@@ -100,27 +100,27 @@ class Processor:
         return [*waiting, *(command for command in commands if command.code not in SEND_CODES)]
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Serve what `take` has left of the main port's requests."""
+        """Serves the main port's requests that `take` returned."""
         sends = [command for command in commands if command.code in SEND_CODES]
         if sends:
             await self._send.handle(connection, sends)
         if len(sends) == len(commands):
             return
-        # A stranger may fill a chunk with what is expensive: not all of it in one turn, and nothing for a peer that
-        # does not read, or is gone.
-        turn_ends = trio.current_time() + TURN_S
+        # A chunk may be full of expensive requests: yield to other tasks in between, and serve nothing for a peer that
+        # does not read its answers, or is gone.
+        slice_ends = trio.current_time() + TIME_SLICE_S
         for command in commands:
             if command.code in SEND_CODES:
                 continue
-            if trio.current_time() >= turn_ends:
+            if trio.current_time() >= slice_ends:
                 await trio.lowlevel.checkpoint()
-                turn_ends = trio.current_time() + TURN_S
+                slice_ends = trio.current_time() + TIME_SLICE_S
             if not await connection.is_ready():
                 return
             await self._handle_one(connection, command)
 
     async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Serve what `take` has left of the fast port's requests: all but pulls."""
+        """Serves the fast port's requests that `take` returned, except pulls."""
         served = []
         for command in commands:
             if command.code in FAST_REFUSED:
@@ -146,5 +146,5 @@ class Processor:
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """RocketMQ's answer to a code that nobody serves, leading blank and all."""
+    """RocketMQ's answer to an unknown code, including the leading blank."""
     return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

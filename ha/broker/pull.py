@@ -1,7 +1,7 @@
 """Requests that read messages: 11 PULL_MESSAGE and 361 LITE_PULL_MESSAGE, with long polling.
 
-The checks run in RocketMQ's order (remoting §4, PullMessageProcessor) with its codes (those of 5.x) and remarks. A
-pull that finds nothing yet and may wait becomes a hold (holds.py); the answer then goes to the same opaque later.
+The checks run in RocketMQ's order (PullMessageProcessor) with the codes of 5.x and RocketMQ's remarks. A pull that
+finds nothing yet and may wait becomes a hold (holds.py), and is answered later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PULL_CODES = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 
 
 class PullProcessor:
-    """Answers pulls. `serve` runs the long polls; `on_arrivals` is for the store's subscription."""
+    """Answers pulls. `serve` runs the long polls; `on_arrivals` subscribes to the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         store, tables, options = core.store, core.tables, core.options
@@ -57,7 +57,7 @@ class PullProcessor:
             hold_count_per_connection_max=options.hold_count_per_connection_max,
         )
         self.on_arrivals = self.holds.on_arrivals
-        store.damage.subscribe(self.holds.wake_all)  # healed, or given up: who waits for damaged messages reads again
+        store.damage.subscribe(self.holds.wake_all)  # repaired or given up: read damaged messages again
         self.serve = self.holds.serve
 
     @property
@@ -67,12 +67,13 @@ class PullProcessor:
             return not self._options.offset_check_in_slave
         if not standing.can_be_replaced:
             return False
-        # A new master shows what it took over once it is confirmed again: consumers may have had more of it before.
+        # A new master serves older messages only once they are confirmed again, but consumers may have read them
+        # before.
         term = self._store.epochs.last
         return term is not None and self._store.log.dispatched_offset.value < term.start_offset
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.PULL_MESSAGE: self.handle,
             RequestCode.LITE_PULL_MESSAGE: self.handle,
@@ -80,7 +81,7 @@ class PullProcessor:
         }
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Answer a pull, or None if it is kept waiting. Raises RefusedError, and RemoteProtocolError for no header."""
+        """Answers a pull; returns None if it is held. Raises RefusedError, and RemoteProtocolError for a bad header."""
         request = parse_header(PullMessageRequest, command.ext_fields)
         group = await self._groups.find_or_create(request.consumer_group)
         selection = self._check(request, group)
@@ -99,7 +100,7 @@ class PullProcessor:
         return self._answer(command, request, group, read)
 
     def _check(self, request: PullMessageRequest, group: GroupConfig | None) -> Selection:
-        """What the pull selects. RefusedError."""
+        """Checks a pull and returns its message filter. Raises RefusedError."""
         options = self._options
         if self._standing.is_slave and not options.slave_read_enable:
             raise RefusedError(
@@ -184,7 +185,7 @@ class PullProcessor:
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
         code = read.status.response_code(asked_offset)
         if code is ResponseCode.PULL_OFFSET_MOVED and self._keeps_offsets:
-            return ResponseCode.PULL_RETRY_IMMEDIATELY  # what this broker shows may lag: to be judged later
+            return ResponseCode.PULL_RETRY_IMMEDIATELY  # what this broker serves may lag behind
         return code
 
     def _answer(
@@ -238,19 +239,19 @@ class PullProcessor:
         )
         return self.holds.add(hold)
 
-    def _hold_on(self, hold: PullHold, next_offset: int) -> bool:
-        """Go on waiting at the queue's end, if what woke the pull was not wanted; False if it has to be answered."""
+    def _hold_again(self, hold: PullHold, next_offset: int) -> bool:
+        """Holds a pull again if no message was selected; returns False if it has to be answered."""
         if hold.selection.is_wanted is None or trio.current_time() >= hold.deadline:
             return False
         queue = self._store.queues.get(hold.topic, hold.queue_id)
         if queue is None or queue.max_offset > next_offset:
-            return False  # there is more to read: the consumer comes again
+            return False  # there is more to read: the consumer pulls again
         request = msgspec.structs.replace(hold.request, queue_offset=next_offset)
         again = msgspec.structs.replace(hold, request=request, queue_offset=next_offset, is_waiting=True)
         return self.holds.add(again)
 
     async def _resume(self, hold: PullHold) -> None:
-        """Read again for a hold that was woken or is late, and answer whatever comes."""
+        """Reads again for a hold that was woken or reached its deadline, and answers it."""
         request = hold.request
         group = self._groups.get(request.consumer_group)
         if group is None:
@@ -259,7 +260,7 @@ class PullProcessor:
             )
         else:
             read = await self._read(request, hold.selection)
-            if read.status is ReadStatus.NO_MATCHED_MESSAGE and self._hold_on(hold, read.next_offset):
+            if read.status is ReadStatus.NO_MATCHED_MESSAGE and self._hold_again(hold, read.next_offset):
                 return
             response = self._answer(hold.command, request, group, read)
         hold.connection.reply(hold.command, response)

@@ -1,4 +1,4 @@
-"""Put requests of the broker's parts, and put results for users of the library."""
+"""Put requests of the broker's services, and put results for library users."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from ha.protocol.record import Message
 
 
 class PutRequest(msgspec.Struct, kw_only=True):
-    """One put: its messages, and its outcome once it is done.
+    """One put: its messages, and later its outcome. Callers that need more to answer a put subclass it.
 
     messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
-    on_done: called once, with this request and others of the same `on_done` that are done at the same time.
+    on_done: called once, with all requests that have the same `on_done` and are done at the same time.
     waits: False for WAIT=false: answered once appended.
-    status, remark: the answer; the remark names the cause of every status but PUT_OK.
+    status, remark: the answer; the remark states the cause of any status but PUT_OK.
     results: the log's AppendResult of each message; empty if nothing was appended.
-    next_offset: end (bytes) of its last record, which must be flushed and acknowledged; -1 if nothing is stored.
-
-    Callers who need more to answer a put subclass this.
+    next_offset: end of its last record in bytes, up to which the log must be flushed and acknowledged; -1 if not
+    stored.
     """
 
     messages: Sequence[Message]
@@ -36,7 +35,7 @@ class PutRequest(msgspec.Struct, kw_only=True):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether its messages will not be stored at another time either."""
+        """Whether retrying is useless, as the messages are invalid."""
         return self.status.response_code is ResponseCode.MESSAGE_ILLEGAL
 
 
@@ -50,7 +49,7 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def message_waits(properties: bytes | memoryview) -> bool:
-    """Whether a message with this property string waits for flush and replicas: all do but those with WAIT=false."""
+    """Whether a message with this property string waits for flush and replicas: all do except those with WAIT=false."""
     raw = bytes(properties)
     if b"WAIT\x01" not in raw:
         return True

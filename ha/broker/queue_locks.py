@@ -1,14 +1,13 @@
-"""Locks of queues, for consumers that keep order: 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
+"""Locks of queues, for orderly consumers: 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
 
-A queue of a group is held by one client id, from the lock until the unlock, or until LIVE_S after the holder asked for
-it last (clients ask again each 20 s). Asking again renews. That its holder's connection closed ends no lock: a client
-that comes back after a short interruption still is at the messages it had, and another one that got the queue meanwhile
-would handle later ones beside it. So it is in RocketMQ, too (RebalanceLockManager); a client that stops in good order
-unlocks by itself.
+A queue of a group is held by one client id until it is unlocked, or until LOCK_LIFETIME_S after the last request for it
+(clients renew every 20 s). Closing the holder's connection does not release the lock: a client that returns after a
+short interruption still works on its messages, and another holder would process later ones at the same time. A client
+that shuts down properly unlocks. As in RocketMQ (RebalanceLockManager).
 
-Locks are memory only, and those of one broker: clients ask the master. After a restart, or at another master, the
-first who asks has the queue. With failover a broker that is not the master any more says that nobody has any: a client
-that asks it still, by its old route, stops at once, before it handles beside whoever has the queue of the new master.
+Locks exist in the memory of one broker: clients ask the master. After a restart, or at a new master, the first client
+that asks gets the queue. With failover, a broker that is no longer master answers that no queue is held, so that a
+client with an old route stops at once, before the new master gives the queue to another one.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LIVE_S = 60.0
-"""So long a lock outlives its last renewal (RocketMQ: rocketmq.broker.rebalance.lockMaxLiveTime)."""
+LOCK_LIFETIME_S = 60.0
+"""Lifetime of a lock after its last renewal (RocketMQ: rocketmq.broker.rebalance.lockMaxLiveTime)."""
 
 REQUEST_SIZE_MAX = 1024 * 1024
-"""Bytes of a request: some 10,000 queues."""
+"""Maximum bytes of a request, enough for about 10,000 queues."""
 
 NAME_LENGTH_MAX = 255
 
@@ -43,31 +42,30 @@ _Key = tuple[str, QueueBody]
 
 
 class QueueLocks:
-    """Who holds which queue: at most `queue_lock_count_max` locks. Beyond them a queue that nobody holds isn't locked
-    for anybody; the client asks again later."""
+    """At most `queue_lock_count_max` locks. Beyond that no further queue is locked, and clients retry later."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._standing = core.standing
         self._count_max = core.options.queue_lock_count_max
         self._locks: dict[_Key, tuple[str, float]] = {}
-        """(group, queue) -> client id and when it asked last, by trio's clock; in the order of these times"""
+        """(group, queue) -> client id and time of its last request (trio clock), in the order of these times"""
         self._is_full = False
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {RequestCode.LOCK_BATCH_MQ: self.handle_lock, RequestCode.UNLOCK_BATCH_MQ: self.handle_unlock}
 
     def __len__(self) -> int:
         return len(self._locks)
 
     def holder(self, group: str, queue: QueueBody) -> str | None:
-        """The client that holds the queue now."""
+        """The client id that holds a queue, or None."""
         self._drop_expired()
         lock = self._locks.get((group, queue))
         return lock[0] if lock is not None else None
 
     def lock(self, group: str, client_id: str, queues: Iterable[QueueBody]) -> list[QueueBody]:
-        """Lock for `client_id`, or renew, what nobody else holds of `queues`; return what it holds of them now."""
+        """Locks or renews those of `queues` that no other client holds; returns those that `client_id` holds now."""
         self._drop_expired()
         now = trio.current_time()
         held = []
@@ -101,7 +99,7 @@ class QueueLocks:
         self._is_full = False
 
     def _drop_expired(self) -> None:
-        oldest = trio.current_time() - LIVE_S
+        oldest = trio.current_time() - LOCK_LIFETIME_S
         while self._locks:
             key, (_, asked_at) = next(iter(self._locks.items()))
             if asked_at >= oldest:
@@ -110,7 +108,7 @@ class QueueLocks:
             self._is_full = False
 
     async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """41: the answer lists what the client holds now of the queues it named."""
+        """41: answers with those of the requested queues that the client holds now."""
         asked = _read(command)
         if self._standing.can_be_replaced and not self._standing.has_lease:
             held = []
@@ -119,14 +117,14 @@ class QueueLocks:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
 
     async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """42: success, whoever holds the queues. Clients that stop send it oneway."""
+        """42: always succeeds. Clients that shut down send it oneway."""
         asked = _read(command)
         self.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return command.reply(ResponseCode.SUCCESS)
 
 
 def _read(command: RemotingCommand) -> LockQueuesBody:
-    """The body. RemoteProtocolError for none, for one that is too large, and for names that nothing can have."""
+    """Parses the body. RemoteProtocolError if it is malformed or too large, or has invalid names."""
     if len(command.body) > REQUEST_SIZE_MAX:
         raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {REQUEST_SIZE_MAX}")
     asked = java_json.read_as(LockQueuesBody, command.body)

@@ -1,12 +1,12 @@
-"""Reading one queue: from a queue offset to the records of the next messages, with RocketMQ's statuses and limits.
+"""Reads messages of one queue from a queue offset on, with RocketMQ's statuses and limits.
 
-Damage. Bytes of the log that are damaged raise DamagedBytes where they are read. While they may still be healed the
-answer is OFFSET_FOUND_NULL at the same offset: the pull waits, or comes again. Once no peer has them, the messages
-there are left out as RocketMQ leaves out those whose file is gone: the others are delivered, and if there is none the
-answer is MESSAGE_WAS_REMOVING with the next offset behind. An entry that does not point to its message is mended from
-the log first: each record says which queue and offset it has, and that is compared.
+Reading damaged bytes of the log raises DamagedBytes. While they may still be repaired, the answer is OFFSET_FOUND_NULL
+at the same offset, so that the pull waits or is repeated. Once no peer has them, these messages are skipped, as
+RocketMQ skips those of deleted files: the others are delivered, and if there are none the answer is
+MESSAGE_WAS_REMOVING with the next offset. An entry that does not point to its message is first repaired from the log:
+every record states its queue and offset.
 
-Source: DefaultMessageStore.getMessage; table and limits in the remoting specification, §4.
+Source: DefaultMessageStore.getMessage.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ if TYPE_CHECKING:
     from ha.store.mapped_file import RunBlocking
 
 Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
-"""Has the entry at a queue offset written anew from the log; False if that can't be done or it was right."""
+"""Rewrites the entry at a queue offset from the log; returns False if that is impossible or it was correct."""
 
 Span = tuple[int, memoryview | bytes]
-"""Where some bytes of the log begin (physical offset), and they."""
+"""A physical offset, and the bytes of the log from there on."""
 
 SCAN_COUNT_MIN = 800
-"""Entries looked at in one read (RocketMQ: 16000 bytes of the queue), or as many as messages were asked for, if more.
-"""
+"""Entries scanned per read (RocketMQ: 16000 bytes of the queue), or the number of requested messages if higher."""
 SCAN_COUNT_MAX = 8192
-"""But no more than this, whatever a stranger asks for."""
+"""Upper limit of entries scanned per read, whatever the request asks for."""
 
 _MEND_COUNT_MAX = 4
-"""So many wrong entries are mended for one read."""
+"""Maximum number of wrong entries repaired per read."""
 
 _GAP_BYTES_MAX = 128 * 1024
-"""What lies between two messages is read with them if it is no more: the system reads so much ahead anyway, of what it
-has in memory it takes as long as a read of its own does, and other queues' consumers find it read (recent_reads.py)."""
+"""Two messages with at most this many bytes in between are read together. The system reads that much ahead anyway;
+copying it from memory takes as long as another read; and consumers of other queues find it cached (recent_reads.py)."""
 _SPAN_BYTES_MAX = 1024 * 1024
-"""So much is read, and its checksums compared, in one turn, unless one message is more."""
+"""Maximum bytes read and verified before other tasks run, unless a single message is larger."""
 
 
 class ReadStatus(Enum):
@@ -66,7 +65,7 @@ class ReadStatus(Enum):
     OFFSET_RESET = "OFFSET_RESET"
 
     def response_code(self, asked_offset: int) -> ResponseCode:
-        """The code of a pull of queue offset `asked_offset` that ended so."""
+        """The response code for a pull at queue offset `asked_offset` with this status."""
         match self:
             case ReadStatus.FOUND:
                 return ResponseCode.SUCCESS
@@ -81,9 +80,9 @@ class ReadStatus(Enum):
 
 
 class QueueRead(msgspec.Struct, frozen=True, gc=False):
-    """What a read came to. Offsets are queue offsets (entries); `body` is the records one after the other, as stored.
+    """The result of a read. Offsets are queue offsets (entries); `body`: the records as stored, concatenated.
 
-    is_far_behind: the reader is further behind the log's end than what is taken to be in memory.
+    is_far_behind: the messages are so far behind the log's end that they are assumed not to be in memory.
     """
 
     status: ReadStatus
@@ -96,7 +95,7 @@ class QueueRead(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueReader:
-    """Reads the queues of one log. What it returns are bytes as stored; no record is decoded."""
+    """Reads the queues of one log. Returns bytes as stored, without decoding records."""
 
     def __init__(
         self,
@@ -107,9 +106,9 @@ class QueueReader:
         corrects_offsets: Callable[[], bool] = lambda: True,
         mend: Mend | None = None,
     ) -> None:
-        """`corrects_offsets` says False on a slave: what lies outside a queue then keeps the asked offset.
+        """`corrects_offsets`: False on a slave, where a read outside the queue keeps its offset.
 
-        `mend` is asked to mend an entry that is wrong, and the read begins again.
+        `mend` repairs a wrong entry, after which the read is repeated.
         """
         self._log = log
         self._options = options
@@ -126,10 +125,10 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Read the messages at `queue_offset` and after whose tag hash is in `tags_codes` (None: all).
+        """Reads messages from `queue_offset` on whose tag hash is in `tags_codes` (None: all).
 
-        `message_count_max` and `message_bytes_max` are the consumer's own wish. At least one message is returned if
-        there is one, however large.
+        `message_count_max` and `message_bytes_max` are the consumer's limits. Returns at least one message if there is
+        one, whatever its size.
         """
         if queue is None:
             next_offset = 0 if self._corrects_offsets() else queue_offset
@@ -146,7 +145,7 @@ class QueueReader:
         return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
 
     def limits(self, message_count_max: int, message_bytes_max: int, *, is_far_behind: bool) -> tuple[int, int]:
-        """How many messages, and bytes of more than one, an answer may have to a consumer that wishes for so many."""
+        """The limits of an answer, in messages and bytes, given those of the consumer."""
         options = self._options
         count_max, bytes_max = options.transfer_hot_count_max, options.transfer_hot_bytes_max
         if is_far_behind:
@@ -169,7 +168,7 @@ class QueueReader:
             return QueueRead(
                 status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset
             )
-        # Without a filter no more entries are wanted than messages; with one, RocketMQ looks at so many.
+        # Without a filter as many entries as messages are needed; with one, RocketMQ scans this many.
         scan_count = min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
         if tags_codes is None:
             counts_max = (self.limits(message_count_max, 0, is_far_behind=is_far)[0] for is_far in (False, True))
@@ -192,7 +191,7 @@ class QueueReader:
             read, body = await _fetch(self._log, wanted, queue.queue_id)
         except DamagedBytes:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-        except OffsetGone:  # retention took the segment since it was looked where the log begins
+        except OffsetGone:  # retention deleted the segment meanwhile
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
         if read is None:
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
@@ -200,7 +199,7 @@ class QueueReader:
 
 
 def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadStatus, int] | None:
-    """The status and the corrected offset of a read outside [min_offset, max_offset), else None."""
+    """Status and corrected offset of a read outside [min_offset, max_offset), else None."""
     if max_offset == 0:
         return ReadStatus.NO_MESSAGE_IN_QUEUE, 0
     if queue_offset < min_offset:
@@ -213,9 +212,9 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadS
 
 
 async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted | None, bytes]:
-    """Read what is wanted, but for messages that are damaged for good. DamagedBytes if one may yet be healed.
+    """Reads the chosen messages except those damaged beyond repair. DamagedBytes if one may still be repaired.
 
-    WrongEntryError if a record that is read is not the one that its entry says.
+    WrongEntryError if a record read is not the one that its entry names.
     """
     try:
         return wanted, gathered(await read_spans(log, wanted), wanted, queue_id)
@@ -223,7 +222,7 @@ async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted 
         if not damaged.is_hopeless:
             raise
     kept, parts = [], []
-    for each in wanted.one_by_one():
+    for each in wanted.split():
         try:
             parts.append(gathered(await read_spans(log, each), each, queue_id))
         except DamagedBytes as damaged:
@@ -235,12 +234,12 @@ async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted 
 
 
 async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
-    """What of the log holds the messages of `wanted`, ascending: those that are near each other are in one read."""
+    """Reads the parts of the log that hold `wanted`, ascending. Messages close to each other share a read."""
     spans: list[Span] = []
     places, sizes = wanted.physical_offsets, wanted.sizes
     number, begin, end = 0, places[0], places[-1] + sizes[-1]
     while True:
-        # What is in memory costs nothing to look at, however far it reaches.
+        # Bytes in memory cost nothing, whatever their number.
         span = log.read_nowait(begin, end - begin)
         if span is None:
             stop = near_end(wanted, number, begin, _GAP_BYTES_MAX, _SPAN_BYTES_MAX)
@@ -252,7 +251,7 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
         if begin >= end:
             return spans
         behind = bisect_right(places, begin)
-        if places[behind - 1] + sizes[behind - 1] > begin:  # a segment ends there, or what is sound
+        if places[behind - 1] + sizes[behind - 1] > begin:  # the end of a segment, or of the undamaged bytes
             number = behind - 1
         else:
             number, begin = behind, places[behind]
@@ -260,9 +259,9 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
 
 @with_compiled_twin
 def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: int) -> int:
-    """Where the last message ends that is read together with one, of which `begin` is what comes next.
+    """End of the last message that is read together with message `number`, of which `begin` is the next byte.
 
-    Between two of them lie at most `gap_max` bytes, and from `begin` on it is at most `size_max` if it isn't that one.
+    At most `gap_max` bytes lie between two of them, and the read has at most `size_max` bytes unless it is one message.
     """
     places, sizes = wanted.physical_offsets, wanted.sizes
     end = places[number] + sizes[number]
@@ -275,9 +274,9 @@ def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: in
 
 @with_compiled_twin
 def gathered(spans: list[Span], wanted: Wanted, queue_id: int) -> bytes:
-    """The records of `wanted`, which lie in `spans`, one after the other. ValueError if one is not all there.
+    """The records of `wanted` from `spans`, concatenated. ValueError if one is incomplete.
 
-    WrongEntryError unless each says that it is where its entry stands.
+    WrongEntryError unless each record states the position that its entry has.
     """
     parts: list[memoryview | bytes] = []
     number = 0

@@ -1,4 +1,4 @@
-"""When the messages of a queue were stored, and which came first at a time. Source: DefaultMessageStore."""
+"""Store times of a queue's messages, and search by time. Source: DefaultMessageStore."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ UNKNOWN_TIME_MS = 1 << 62
 
 
 async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:
-    """Store time (ms) of the message at `queue_offset`; -1 if it is gone, which sorts it before all others.
+    """Store time (ms) of the message at `queue_offset`; -1 if it was deleted, which sorts before all others.
 
-    UNKNOWN_TIME_MS if it, or its entry, is damaged: a search then ends before it rather than behind it.
+    UNKNOWN_TIME_MS if the message or its entry is damaged: a search then ends before it rather than after it.
     """
     entries = queue.read(queue_offset, 1)
     if not entries:
@@ -32,7 +32,7 @@ async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: 
 
 
 async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, queue_offset: int) -> int:
-    """The same, but -1 for whatever can't be told: what RocketMQ's figures have there."""
+    """As `store_time_ms`, but -1 for any unknown time, as in RocketMQ's statistics."""
     if queue is None:
         return -1
     found = await store_time_ms(store, queue, queue_offset)
@@ -42,9 +42,9 @@ async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, q
 async def offset_at(
     store: MessageStore, queue: ConsumeQueue | None, timestamp_ms: int, *, is_upper: bool = False
 ) -> int:
-    """Queue offset of the first message stored at a time or later, the queue's end if there is none.
+    """Queue offset of the first message stored at or after a time, or the queue's end.
 
-    `is_upper`: of the last one stored then or earlier, the queue's begin if there is none.
+    `is_upper`: of the last one stored at or before it, or the queue's start.
     """
     if queue is None or queue.min_offset >= queue.max_offset:
         return max(0, queue.min_offset) if queue is not None else 0

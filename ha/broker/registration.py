@@ -1,24 +1,22 @@
-"""A broker's standing with its name servers: registered at each of them, and told by them where its master is.
+"""Registration of a broker at its name servers, which tell a slave where its master is.
 
-One task per name server, so that one that is down, slow or wrong delays no other. Each registers at once, then every
-`period_s`, and at once when topics changed; changes that come while a registration is under way make one more, not one
-each. At the end the broker unregisters, for at most `unregister_timeout_s`. RocketMQ: BrokerOuterAPI,
-BrokerController.registerBrokerAll.
+One task per name server, so that one that is down, slow or faulty delays no other. Each registers at once, every
+`period_s`, and when topics change; changes during a registration cause one more. At shutdown the broker unregisters,
+for at most `unregister_timeout_s`. RocketMQ: BrokerOuterAPI, BrokerController.registerBrokerAll.
 
-With failover the id changes: 0 while the broker is the master, its own otherwise. What name servers make of that:
+With failover the id changes: 0 while the broker is master, its own otherwise. Effects on name servers:
 
-    same address, other id     the entry under the old id goes (4.9 and 5.x)
+    same address, other id     the entry under the old id is removed (4.9 and 5.x)
     same id, other address     5.x and halog keep the one with the higher stateVersion, which is the epoch here; 4.9
-                               takes whoever came last. So a new master says it again after 1, 2, 4, 8 and 16 s: what
-                               the old one said late, from a pause or a slow network, does not stay for a whole period
-    unregistering              4.9 removes whoever has the id. So only a broker that has the id still unregisters it
+                               keeps the last one. So a new master repeats its registration after 1, 2, 4, 8 and 16 s,
+                               to replace a late one of its predecessor before a whole period has passed
+    unregistering              4.9 removes any broker with the id. So a broker only unregisters an id that it still has
 
-Two brokers of one name and id that are not elected replace each other at every registration, which the name servers
-allow. A broker finds that out by itself: once in a period, before it registers, it looks whom the name server has under
-its name and id since it registered last.
+Two brokers with the same name and id and no failover replace each other at every registration, which name servers
+allow. To detect it, once per period before registering, a broker looks up the address registered under its name and id.
 
-4.9 knows no stateVersion, and takes no topics from a table whose counter and time it has seen at that address, be it of
-a slave: so a master adds its epoch to the counter, too.
+4.9 has no stateVersion, and ignores a topic table whose counter and time it has seen from that address, even as a
+slave's: so a master adds its epoch to the counter, too.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class BrokerIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """How a broker is known to the cluster."""
+    """The names and addresses of a broker in its cluster."""
 
     cluster_name: str
     broker_name: str
@@ -61,65 +59,65 @@ class BrokerIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how patiently a broker registers. Seconds of the trio clock."""
+    """Intervals and timeouts of registration, in seconds."""
 
     period_s: float = 30.0
     """RocketMQ: registerNameServerPeriod."""
 
     timeout_s: float = 24.0
-    """For one request, connecting included. RocketMQ: registerBrokerTimeoutMills."""
+    """Timeout of one request, including the connection. RocketMQ: registerBrokerTimeoutMills."""
 
     retry_s: float = 5.0
-    """Until the next try at a name server that failed, and at one that a slave asked in vain for its master."""
+    """Time until the next attempt after a failure, or while a slave does not know its master."""
 
     change_wait_s: float = 0.5
-    """How long a registration that is under way may still take when the broker has become something else."""
+    """Time that a registration in progress gets to finish after the role has changed."""
 
     start_wait_s: float = 3.0
-    """How long a starting broker waits for name servers that don't answer."""
+    """Time that a starting broker waits for name servers."""
 
     unregister_timeout_s: float = 3.0
 
 
 class MasterAddresses(msgspec.Struct, frozen=True):
-    """Where a slave's master is, as a name server tells it: host:port for clients, and for replication."""
+    """Addresses of a slave's master, from a name server: host:port for clients, and for replication."""
 
     master_address: str
     ha_address: str
 
 
 AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""After a change of the broker's standing: from one registration to the next, before the usual period."""
+"""Intervals between registrations after a change of role, before the regular period."""
 
 
 class NameServerState(msgspec.Struct, kw_only=True):
-    """How it stands with one name server."""
+    """State of the registration at one name server."""
 
     is_registered: bool = False
-    """Whether the last try succeeded."""
+    """Whether the last attempt succeeded."""
     error: str = ""
-    """Why it did not; "" if it did or none ended yet."""
+    """Why it failed; "" if it succeeded or none has ended yet."""
     registered_count: int = 0
     failed_count: int = 0
     last_registered_at: float | None = None
     """Trio clock."""
     registered_id: int = -1
-    """The broker id that it has taken; -1 before the first, and while it is not known to have taken another one"""
+    """The broker id registered there; -1 if none, or while it is not known which one"""
     tried_revision: int = -1
-    """Which state of topics and standing was in the last try, counted by their changes."""
+    """The revision of topics and role in the last attempt."""
     other_address: str = ""
-    """Of a broker that it had under this one's name and id in this one's place; "" if it had none for two periods."""
+    """Address of another broker registered under this one's name and id; "" if there was none for two periods."""
     other_seen_at: float = -math.inf
-    """Trio clock, as the next one."""
+    """Trio clock, like `looked_at`."""
     looked_at: float
-    """When it was asked for another broker of this one's name and id, or when this one began."""
+    """When another broker with this name and id was last looked up, or when this one started."""
 
 
 class NameServerRegistration:
     """Keeps one broker registered while `serve` runs.
 
-    `topics` makes the table of topics to register, each time anew. `master` holds the last master that any name server
-    told: only ever set on a slave, changed only when the answer differs, kept when a name server forgets it.
+    `topics` returns the topics to register. `master` is the last master address that any name server sent; set on a
+    slave only, and kept when a name server no longer has it.
     """
 
     def __init__(
@@ -133,8 +131,10 @@ class NameServerRegistration:
         *,
         why_not: Callable[[], str] = lambda: "",
     ) -> None:
-        """`why_not` says why the broker must not go by its id now, "" if it may: it is then left as name servers have
-        it. Tell of changes by `topics_changed`."""
+        """`why_not`: returns why the broker must not register at present, or "".
+
+        Call `topics_changed` after changes.
+        """
         self._identity = identity
         self._name_servers = tuple(dict.fromkeys(name_servers))
         self._client = client
@@ -150,10 +150,10 @@ class NameServerRegistration:
         self.states: dict[str, NameServerState] = {
             address: NameServerState(looked_at=trio.current_time()) for address in self._name_servers
         }
-        """Name server address -> how it stands with it. For reading only."""
+        """State by name server address; read-only."""
 
     def topics_changed(self) -> None:
-        """Register anew everywhere, as soon as what is under way is done."""
+        """Registers again at every name server, once registrations in progress are done."""
         self._revision += 1
         self._changed.unpark_all()
 
@@ -164,15 +164,15 @@ class NameServerRegistration:
             scope.deadline = min(scope.deadline, patience_ends)
 
     async def wait_told(self) -> None:
-        """Wait until each name server has been told of topics and standing as they are now, or failed to take it in."""
+        """Waits until the current topics and role were sent to each name server, successfully or not."""
         revision = self._revision
         while any(state.tried_revision < revision for state in self.states.values()):
             await self._tried.park()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Register until cancelled, then unregister; the latter takes at most `unregister_timeout_s`.
+        """Registers until cancelled, then unregisters for at most `unregister_timeout_s`.
 
-        Reports started when each name server has been tried, successfully or not, and `start_wait_s` later anyway.
+        Reports started after one attempt at each name server, or `start_wait_s`.
         """
         self._standing.subscribe(self._standing_changed)
         try:
@@ -218,9 +218,9 @@ class NameServerRegistration:
                     await self._changed.park()
 
     async def _look_for_another(self, address: str, state: NameServerState) -> None:
-        """Note whether the name server has another broker under this one's name and id, and log what is news.
+        """Looks up whether another broker has this one's name and id, and logs changes.
 
-        Raises what `invoke` raises; what it can't answer is no reason not to register.
+        Raises what `invoke` raises. An unusable answer is ignored.
         """
         name, broker_id, now = self._identity.broker_name, self._standing.broker_id, trio.current_time()
         state.looked_at = now
@@ -235,7 +235,7 @@ class NameServerRegistration:
             return
         other = "" if known is None else known.broker_addrs.get(broker_id, "")
         if not other or other == self._identity.broker_address:
-            # One that is there may have registered last for a while.
+            # The other broker may still exist, and have been the last to register for a while.
             if now - state.other_seen_at > 2 * self._options.period_s:
                 state.other_address = ""
             return
@@ -251,7 +251,7 @@ class NameServerRegistration:
         state.other_address, state.other_seen_at = other, now
 
     async def _try(self, address: str, state: NameServerState) -> str:
-        """Register once, unless the broker becomes something else meanwhile; return why it failed, or ""."""
+        """Registers once, unless the role changes meanwhile; returns why it failed, or ""."""
         if not self._standing.is_slave and not self._standing.has_lease:
             return "the lease of this master has ended"
         with trio.CancelScope() as scope:
@@ -260,17 +260,17 @@ class NameServerRegistration:
                 return await self._register(address, state)
             finally:
                 del self._trying[address]
-        return "no answer before the broker became something else"
+        return "no answer before the role changed"
 
     def _has_its_id(self, state: NameServerState) -> bool:
-        """Whether nobody else can have the id by now under which a name server has this broker."""
+        """Whether this broker is still entitled to the id that it is registered under."""
         standing = self._standing
         if self._why_not():
             return False
         return state.registered_id == standing.broker_id and (standing.is_slave or standing.has_lease)
 
     def _table(self) -> TopicConfigTable:
-        """The topics, in a version that is another one in each term."""
+        """The topics, with a version that differs in each term."""
         table, epoch = self._topics(), self._standing.epoch
         if not self._standing.can_be_replaced:
             return table
@@ -280,11 +280,11 @@ class NameServerRegistration:
         return msgspec.structs.replace(table, data_version=version)
 
     async def _register(self, address: str, state: NameServerState) -> str:
-        """Register once; return why it failed, or ""."""
+        """Registers once; returns why it failed, or ""."""
         try:
             if self._may_look(state):
                 await self._look_for_another(address, state)
-            return await self._tell(address, state)
+            return await self._send_registration(address, state)
         except trio.TooSlowError:
             return f"no answer within {self._options.timeout_s:g} s"
         except (OSError, trio.BrokenResourceError, RemoteProtocolError) as error:
@@ -294,8 +294,8 @@ class NameServerRegistration:
         is_due = trio.current_time() - state.looked_at > self._options.period_s / 2
         return is_due and not self._standing.can_be_replaced
 
-    async def _tell(self, address: str, state: NameServerState) -> str:
-        """Register once; return why it was refused, or ""."""
+    async def _send_registration(self, address: str, state: NameServerState) -> str:
+        """Sends one registration; returns why it was refused, or ""."""
         identity, broker_id = self._identity, self._standing.broker_id
         if state.registered_id != broker_id:
             state.registered_id = -1
@@ -327,7 +327,7 @@ class NameServerRegistration:
         return ""
 
     def _note(self, address: str, state: NameServerState, error: str) -> None:
-        """Keep what came of a try, and log it if it is something new."""
+        """Updates the state after an attempt, and logs changes."""
         if error:
             state.failed_count += 1
             if state.is_registered or error != state.error:
@@ -352,7 +352,7 @@ class NameServerRegistration:
         try:
             await self._client.invoke(address, request, self._options.unregister_timeout_s)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
-            # It will notice by itself: the connection closes now, or 120 s pass.
+            # The name server drops it when the connection closes, or after 120 s.
             logger.info("registration.unregister_failed namesrv=%s reason=%r", address, str(error) or "too slow")
         else:
             self.states[address].is_registered = False

@@ -1,11 +1,10 @@
-"""Replies of consumers to whoever asked: 324 SEND_REPLY_MESSAGE and 325 SEND_REPLY_MESSAGE_V2.
+"""Replies of consumers to requests of producers: 324 SEND_REPLY_MESSAGE and 325 SEND_REPLY_MESSAGE_V2.
 
-A producer that asks (Java's `request`) puts its client id into the message as REPLY_TO_CLIENT; the consumer sends its
-reply to the broker that the message came from, and the broker pushes it to that client (326) over the connection that
-the client's heartbeats come on. The consumer is told whether the client took it. The reply is stored in its topic
-(CLUSTER_REPLY_TOPIC) all the same, unless storeReplyMessageEnable is false. Waiting for the client happens
-in tasks of `serve`, so that the consumer's connection is read meanwhile. Sources: ReplyMessageProcessor,
-Broker2Client.callClient.
+A requesting producer (Java's `request`) sets REPLY_TO_CLIENT in the message to its client id. The consumer sends its
+reply to the broker of the message, which pushes it to that client (326) over the connection of the client's heartbeats,
+and answers the consumer whether the client accepted it. The reply is also stored in its topic (CLUSTER_REPLY_TOPIC),
+unless storeReplyMessageEnable is false. Tasks of `serve` wait for the client, so that the consumer's connection is read
+meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest, message_waits
 from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
 from ha.broker.send_message import MessageMaker, encode_peer
-from ha.broker.stored_properties import join, told
+from ha.broker.stored_properties import answered_properties, join
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
@@ -40,7 +39,7 @@ CLIENT_TIMEOUT_S = 10.0
 
 
 class ReplyProcessor:
-    """Takes replies. `serve` pushes them and answers."""
+    """Accepts replies. `serve` pushes them and answers."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options
@@ -50,25 +49,25 @@ class ReplyProcessor:
         self._options = options
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
-        self._told = told(options)
+        self._answered_properties = answered_properties(options)
         self._reply_count = 0
         self._send, self._receive = trio.open_memory_channel[
             tuple["RemotingConnection", RemotingCommand, SendMessageRequest, int]
         ](options.replies_in_flight_max)
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return dict.fromkeys(REPLY_CODES, self.handle)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Push what came, until cancelled."""
+        """Pushes replies until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
             async for reply in self._receive:
                 nursery.start_soon(self._hand_over, *reply)
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        """324, 325: have a reply pushed and stored. The answer comes later. Raises RefusedError."""
+        """324, 325: accepts a reply, which `serve` answers later. Raises RefusedError."""
         options = self._options
         check_stores(self._standing)
         request = parse_header(SendMessageRequest, command.ext_fields)
@@ -92,13 +91,15 @@ class ReplyProcessor:
             self._reply_count -= 1
         if fault:
             logger.warning("reply.push_failed topic=%s reason=%r", request.topic, fault)
-            connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, dict(self._told)))
+            connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, dict(self._answered_properties)))
         else:
-            connection.reply(command, command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields() | self._told))
+            connection.reply(
+                command, command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields() | self._answered_properties)
+            )
 
     async def _push(self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest) -> str:
-        """Hand the reply to the client that waits for it; returns why that failed, or ""."""
-        properties = decode_properties(request.properties.encode("utf-8", "replace")) | self._told
+        """Pushes the reply to the client that waits for it; returns why that failed, or ""."""
+        properties = decode_properties(request.properties.encode("utf-8", "replace")) | self._answered_properties
         client_id = properties.get(REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{REPLY_TO_CLIENT}] is null"
@@ -127,7 +128,7 @@ class ReplyProcessor:
             question = RemotingCommand(
                 RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext_fields=fields, body=bytes(command.body)
             )
-            # A client that never answers this keeps its connection, unless it says nothing else either.
+            # A client that does not answer this keeps its connection, unless it is silent altogether.
             with trio.fail_after(CLIENT_TIMEOUT_S):
                 answer = await client.invoke(question, 2 * CLIENT_TIMEOUT_S)
         except (trio.TooSlowError, trio.BrokenResourceError, LocalProtocolError) as error:
@@ -139,8 +140,8 @@ class ReplyProcessor:
     async def _store(
         self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest, queue_id: int
     ) -> SendMessageResponse | None:
-        """Keep the reply; where it is, or None: that it could not be stored is no fault of the consumer's."""
-        properties = join(request.properties.encode("utf-8", "replace"), encode_properties(self._told))
+        """Stores the reply and returns its position; None if it can't be stored, which does not fail the request."""
+        properties = join(request.properties.encode("utf-8", "replace"), encode_properties(self._answered_properties))
         message = Message(
             request.topic,
             queue_id,

@@ -1,8 +1,8 @@
-"""The services that only a master runs, or only a slave: ended and begun as the role changes.
+"""The services that only a master or only a slave runs, started and ended as the role changes.
 
-They run in a task that lives as long as the broker, so that a change of role needs nobody's nursery. `begin` and `end`
-take turns; who calls them sees to that. A change of role can't be cancelled in its middle, and the broker may end
-meanwhile: then nothing is begun any more, and nobody waits for it.
+They run in a task that lives as long as the broker, so that a change of role needs no nursery of its caller. The caller
+alternates `begin` and `end`. A change of role can't be cancelled halfway, and the broker may end meanwhile: then
+`begin` starts nothing and returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Service = Callable[..., Awaitable[object]]
 
 
 class RoleServices:
-    """`serve` runs what `begin` is given, until `end`."""
+    """`serve` runs the services passed to `begin` until `end`."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Service], trio.Event]](0)
@@ -25,24 +25,24 @@ class RoleServices:
         self._ended.set()
 
     async def begin(self, services: Sequence[Service]) -> None:
-        """Start `services`, in order; returns when each has started, or the broker has ended."""
+        """Starts `services` in order; returns when each has started, or the broker has ended."""
         assert self._ended.is_set()
         self._ended, self._scope = trio.Event(), trio.CancelScope()
         started = trio.Event()
         try:
             await self._send.send((services, started))
-        except trio.BrokenResourceError:  # nobody serves any more
+        except trio.BrokenResourceError:  # the broker has ended
             self._ended.set()
         else:
             await started.wait()
 
     async def end(self) -> None:
-        """End what runs; returns when it has ended. Cancelled, it is ending all the same."""
+        """Ends the services and waits for them. If cancelled, they still end."""
         self._scope.cancel()
         await self._ended.wait()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run what is begun, until cancelled."""
+        """Runs the services of each `begin`, until cancelled."""
         task_status.started()
         with self._receive:
             async for services, started in self._receive:

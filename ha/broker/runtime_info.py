@@ -1,8 +1,8 @@
-"""Requests about the broker itself: 28 runtime figures, 26 and 25 its configuration, 906 its addresses for replicas.
+"""Requests about the broker itself: 28 runtime statistics, 26 and 25 its configuration, 906 its replication addresses.
 
-28 is RocketMQ's table of strings. What halog does not have is left out (latencies of puts) or is what it amounts to
-here: thread pools' queues hold nothing, as a request is handled where it is read; sends "in the queue" are those that
-wait for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
+28 is RocketMQ's table of strings. What halog does not have is omitted (put latencies) or has the equivalent value:
+queues of thread pools are empty, as requests are handled where they are read; sends "in the queue" are those waiting
+for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
 
 VERSION_TEXT = "V5_3_3"
-"""What VERSION_DEFAULT is called."""
+"""The name of VERSION_DEFAULT."""
 
 
 class RuntimeInfo:
-    """Tells of the broker as a whole. `describe` gives its configuration by key, secrets hidden."""
+    """Answers requests about the broker. `describe` returns its configuration by key, with secrets hidden."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RuntimeInfo:
         self.describe: Callable[[], Mapping[str, str]] = dict
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
             RequestCode.GET_BROKER_CONFIG: self.configuration,
@@ -61,7 +61,7 @@ class RuntimeInfo:
         }
 
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """28: figures by name, all of them strings."""
+        """28: statistics by name, as strings."""
         table = await self._table()
         table |= self._delay_figures()
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
@@ -128,7 +128,7 @@ class RuntimeInfo:
         return found
 
     async def _earliest_ms(self) -> int:
-        """Store time of the log's first message; -1 if it has none."""
+        """Store time of the first message in the log; -1 if there is none."""
         try:
             _, record = await read_record(self._store, self._store.log.min_offset)
         except (OffsetGone, DamagedBytes, RemoteProtocolError):
@@ -136,20 +136,20 @@ class RuntimeInfo:
         return record.store_timestamp_ms
 
     async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """26: every key and what is in force, as a properties file."""
+        """26: every key and its current value, as a properties file."""
         version = java_json.dumps(self._topics.data_version).decode()
         return command.reply(ResponseCode.SUCCESS, None, {"version": version}, encode_config(self.describe()))
 
     async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """25: nothing can be changed while the broker runs; what is so already is confirmed.
+        """25: succeeds if nothing would change, as no key can be changed while the broker runs.
 
-        RocketMQ takes any key, passes over those that it doesn't know, and many have no effect until a restart.
+        RocketMQ accepts any key, ignores unknown ones, and many have no effect before a restart.
         """
         fault = change_fault("broker", self.describe(), command.body)
         return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """906: a master says where its replicas find it. A slave is told nothing here: its name servers do that."""
+        """906: the addresses of a master for its replicas. A slave gets its master from name servers instead."""
         request = parse_header(ExchangeRequest, command.ext_fields)
         if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)

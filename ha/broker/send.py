@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 _GATHERED_FROM = 4
-"""Outside a poller's turn: number of sends that other connections have in flight from which on the put service gathers
-those of several connections for one step of the event loop. An append for each would cost more than all else."""
+"""Sends in flight on other connections from which on, outside a turn of the poller, the put service collects the sends
+of several connections for one step of the event loop. One append per connection would dominate the cost."""
 
 
 class _Chunk:
-    """The sends of one chunk of a connection, which came at `began`: in flight until each is answered."""
+    """The sends of one chunk of a connection, which arrived at `began`. They are in flight until answered."""
 
     __slots__ = ("_began", "_connection", "_processor")
 
@@ -56,7 +56,7 @@ class _Chunk:
         connection.in_flight += count
 
     def on_done(self, done: Sequence[Send]) -> None:
-        """Answer `done`, which are some or all of the chunk."""
+        """Answers `done`, some or all sends of the chunk."""
         processor = self._processor
         processor._in_flight -= len(done)
         self._connection.in_flight -= len(done)
@@ -82,29 +82,29 @@ class SendProcessor:
         self._maker = MessageMaker(core)
         self._in_flight = 0
         self.ack_times = Histogram()
-        """From a send's arrival here until its answer leaves, for each send that was put"""
+        """Seconds from the arrival of each send that was put to its answer"""
         self.on_answered: Callable[[float, float, Sequence[PutRequest]], None] | None = None
-        """Told of sends that were answered together: when they came, now (trio's clock), and the puts"""
+        """Called for sends answered together, with their arrival, the current time (trio clock), and the puts"""
         self.not_master_count = self.flow_control_count = 0
-        """Sends refused because this broker may not store now, and because too many are in flight"""
+        """Sends refused because this broker may not store, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
         self._store_host = encode_host(options.host, options.port)
         self._usual_answer = self._make_usual_answer()
 
     @property
     def in_flight_count(self) -> int:
-        """Sends that are on their way into the log, or wait for a flush or a slave."""
+        """Sends that are queued for the log, or wait for a flush or a slave."""
         return self._in_flight
 
     async def wait_all_answered(self) -> None:
-        """Wait until no send is in flight, neither on its way into the log nor waiting for a flush or a slave."""
+        """Waits until no send is in flight."""
         while self._in_flight:
             await self._answered.park()
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Check the sends of one chunk, and put or refuse them; return those that are for `handle`.
+        """Checks the sends of one chunk, and puts or refuses them; returns those that are left to `handle`.
 
-        Answers go out as they become known, also after this returns.
+        Answers are sent as they become known, also after this returns.
         """
         options, standing = self._options, self._standing
         refusal = standing.why_not_stored()
@@ -113,13 +113,13 @@ class SendProcessor:
             self._refuse_all(connection, commands, f"{REJECT_REMARK} ({refusal})", standing.refusal_code)
             return []
         if self._in_flight + len(commands) > options.sends_in_flight_max:
-            # Those who ask now shall come back, as RocketMQ lets them.
+            # Clients retry these, as with RocketMQ's flow control.
             self.flow_control_count += len(commands)
             remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
             self._refuse_all(connection, commands, remark)
             return []
         if connection.in_flight >= options.sends_in_flight_per_connection_max or self._put.is_blocked:
-            return commands  # the connection is read no further, and no more messages gather
+            return commands  # the connection is not read further meanwhile
         puts: list[Send] = []
         refusals: list[bytes] = []
         waiting: list[RemotingCommand] = []
@@ -130,7 +130,7 @@ class SendProcessor:
                 request = command.request if type(command) is SendCommand else send_request(command)
                 config = find_topic(request.topic)
                 if config is None or request.topic[0] == "%":
-                    waiting.append(command)  # the topic must be created, or looked at more closely
+                    waiting.append(command)  # the topic has to be created, or belongs to a group
                 else:
                     puts.append(make(command, request, config, born_host))
             except RefusedError as refused:
@@ -141,7 +141,7 @@ class SendProcessor:
         return waiting
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Put the sends that `take` has left, after waiting for the log, for sends in flight, and for topics."""
+        """Puts the sends that `take` returned, after waiting for the log, for sends in flight, and for topics."""
         await self._put.wait_unblocked()
         while connection.in_flight >= self._options.sends_in_flight_per_connection_max and not connection.is_closed:
             await self._answered.park()
@@ -159,7 +159,7 @@ class SendProcessor:
         self._put_chunk(connection, puts, refusals)
 
     def _put_chunk(self, connection: RemotingConnection, puts: Sequence[Send], refusals: Sequence[bytes]) -> None:
-        """Send refusals, and put the rest of what was checked together."""
+        """Sends the refusals, and puts the other sends together."""
         if refusals:
             connection.send_soon(b"".join(refusals))
         if not puts:
@@ -192,10 +192,10 @@ class SendProcessor:
 
     def _refuse(self, command: RemotingCommand, code: ResponseCode, remark: str, frames: list[bytes]) -> None:
         if not command.flag & FLAG_ONEWAY:
-            frames.append(encode_command(command.reply(code, remark, dict(self._maker.properties.told))))
+            frames.append(encode_command(command.reply(code, remark, dict(self._maker.properties.answered))))
 
     def _answer(self, connection: RemotingConnection, puts: Sequence[Send]) -> None:
-        """Answer `puts`, all done, with one burst of frames."""
+        """Answers finished `puts` with one burst of frames."""
         if connection.is_closed:
             return
         frames: list[bytes] = []
@@ -228,13 +228,13 @@ class SendProcessor:
         if not frames:
             return
         burst = b"".join(frames) if len(frames) > 1 else frames[0]
-        if connection.in_flight:  # answers of the same turn leave with one system call
+        if connection.in_flight:  # more answers of this turn follow: send them with one system call
             connection.send_soon(burst)
         else:
             connection.send_now(burst)
 
     def _answer_to(self, put: Send) -> RemotingCommand:
-        """The answer to any put that is stored."""
+        """The answer to a put that is stored."""
         results = put.results
         header = SendMessageResponse(
             msg_id=encode_message_ids(self._store_host, [result.physical_offset for result in results]),
@@ -248,8 +248,10 @@ class SendProcessor:
         return put.command.reply(put.status.response_code, remark, header.to_ext_fields())
 
     def _make_usual_answer(self) -> CommandTemplate:
-        """The template of the answer to one message that is stored as it should be: its values are the physical offset,
-        queue id, queue offset, transaction id and opaque."""
+        """The template of the answer to one message with PUT_OK.
+
+        Its values: physical offset, queue id, queue offset, transaction id, opaque.
+        """
         marked = Send(
             messages=(),
             command=RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=2_000_000_001),

@@ -1,12 +1,12 @@
-"""36 CONSUMER_SEND_MSG_BACK: a consumer could not consume a message and wants it again later.
+"""36 CONSUMER_SEND_MSG_BACK: a consumer could not process a message and requests it again later.
 
-A copy of it goes to %RETRY%group by way of its delay level, which grows with each time, and after as many times as the
-group allows to %DLQ%group. The copy waits for no flush and no slave, as its property WAIT says, except with failover.
-Source: AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its order.
+A copy goes to %RETRY%group after a delay level that grows with each retry, and to %DLQ%group after the group's maximum
+number of retries. The copy waits for no flush and no slave, as its property WAIT says, except with failover. Source:
+AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its order.
 
-Where access control is on, the message must be of a topic that the group may read: of its own retries, of a topic that
-the group's consumers have subscribed to, or of the one that the request names, for which the right is then needed.
-RocketMQ looks at the group alone: whoever knows an offset gets any message into the retries of a group of his own.
+With access control, the message must be of a topic that the group may read: its retry topic, a topic that the group's
+consumers subscribe to, or the topic named in the request, which then needs the right. RocketMQ only checks the group:
+with the offset of any message, a client can copy it into the retry topic of its own group.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
 
 FIRST_RETRY_LEVEL = 3
-"""The delay level of the first retry, unless the consumer says another."""
+"""The delay level of the first retry, unless the consumer sets another one."""
 
 
 class SendBackProcessor:
@@ -60,19 +60,19 @@ class SendBackProcessor:
         self._standing = core.standing
         self._is_guarded = core.guard is not None
         self._level_count = len(core.store.options.delay_levels_ms)
-        self._turn = count()
+        self._next_queue = count()
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.handle}
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """Store the message for its next time, or among the dead letters. Raises RemoteProtocolError for no header."""
+        """Stores the message for its next retry, or as a dead letter. Raises RemoteProtocolError for a bad header."""
         request = parse_header(SendBackRequest, command.ext_fields)
         message = await self._next(request, command.version)
         if message is None:
             return command.reply(ResponseCode.SUCCESS)
-        # Its consumer passes over the message now. With failover the copy must be where the next master will be, too.
+        # The consumer skips the message now, so with failover the copy must not be lost with this master.
         put = PutRequest(messages=(message,), waits=self._standing.can_be_replaced)
         await self._put.settle([put])
         if put.status is PutStatus.PUT_OK:
@@ -80,7 +80,7 @@ class SendBackProcessor:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
 
     async def _next(self, request: SendBackRequest, version: int) -> Message | None:
-        """What is to be stored; None if the group wants no retries. Raises RefusedError."""
+        """The message to store; None if the group has no retries. Raises RefusedError."""
         options = self._options
         check_stores(self._standing)
         name = request.group
@@ -106,7 +106,7 @@ class SendBackProcessor:
         )
         message = Message(
             retries.topic_name,
-            next(self._turn) % min(group.retry_queue_nums, max(1, retries.write_queue_nums)),
+            next(self._next_queue) % min(group.retry_queue_nums, max(1, retries.write_queue_nums)),
             record.body,
             b"",
             record.flag,
@@ -138,7 +138,7 @@ class SendBackProcessor:
         reason = ""
         try:
             _, record = await read_record(self._store, request.offset)
-            if record.topic not in NO_SEND_TOPICS:  # nobody consumes those
+            if record.topic not in NO_SEND_TOPICS:  # not consumed by clients
                 self._check_may_read(request, record)
                 return record
         except DamagedBytes as damaged:

@@ -1,12 +1,11 @@
-"""A slave's copy of its master's metadata: topics (21), consumer offsets (43), subscription groups (201) and how far
-delayed messages are delivered (45).
+"""A slave's copy of its master's tables: topics (21), consumer offsets (43), groups (201) and delay offsets (45).
 
-Asked for at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as
-a whole when their data version differs, delay offsets when they differ, consumers' are merged. RocketMQ:
-SlaveSynchronize (each 10 s in 4.9; it asks for 21 on the master's fast port, which answers the same). What consumers
-committed here while the master was away goes the other way, as commits (15) that any master understands. A master that
-can't be asked is asked again next time; the slave serves what it has. In a failover group nothing is copied once the
-tables come of the group's log (group_log.py), unless the master keeps its own elsewhere.
+Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
+whole when their data version differs, delay offsets when they differ; consumer offsets are merged. RocketMQ:
+SlaveSynchronize (every 10 s in 4.9; it sends 21 to the master's fast port, which answers the same). Offsets committed
+here while the master was down are sent to it as commits (15). If the master can't be reached, the slave serves what it
+has. In a failover group nothing is copied once the tables come from the group's log (group_log.py), unless the master
+keeps its own in files.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ _NOT_YET = (
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE,
 )
-"""With what a master with failover answers commits that it can't promise to keep now: it is told again later."""
+"""Answers of a master with failover to commits that it may lose: they are sent again later."""
 
 
 class SlaveSync:
-    """Keeps a slave's tables like its master's. `master_address` says where the master is, None while unknown."""
+    """Copies the master's tables. `master_address`: None while unknown."""
 
     def __init__(
         self,
@@ -64,11 +63,11 @@ class SlaveSync:
         self._is_address_missed = False
 
     def sync_soon(self) -> None:
-        """Ask now instead of at the next turn: the slave has just (re)connected, or has another master."""
+        """Copies at once instead of at the next interval, after the slave has (re)connected or has a new master."""
         self._wake.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Synchronise until cancelled."""
+        """Copies until cancelled."""
         task_status.started()
         while True:
             self._wake = trio.Event()
@@ -77,12 +76,12 @@ class SlaveSync:
                 await self._wake.wait()
 
     async def sync_once(self) -> bool:
-        """Ask the master for everything once; tell whether all of it arrived."""
+        """Copies all tables once; returns whether that succeeded."""
         address = self._master_address()
         if address is None:
             if self._is_address_missed:
                 self._offsets.master_found(is_there=False)
-            self._is_address_missed = True  # as at every start, before a name server was asked
+            self._is_address_missed = True  # the first time is normal: no name server has answered yet
             self._report("the master's address is not known yet", "")
             return False
         try:
@@ -113,14 +112,14 @@ class SlaveSync:
         return True
 
     async def _copy_delay_offsets(self, address: str) -> None:
-        """Take over the master's; it tells none that are ahead of what its slaves have been sent (delay.py)."""
+        """Copies delay offsets; the master sends none that are ahead of what its slaves have (delay.py)."""
         request = RemotingCommand(RequestCode.GET_ALL_DELAY_OFFSET)
         answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
         if answer.code == ResponseCode.SUCCESS:
             await self._delay_offsets.replace(java_json.read_as(DelayOffsets, bytes(answer.body)))
 
     async def _hand_on(self, address: str) -> None:
-        """Tell the master what consumers committed here; what it refuses (a topic it lacks, say) is given up."""
+        """Sends the master the offsets committed here; drops those it refuses, for example for an unknown topic."""
         for commit in self._offsets.taken_here():
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
@@ -150,7 +149,7 @@ class SlaveSync:
             return
         self._last_fault = fault
         if fault:
-            # No address yet is how every slave begins: no reason for alarm until the name server has been asked.
+            # Every slave starts without an address: no warning before a name server was asked.
             level = logging.WARNING if address else logging.INFO
             logger.log(level, "slave_sync.failed master=%s reason=%r", address, fault)
         else:
@@ -160,7 +159,7 @@ class SlaveSync:
 
 
 def _leave_out_too_long(kind: str, table: dict[str, Any], address: str) -> None:
-    """Remove the names that no broker can have from a master's table: name servers would refuse them."""
+    """Removes names from a master's table that are too long for name servers."""
     for name in [name for name in table if len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX]:
         del table[name]
         logger.warning(

@@ -1,6 +1,6 @@
-"""The property string that a message is stored with: the producer's as it is, and the broker's pairs behind it.
+"""The property string that a message is stored with: the producer's own, unchanged, followed by the broker's pairs.
 
-RocketMQ writes the same pairs in the order of a Java hash map; no reader depends on an order. Source:
+RocketMQ writes the same pairs in the order of a Java hash map; no reader depends on the order. Source:
 SendMessageProcessor, AbstractSendMessageProcessor.
 """
 
@@ -30,14 +30,14 @@ _UNUSUAL = (
     "TRAN_MSG\x01",
     "TIMER_D",
 )
-"""How pairs begin that a broker has to look at: its own, and those that say how or where a message is stored."""
+"""Prefixes of pairs that a broker has to examine: its own, and those that decide how or where a message is stored."""
 
 
 @with_compiled_twin
 def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> tuple[bytes, str] | None:
-    """The string to store for one message's usual property string, and the message's unique id: its own, or a new one.
+    """The string to store for a message's property string, and the message's unique id: its own, or a new one.
 
-    None if it is not usual: not ASCII, with a pair that the broker has to look at, or with UNIQ_KEY twice or empty.
+    None in unusual cases: not ASCII, a pair that the broker has to examine, or UNIQ_KEY twice or empty.
     """
     if not text.isascii():
         return None
@@ -57,22 +57,22 @@ def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> 
 
 
 class StoredProperties:
-    """Makes what this broker stores. `unique_id` makes the UNIQ_KEY of a message that has none."""
+    """Makes property strings to store. `unique_id` makes the UNIQ_KEY of a message that has none."""
 
     def __init__(self, options: BrokerOptions, *, unique_id: Callable[[], str]) -> None:
         self._unique_id = unique_id
-        self.told = told(options)
-        self._pairs = {CLUSTER: options.cluster_name, **self.told}
+        self.answered = answered_properties(options)
+        self._pairs = {CLUSTER: options.cluster_name, **self.answered}
         self._suffix = encode_properties(self._pairs)
 
     def usual(self, text: str) -> tuple[bytes, str] | None:
-        """The string to store for a message that waits, and its unique id, if what a producer sent is as usual."""
+        """See `usual_properties`."""
         return usual_properties(text, self._suffix, self._unique_id)
 
     def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
-        """The string to store for what a producer sent, whether the message waits, and its unique id.
+        """The string to store for any property string, whether the message waits, and its unique id.
 
-        Those of a batch stand behind each of its messages' own (`join`).
+        The string of a batch is appended to each of its messages' own (`join`).
         """
         raw = text.encode("utf-8", "replace")
         waits = "WAIT\x01false" not in text or message_waits(raw)
@@ -80,7 +80,7 @@ class StoredProperties:
             raw = self._without_pairs(raw)
         unique_key = _unique_key(text, raw) if "UNIQ_KEY\x01" in text else None
         if is_batch and unique_key is not None:
-            # 5.x clients name the batch itself; behind a message's own pairs that name would become the message's.
+            # 5.x clients give the batch itself a key; appended to a message's own pairs it would become the message's.
             raw = _without_unique_key(raw)
         end = b"\x02" if raw and raw[-1] != 2 else b""
         if unique_key is None and not is_batch:
@@ -95,22 +95,21 @@ class StoredProperties:
         try:
             return encode_properties(properties)
         except LocalProtocolError:
-            return raw  # a value holds a separator; of two equal names the last counts, which is the broker's
+            return raw  # a value contains a separator; the last of two equal names counts, which is the broker's
 
 
-def told(options: BrokerOptions) -> dict[str, str]:
-    """Those of the broker's pairs that answers to sends have as ext fields, too."""
+def answered_properties(options: BrokerOptions) -> dict[str, str]:
+    """The broker's pairs that are also ext fields of answers to sends."""
     return {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
 
 
 def join(own: bytes, added: bytes) -> bytes:
-    """Put `added` behind a property string."""
+    """Appends `added` to a property string."""
     return own + added if not own or own[-1] == 2 else own + b"\x02" + added
 
 
 def _unique_key(text: str, raw: bytes) -> str | None:
-    """The UNIQ_KEY in a property string that has the word, given as text and as bytes; in its usual place found without
-    reading pairs."""
+    """The UNIQ_KEY in a property string that contains the word, given as text and as bytes."""
     at = text.index("UNIQ_KEY\x01")
     end = text.find("\x02", at)
     if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:

@@ -1,10 +1,10 @@
-"""Which messages of a topic a consumer asked for: RocketMQ's TAG expressions.
+"""RocketMQ's TAG expressions, which select messages of a topic by tag.
 
     "*" or ""       everything
-    "a || b"        messages whose tag is a or b; blanks around each are dropped
+    "a || b"        messages with tag a or b; blanks around each are ignored
 
-The broker compares hashes only (a consume-queue entry holds the tag's hash); consumers compare the text again. Source:
-FilterAPI, DefaultMessageFilter.
+The broker compares hashes only (a consume-queue entry has the tag's hash); consumers compare the text again.
+Source: FilterAPI, DefaultMessageFilter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ TAG_COUNT_MAX = 1024
 
 
 def parse_tag_expression(expression: str | None) -> frozenset[int] | None:
-    """Return the tag hashes that `expression` selects, or None for all messages.
+    """Returns the tag hashes that `expression` selects, or None for all messages.
 
-    Raises RemoteProtocolError if it selects nothing at all (`||`) or more than TAG_COUNT_MAX tags.
+    Raises RemoteProtocolError if it names no tag (`||`) or more than TAG_COUNT_MAX.
     """
     if expression is None or not expression.strip() or expression.strip() == SUB_ALL:
         return None
@@ -33,5 +33,5 @@ def parse_tag_expression(expression: str | None) -> frozenset[int] | None:
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Whether `expression_type` means TAG, which is also what an absent or empty one means."""
+    """Whether `expression_type` means TAG, which is the default if it is absent or empty."""
     return not expression_type or expression_type == TAG

@@ -1,5 +1,7 @@
-"""What a broker knows: its topics, groups and offsets, each with its file under config/, who is connected,
-and what groups have pulled. In a failover group the first three are what the group's log says (group_log.py)."""
+"""The tables of a broker: topics, groups and offsets, each with its file under config/, connected clients, and pulls.
+
+In a failover group the group's log defines the first three (group_log.py).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class TablesLog(Protocol):
 
 
 class Tables:
-    """All of them, and the broker's standing. `load` before use."""
+    """All tables, and the broker's standing. `load` before use."""
 
     def __init__(
         self, store: MessageStore, options: BrokerOptions, world: World, standing: Standing | None = None
@@ -73,7 +75,7 @@ class Tables:
         self._world = world
         self._files: list[ConfigFile] = []
         self.group_log: TablesLog | None = None
-        """In a failover group: the tables are what its log says"""
+        """Set in a failover group, whose log defines the tables"""
         clock = world.wall_clock_ms
         self.topics = Topics(
             self._file("topics.json"), options, standing=self.standing, wall_clock_ms=clock, queues=store.queues
@@ -98,28 +100,28 @@ class Tables:
         return made
 
     def keep_in_log(self, group_log: TablesLog) -> None:
-        """From now on, before `load`, what changes is written to a failover group's log, and what that says counts."""
+        """Writes changes to a failover group's log from now on, which defines the tables. Call before `load`."""
         self.group_log = group_log
         for table in (self.topics, self.groups, self.offsets, self.delay_offsets):
             table.journal = group_log.journal
 
     async def load(self) -> None:
-        """Read the files, and the group's log. Raises CorruptLog, naming the file, if one can't be read."""
+        """Reads the files, and the group's log. Raises CorruptLog, naming the file, if one can't be read."""
         await self.load_files()
         if self.group_log is not None:
             await self.group_log.load()
 
     async def load_files(self) -> None:
-        """Read the files alone."""
+        """Reads only the files."""
         await self.topics.load()
         await self.groups.load()
         await self.offsets.load()
         await self.delay_offsets.load(self._store.log.max_offset.value)
 
     async def save(self) -> None:
-        """Write the offsets if some changed, and tables that a full disk has kept from being written, if it has room.
+        """Writes changed offsets, and tables that could not be written because the disk was full.
 
-        The other tables are written when they change; in a failover group, all of them now.
+        The other tables are written when they change; in a failover group, all are written here.
         """
         await self.offsets.save()
         if self.group_log is not None:
@@ -131,24 +133,24 @@ class Tables:
 
     @property
     def log_position(self) -> LogPosition | None:
-        """The record of the group's log that all of it stands behind, at least; None without a group."""
+        """The last record of the group's log applied to all tables; None without a group."""
         return None if self.group_log is None else self.group_log.position
 
     @property
     def are_known(self) -> bool:
-        """Whether what is not in the tables is not there at all, except for the latest changes.
+        """Whether the tables are complete, except for the latest changes.
 
-        False on a member that has neither read a snapshot of its group's log nor copied its master's tables, and is
-        not the master: after a start the log's records are read once a master says that they are confirmed.
+        False on a slave of a failover group that has neither read a snapshot of the log nor copied its master's tables.
+        After a start it reads the log's records only once a master has confirmed them.
         """
         log = self.group_log
         return log is None or not self.standing.is_slave or log.is_whole or log.is_copy
 
     def takes_copy(self, position: LogPosition | None) -> bool:
-        """Whether a slave is to take over what its master sent, which stands behind `position` of the group's log.
+        """Whether a slave copies its master's tables, which contain the group's log up to `position`.
 
-        Not if the tables come of that log: then all of it has come that way, or will. A master that says no position
-        keeps its tables elsewhere, as RocketMQ does.
+        Not if this slave's tables come from that log already. A master without a position keeps its tables in files, as
+        RocketMQ does.
         """
         log = self.group_log
         if log is None or position is None:
@@ -156,12 +158,12 @@ class Tables:
         return not log.is_whole and position.queue_offset >= log.position.queue_offset
 
     def copied(self) -> None:
-        """A slave has taken over all of its master's tables."""
+        """Called when a slave has copied all of its master's tables."""
         if self.group_log is not None:
             self.group_log.copied()
 
     def view(self) -> TablesView:
-        """What is served now."""
+        """The current tables, not copied."""
         return TablesView(
             self.topics.table,
             self.groups.table,
@@ -172,7 +174,7 @@ class Tables:
         )
 
     def state(self) -> TablesState:
-        """A copy of it."""
+        """A copy of the current tables."""
         view = self.view()
         return TablesState(
             topics=dict(self.topics.table),
@@ -184,7 +186,7 @@ class Tables:
         )
 
     def as_loaded(self) -> LoadedTables:
-        """What the files said, as `load_files` found them."""
+        """The content of the files read by `load_files`."""
         loaded = LoadedTables(state=self.state(), positions={}, foreign=set())
         for section, file, position in (
             (TOPICS, self._files[0], self.topics.file_position),
@@ -199,14 +201,14 @@ class Tables:
         return loaded
 
     def adopt(self, state: TablesState) -> None:
-        """Be what the group's log says."""
+        """Replaces the tables with the content of the group's log."""
         self.topics.adopt(state.topics, state.topics_version)
         self.groups.adopt(state.groups, state.groups_version)
         self.offsets.adopt(state.offsets)
         self.delay_offsets.adopt(state.delays, self._store.log.max_offset.value)
 
     def follow(self, record: TablesRecord) -> None:
-        """Make the changes that the next record of the group's log tells."""
+        """Applies the next record of the group's log."""
         if record.topics or record.topics_version is not None:
             self.topics.follow(record.topics, record.topics_version)
         self.groups.follow(record.groups, record.groups_version)
@@ -215,11 +217,11 @@ class Tables:
             self.delay_offsets.adopt({**self.delay_offsets.table, **record.delays}, self._store.log.max_offset.value)
 
     def begin_epoch(self) -> None:
-        """This broker is the master from now on."""
+        """Called when this broker becomes master."""
         self.offsets.begin_epoch(partial(cut_offsets, self._store))
 
     async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:
-        """Write the file of one table as the group's log has it when it is written."""
+        """Writes the file of one table from the replica at the moment of writing."""
         file, content = {
             TOPICS: (self._files[0], _topics_content),
             GROUPS: (self._files[1], _groups_content),

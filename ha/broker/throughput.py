@@ -1,8 +1,7 @@
-"""How many messages come and go: counters that the hot path adds to, and rates made of them every few seconds.
+"""Message rates: counters that puts and pulls add to, sampled every few seconds.
 
-A put chunk adds once, a pull adds once; nothing here is asked on the way. Rates are those that RocketMQ's tools show:
-over the last 10, 60 and 600 s, as far back as is known, and per group and topic over the last minute. Sources:
-StoreStatsService, BrokerStats, BrokerStatsManager.
+Rates are those that RocketMQ's tools show: over the last 10, 60 and 600 s, and per group and topic over the last
+minute. Sources: StoreStatsService, BrokerStats, BrokerStatsManager.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from typing import NamedTuple
 import trio
 
 SAMPLE_INTERVAL_S = 5.0
-"""RocketMQ: 1 s; the figures below are then up to so much older"""
+"""RocketMQ: 1 s. Rates are up to this old"""
 WINDOWS_S = (10, 60, 600)
 SLICE_S = 10.0
 SLICE_COUNT = 6
-"""A group's rate is over so many slices, one minute in all."""
+"""Slices per group rate: one minute in all."""
 
 
 class GroupReads:
-    """What was read by pulls. Bounded: of further groups and topics nothing is known here."""
+    """Counters of pulls, for at most `key_count_max` pairs of group and topic."""
 
     def __init__(self, *, key_count_max: int) -> None:
         self._key_count_max = key_count_max
         self.found_count = 0
-        """Pulls that got messages"""
+        """Pulls that returned messages"""
         self.missed_count = 0
-        """Pulls that got none"""
+        """Pulls that returned none"""
         self.message_count = 0
-        """Messages that pulls got"""
+        """Messages returned by pulls"""
         self._slices: deque[dict[tuple[str, str], int]] = deque([{}], maxlen=SLICE_COUNT + 1)
         self._slice_began = 0.0
         self._positions: dict[tuple[str, str], dict[int, int]] = {}
 
     def note(self, group: str, topic: str, queue_id: int, next_offset: int, message_count: int) -> None:
-        """A pull of the group got so many messages and goes on at a queue offset."""
+        """Counts a pull that returned `message_count` messages up to `next_offset`."""
         self.found_count += 1
         self.message_count += message_count
         key = group, topic
@@ -52,21 +51,21 @@ class GroupReads:
         current[key] = current.get(key, 0) + message_count
 
     def position(self, group: str, topic: str, queue_id: int) -> int:
-        """Where the group's last pull of the queue went on; -1 if it pulled nothing since the broker started."""
+        """Next offset of the group's last pull of the queue; -1 if there was none since the start."""
         return self._positions.get((group, topic), {}).get(queue_id, -1)
 
     def per_s(self, group: str, topic: str) -> float:
-        """Messages a second that the group got of a topic, over the last minute that is over."""
+        """Messages per second that the group read of a topic, over the last complete minute."""
         return sum(each.get((group, topic), 0) for each in list(self._slices)[:-1]) / (SLICE_S * SLICE_COUNT)
 
-    def turn(self, now: float) -> None:
-        """Begin a new slice if the last one is over."""
+    def rotate(self, now: float) -> None:
+        """Starts a new slice if the last one is over."""
         if now - self._slice_began >= SLICE_S:
             self._slice_began = now
             self._slices.append({})
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """A topic or group is gone."""
+        """Drops a deleted topic or group."""
         for key in [key for key in self._positions if key[0] == group or key[1] == topic]:
             del self._positions[key]
 
@@ -80,7 +79,7 @@ class _Sample(NamedTuple):
 
 
 class DayTotals(NamedTuple):
-    """Messages since the start: until the morning (0 h) of yesterday, of today, and until now."""
+    """Messages from the start to 0 h of yesterday, to 0 h of today, and until now."""
 
     yesterday_morning: int
     today_morning: int
@@ -88,7 +87,7 @@ class DayTotals(NamedTuple):
 
 
 class Throughput:
-    """Samples of the counters. `serve` takes them."""
+    """Rates from samples of the counters, taken by `serve`."""
 
     def __init__(self, put_count: Callable[[], int], reads: GroupReads, *, wall_clock_ms: Callable[[], int]) -> None:
         self._put_count = put_count
@@ -100,7 +99,7 @@ class Throughput:
         """(messages put, got) at 0 h of yesterday and of today"""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sample until cancelled."""
+        """Samples until cancelled."""
         task_status.started()
         while True:
             self.take_sample()
@@ -146,9 +145,9 @@ class Throughput:
         return str(sum(last[column] - first[column] for column in columns) / (last.at - first.at))
 
     def take_sample(self) -> None:
-        """Note how far the counters are now."""
+        """Takes a sample of the counters."""
         reads, now = self._reads, trio.current_time()
-        reads.turn(now)
+        reads.rotate(now)
         self._samples.append(
             _Sample(now, self._put_count(), reads.found_count, reads.missed_count, reads.message_count)
         )

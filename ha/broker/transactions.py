@@ -132,7 +132,7 @@ class TransactionService:
         return self._store.queues.get(topic, 0)
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
+        """Handlers by request code."""
         return {RequestCode.END_TRANSACTION: self.end}
 
     # ---- 37

@@ -1,4 +1,4 @@
-"""What the front of a broker asks of the world outside it; a simulation brings its own."""
+"""The environment of a broker's front; a simulation passes its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ha.store.message_store import wall_clock_ms
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """Clock, disk and threads. `unique_id` makes unique keys for messages without one."""
+    """Clock, disk and threads. `unique_id` makes the UNIQ_KEY of a message that has none."""
 
     unique_id: Callable[[], str]
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     disk: Disk = msgspec.field(default_factory=OsDisk)
     run_blocking: RunBlocking = run_in_thread
     poller: Poller | None = None
-    """Whose turns serve what needs no task; without one each connection's task does"""
+    """Serves requests that need no task; without it, each connection's task does"""

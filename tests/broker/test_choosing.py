@@ -69,7 +69,7 @@ def outcome(
         wanted, scanned_count, has_removed = choose(entries, 1000, limits, codes)
     except WrongEntryError as wrong:
         return wrong.queue_offset
-    return lists(wanted), scanned_count, has_removed, [lists(each) for each in wanted.one_by_one()]
+    return lists(wanted), scanned_count, has_removed, [lists(each) for each in wanted.split()]
 
 
 @given(queues(), limits, tags_codes)

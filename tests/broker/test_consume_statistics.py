@@ -134,10 +134,10 @@ def test_slices_of_a_minute() -> None:
     reads = GroupReads(key_count_max=2)
     now = 0.0
     for _ in range(3 * SLICE_COUNT):
-        reads.turn(now)
+        reads.rotate(now)
         reads.note("g", "T", 0, 5, 10)
         now += SLICE_S
-    reads.turn(now)
+    reads.rotate(now)
     assert reads.per_s("g", "T") == 1
     assert reads.per_s("h", "T") == 0
     reads.note("g", "T2", 1, 7, 1)
@@ -244,7 +244,7 @@ async def test_long_answers(node: Node, autojump_clock: object, monkeypatch: pyt
     await commit(node, 1)
     monkeypatch.setattr(consume_statistics, "QUEUE_LIST_MAX", 3)
     answer = await node.ask(317, isOrder=False)
-    assert (answer.code, answer.remark) == (1, "more than 3 queues; ask for each group by itself")
+    assert (answer.code, answer.remark) == (1, "more than 3 queues; request each group separately")
 
 
 @pytest.mark.parametrize(("code", "fields"), [(207, {"groupName": "g", "cleanOffset": True}), (215, {"topic": "TT"})])

@@ -15,7 +15,7 @@ import trio
 
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import TURN_S
+from ha.broker.processor import TIME_SLICE_S
 from ha.broker.world import World
 from ha.protocol.batch import ENTRY_SIZE_MIN, encode_batch
 from ha.protocol.bodies import TopicConfig, TopicConfigTable
@@ -283,7 +283,7 @@ async def test_expensive_requests_in_one_chunk_leave_others_their_turn(tmp_path:
         async def busy(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
             nonlocal handled
             handled += 1
-            ends = time.perf_counter() + TURN_S / 2
+            ends = time.perf_counter() + TIME_SLICE_S / 2
             while time.perf_counter() < ends:
                 pass
             return command.reply(0)

@@ -1,11 +1,11 @@
-"""From an expression to a predicate over properties, with RocketMQ's checks and three-valued logic.
+"""Compiles an expression to a predicate over properties, with RocketMQ's checks and three-valued logic.
 
 Each part of an expression becomes a function from the properties to a value (values.py); None is SQL's unknown. A
-message is wanted if the whole is true. Checks that need no message happen here: numbers and properties alone have a
-size, TRUE and FALSE none; BETWEEN has its limits in order; IN looks at a property.
+message is selected if the whole is true. Static checks happen here: only numbers and properties can be ordered, the
+limits of BETWEEN must be in order, IN needs a property.
 
-RocketMQ's parser stops where the expression could end, and never looks at what follows: `a = 1 garbage` is `a = 1`.
-So does this one, for clients that rely on it. Sources: SelectorParser.jj, LogicExpression, UnaryExpression,
+RocketMQ's parser stops where the expression could end and ignores the rest: `a = 1 garbage` is `a = 1`. So does this
+one, for clients that rely on it. Sources: SelectorParser.jj, LogicExpression, UnaryExpression,
 ComparisonExpression, ConstantExpression, ExpressionMessageFilter.
 """
 
@@ -31,14 +31,15 @@ from ha.broker.sql92.values import (
 )
 
 EXPRESSION_LENGTH_MAX = 4096
-"""Characters. RocketMQ's bound is the size of a request."""
+"""Maximum characters. In RocketMQ the request size is the limit."""
 TERM_COUNT_MAX = 512
-"""Properties and literals of an expression, the elements of a list aside."""
+"""Maximum properties and literals of an expression, not counting elements of lists."""
 DEPTH_MAX = 64
-"""Of comparisons and negations in one another; AND and OR chains count once. RocketMQ's is the stack's."""
+"""Maximum nesting of comparisons and negations; a chain of AND or OR counts once. In RocketMQ the stack is the limit.
+"""
 
 STACK_MAX = 256
-"""Words of which the parser does not yet know what they are part of, parentheses that are open among them."""
+"""Maximum size of the parser's stack, which holds open parentheses and unfinished parts."""
 
 Properties: TypeAlias = Mapping[str, str]
 Predicate: TypeAlias = Callable[[Properties], bool]
@@ -46,7 +47,7 @@ _Evaluate: TypeAlias = Callable[[Properties], Value]
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """A part of an expression. `is_boolean`: its value can only be true, false or unknown."""
+    """A part of an expression. `is_boolean`: its value is true, false or unknown."""
 
     evaluate: _Evaluate
     is_boolean: bool = False
@@ -57,11 +58,11 @@ class _Part(msgspec.Struct, frozen=True):
     term_count: int = 1
     operator: str = ""
     operands: tuple[_Evaluate, ...] = ()
-    """Those of a chain of one `operator`, "AND" or "OR"."""
+    """The operands of a chain of one `operator`, "AND" or "OR"."""
 
 
 def compile_filter(expression: str) -> Predicate:
-    """Return what says whether a message with given properties is wanted. Raises FilterSyntaxError."""
+    """Returns a predicate that decides by a message's properties whether it is selected. Raises FilterSyntaxError."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise FilterSyntaxError(
             f"an expression of {len(expression)} characters; at most {EXPRESSION_LENGTH_MAX} are accepted"
@@ -103,7 +104,7 @@ def _shown(expression: str) -> str:
 
 
 def _made(evaluate: _Evaluate, *parts: _Part, is_boolean: bool = True, depth: int = 0, **changes: Any) -> _Part:
-    """The part that `evaluate` makes of others. FilterSyntaxError if it is too deep or has too many terms."""
+    """A part composed of others. FilterSyntaxError if it is too deep or has too many terms."""
     depth = depth or 1 + max(part.depth for part in parts)
     term_count = sum(part.term_count for part in parts)
     if depth > DEPTH_MAX:
@@ -118,7 +119,7 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Part:
 
 
 def _as_boolean(part: _Part) -> _Part:
-    """What stands where only a condition can. A property there is a string: never true, and false if it is there."""
+    """A part used as a condition. A property as condition is a string: never true, and false if present."""
     if part.is_boolean:
         return part
     if not part.is_property:
@@ -128,7 +129,7 @@ def _as_boolean(part: _Part) -> _Part:
 
 
 def _chain(operator: str, left: _Part, right: _Part) -> _Part:
-    """AND or OR. A chain of either is one part, however long: the first value that decides ends it."""
+    """AND or OR. A chain is a single part, evaluated up to the first decisive value."""
     left, right = _as_boolean(left), _as_boolean(right)
     operands: tuple[_Evaluate, ...] = (left.evaluate, right.evaluate)
     depth = 0
@@ -210,7 +211,7 @@ def _in(part: _Part, tokens: tuple[str, ...], *, is_listed: bool) -> _Part:
 
 
 def _text(part: _Part, token: str, test: Callable[[str, str], bool], *, has: bool) -> _Part:
-    """CONTAINS and its like: false, negated or not, for what is no string, and for an empty literal."""
+    """CONTAINS, STARTSWITH and ENDSWITH: false, negated or not, for non-strings and for an empty literal."""
     get = part.evaluate
     searched = _string(token)
 
@@ -222,7 +223,7 @@ def _text(part: _Part, token: str, test: Callable[[str, str], bool], *, has: boo
 
 
 class _Compiler:
-    """lark calls these, one for each alternative of the grammar, with its parts and named tokens."""
+    """Called by lark: one method per alternative of the grammar, with its parts and named tokens."""
 
     def either(self, children: list[Any]) -> _Part:
         return _chain("OR", children[0], children[-1])

@@ -1,6 +1,6 @@
-"""Tokens and grammar of an expression: those of RocketMQ's SelectorParser.jj, and no LIKE, arithmetic or functions.
+"""Tokens and grammar of an expression, as in RocketMQ's SelectorParser.jj: no LIKE, arithmetic or functions.
 
-Words are known in any case of ASCII letters; the longest token wins. NOT binds tighter than any comparison, so that
+Keywords are case-insensitive (ASCII); the longest token wins. NOT binds tighter than any comparison, so that
 `NOT a = 1` compares `NOT a`. CONTAINS, STARTSWITH and ENDSWITH take a string literal, IN a list of them.
 """
 
@@ -94,8 +94,8 @@ BLOCK_COMMENT.4: /\/\*[^*]*\*+(?:[^\/*][^*]*\*+)*\//
 
 @cache
 def parser(transformer: Any) -> Lark:
-    """The parser, which calls `transformer` for each rule as soon as it is complete. Made once: that takes a while."""
-    # Brokers that filter by tags alone need none of it.
+    """The parser, which calls `transformer` for each completed rule. Cached, as building it is slow."""
+    # Imported on first use: brokers that only filter by tags do not need it.
     from lark import Lark
 
     return Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=transformer, maybe_placeholders=False)

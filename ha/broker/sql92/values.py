@@ -1,4 +1,4 @@
-"""The values of an expression, as Java has them, and how they compare.
+"""The values of an expression, as in Java, and their comparison.
 
     Java       here
     Integer    int (exactly that type)
@@ -8,8 +8,8 @@
     String     str
     null       None
 
-Properties are strings. A string is made what it is compared with, and what can't be made a number ends the evaluation
-(Incomparable): the message is not wanted then, whatever the rest of the expression says. Source:
+Properties are strings. A string is converted to the type that it is compared with. If that fails, evaluation ends
+(Incomparable) and the message is not selected, whatever the rest of the expression. Source:
 ComparisonExpression.__compare, Integer.valueOf, Double.valueOf.
 """
 
@@ -24,15 +24,15 @@ LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class FilterSyntaxError(Exception):
-    """An expression is none. Whoever wrote it has to change it."""
+    """An expression is invalid."""
 
 
 class Incomparable(Exception):  # noqa: N818 - an expected outcome for one message, not an error
-    """Two values can't be compared: Java throws there."""
+    """Two values can't be compared; Java throws an exception."""
 
 
 class Long(int):
-    """An integer that Java holds as a Long: it is compared with strings of its own range."""
+    """An integer that is a Long in Java, and compared with strings in the range of a Long."""
 
 
 Value: TypeAlias = str | int | float | None  # and bool, an int
@@ -48,9 +48,9 @@ _BASIC_PLANE_MAX = "\uffff"
 
 
 def integer_of(text: str, least: int, greatest: int) -> int:
-    """What Integer.valueOf or Long.valueOf make of `text`. Raises Incomparable.
+    """Parses `text` like Integer.valueOf or Long.valueOf. Raises Incomparable.
 
-    As there, digits of any script are digits; blanks, underscores and decimals are not accepted.
+    As in Java, digits of any script are accepted; blanks, underscores and decimals are not.
     """
     if not _INTEGER.fullmatch(text) or max(text) > _BASIC_PLANE_MAX:
         raise Incomparable(text)
@@ -66,7 +66,7 @@ def integer_of(text: str, least: int, greatest: int) -> int:
 
 
 def double_of(text: str) -> float:
-    """What Double.valueOf makes of `text`: "1", " 1.5 ", "2e3", "1d", "NaN", "0x1p3". Raises Incomparable."""
+    """Parses `text` like Double.valueOf: "1", " 1.5 ", "2e3", "1d", "NaN", "0x1p3". Raises Incomparable."""
     match = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if match is None:
         raise Incomparable(text)
@@ -84,16 +84,16 @@ def double_of(text: str) -> float:
 def compare(left: Value, right: Value) -> int:
     """Below, at or above 0 as `left` is less than, equal to or greater than `right`; neither is None.
 
-    What can't be compared by type is "less", as in Java. Raises Incomparable.
+    Values of unrelated types compare as "less", as in Java. Raises Incomparable.
     """
     left_type, right_type = type(left), type(right)
     if left_type is not right_type:
         if left_type is str:
-            left = _made_like(str(left), right)
+            left = _convert(str(left), right)
         elif right_type is str:
             if left_type is bool:
                 raise Incomparable(right)  # a ClassCastException there
-            right = _made_like(str(right), left)
+            right = _convert(str(right), left)
         elif bool in (left_type, right_type):
             return -1
         elif left_type is float:
@@ -112,7 +112,7 @@ def compare_by_size(left: Value, right: Value) -> int:
     return compare(left, right)
 
 
-def _made_like(text: str, other: Value) -> Value:
+def _convert(text: str, other: Value) -> Value:
     if isinstance(other, bool):
         return text.lower() == "true"
     if isinstance(other, float):
@@ -132,7 +132,7 @@ def _compare_doubles(left: float, right: float) -> int:
 
 
 def _rank(value: float) -> int:
-    """Orders what < and > don't."""
+    """Orders values that < and > do not."""
     if math.isnan(value):
         return 2
     return int(value != 0 or math.copysign(1, value) > 0)
