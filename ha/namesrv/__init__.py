@@ -1,6 +1,6 @@
-"""The name server: brokers register their topics, clients ask where a topic is. RocketMQ: namesrv.
+"""The name server: brokers register their topics, and clients look up the brokers of a topic. RocketMQ: namesrv.
 
-`open_name_server` runs one inside a program, `python -m ha.namesrv` as a process of its own.
+`open_name_server` runs one inside a program, `python -m ha.namesrv` as a process.
 """
 
 from .options import NameServerOptions

@@ -1,4 +1,4 @@
-"""`python -m ha.namesrv`: a name server as a process of its own."""
+"""`python -m ha.namesrv`: runs a name server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import NameServerOptions, open_name_server
 
 @asynccontextmanager
 async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
-    """A name server while the block runs; yields its READY line. AddressInUse, ConfigError."""
+    """Runs a name server during the block, and yields its READY line. AddressInUse, ConfigError."""
     options = NameServerOptions(
         host=config.bind_address,
         port=config.listen_port,
@@ -50,7 +50,7 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
 
 
 def wall_clock_ms() -> int:
-    """Return the time of day, ms since the epoch."""
+    """Returns the wall clock, ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""What a name server is told. Times in seconds of the trio clock."""
+"""Options of a name server. Times are in seconds of the trio clock."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from ha.remoting import RemotingServerOptions
 
 
 class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it listens, and how much it holds for whom."""
+    """Address and limits."""
 
     host: str = "127.0.0.1"
     port: int = 9876
     """0 lets the system choose."""
 
     broker_timeout_s: float = 120.0
-    """A broker that neither registered nor gave a sign of life for so long is dropped; it may ask for another time."""
+    """A broker without a registration or heartbeat for this long is dropped; brokers can request another timeout."""
 
     order_message_enable: bool = False
-    """Whether routes say what the settings of ORDER_TOPIC_CONFIG say of their topic; clients then use these queues."""
+    """Whether routes contain the queues that ORDER_TOPIC_CONFIG lists for their topic."""
 
     brokers_max: int = 1024
     topics_max: int = 100_000
     queue_entries_max: int = 1_000_000
-    """Pairs of a topic and a broker that has it."""
+    """Maximum number of pairs of a topic and a broker name."""
     config_entries_max: int = 10_000
-    """Bounds against strangers, far above any real cluster; a registration beyond them is refused."""
+    """Maximum number of settings. These limits are far above any real cluster; a request that exceeds one is
+    rejected."""
 
     remoting: RemotingServerOptions = RemotingServerOptions()

@@ -1,13 +1,13 @@
-"""The requests of a name server: which code asks what of the route table, and in which form it is answered.
+"""Handles the requests of a name server.
 
     100, 101, 102, 219     settings
-    103, 104, 322, 904     brokers: register, unregister, compare versions, sign of life
+    103, 104, 322, 904     brokers: register, unregister, compare versions, heartbeat
     105                    clients: the route of a topic
-    106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, names that are no user's topics,
-    901, 205, 327, 216     replicas of a name, write permission off and on, forget a topic
-    217, 319, 318          take in one topic, show the configuration, and refuse to change it
+    106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, names that are not users' topics,
+    901, 205, 327, 216     replicas of a broker name, remove and restore write permission, delete a topic
+    217, 319, 318          add a topic, show the configuration, and reject a change to it
 
-Every other code is answered with REQUEST_CODE_NOT_SUPPORTED (5.x; a 4.9 name server does not answer at all).
+All other codes are answered REQUEST_CODE_NOT_SUPPORTED, as in 5.x (a 4.9 name server does not answer at all).
 Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -46,7 +47,7 @@ from .settings import ORDER_TOPIC_CONFIG, Settings
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MIN_S = 1.0
-"""A broker that asks to be dropped sooner would be gone before it has its answer."""
+"""A broker with a shorter timeout would be dropped before it has its response."""
 
 
 class SettingRequest(Header):
@@ -80,7 +81,7 @@ Answer = Callable[[RemotingConnection, RemotingCommand], RemotingCommand]
 
 
 class NameServerProcessor:
-    """Answers requests from the route table and the settings."""
+    """Handles requests with the route table and the settings."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class NameServerProcessor:
         options: NameServerOptions,
         expect_expiry: Callable[[float], None],
     ) -> None:
-        """`expect_expiry` is told when (trio clock) a broker that just registered would have been silent too long."""
+        """`expect_expiry` is called with the deadline (trio clock) of each registered broker."""
         self._expect_expiry = expect_expiry
         self._routes = routes
         self._settings = settings
@@ -104,7 +105,7 @@ class NameServerProcessor:
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: partial(self._set_write_permission, "wipeTopicCount"),
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._add_topic,
@@ -114,19 +115,19 @@ class NameServerProcessor:
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: partial(self._set_write_permission, "addTopicCount"),
             RequestCode.GET_BROKER_MEMBER_GROUP: self._member_group,
             RequestCode.BROKER_HEARTBEAT: self._heartbeat,
         }
-        assert self._answers.keys() <= NAME_SERVER_RULES.keys()  # what is answered has a rule
+        assert self._answers.keys() <= NAME_SERVER_RULES.keys()  # access control knows every supported code
 
     @property
     def codes(self) -> Collection[int]:
-        """The request codes that are answered."""
+        """Supported request codes."""
         return self._answers.keys()
 
     async def __call__(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        """Answer one request. RemoteProtocolError if its fields or body can't be understood, or its rules refuse it."""
+        """Handles a request. RemoteProtocolError if its header or body is invalid, or a rule rejects it."""
         answer = self._answers.get(request.code)
         if answer is None:
             return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
@@ -158,7 +159,7 @@ class NameServerProcessor:
             ),
             now,
         )
-        self._tell_duplicates(now)
+        self._log_duplicates(now)
         if is_new:
             logger.info(
                 "namesrv.broker_registered broker=%s id=%d address=%s ha=%s cluster=%s topics=%d",
@@ -177,8 +178,8 @@ class NameServerProcessor:
             ResponseCode.SUCCESS, None, response.to_ext_fields(), dumps({"table": order}) if order else b""
         )
 
-    def _tell_duplicates(self, now: float) -> None:
-        """Log that the broker that has just registered took the place of one that is there."""
+    def _log_duplicates(self, now: float) -> None:
+        """Logs that a registration at `now` replaced a broker of the same name and ID."""
         for each in self._routes.duplicates(now)[-1:]:
             times = self._log_limiter.admit((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
             if times:
@@ -193,7 +194,7 @@ class NameServerProcessor:
                 )
 
     def _registered_body(self, body: bytes | memoryview, *, is_compressed: bool) -> RegisterBrokerBody:
-        """The body of 103 in either form; none at all, as from a broker without topics, is an empty one."""
+        """Decodes the body of 103, which is absent for a broker without topics."""
         if not body:
             return RegisterBrokerBody()
         if is_compressed:
@@ -224,9 +225,9 @@ class NameServerProcessor:
 
     def _query_data_version(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(UnregisterBrokerRequest, request.ext_fields)
-        asked = read_as(DataVersion, request.body)
+        given = read_as(DataVersion, request.body)
         known = self._routes.data_version(header.cluster_name, header.broker_addr)
-        is_changed = known is None or known != asked
+        is_changed = known is None or known != given
         if not is_changed:
             self._routes.touch(header.cluster_name, header.broker_addr, trio.current_time())
         return request.reply(
@@ -289,17 +290,15 @@ class NameServerProcessor:
             body["brokerAddr"] = first.address
         return request.reply(ResponseCode.SUCCESS, body=dumps(body))
 
-    def _wipe_write_permission(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        header = parse_header(BrokerNameRequest, request.ext_fields)
-        count = self._routes.set_write_permission(header.broker_name, is_on=False)
-        logger.info("namesrv.write_permission_changed broker=%s on=false topics=%d", header.broker_name, count)
-        return request.reply(ResponseCode.SUCCESS, ext_fields={"wipeTopicCount": str(count)})
-
-    def _add_write_permission(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        header = parse_header(BrokerNameRequest, request.ext_fields)
-        count = self._routes.set_write_permission(header.broker_name, is_on=True)
-        logger.info("namesrv.write_permission_changed broker=%s on=true topics=%d", header.broker_name, count)
-        return request.reply(ResponseCode.SUCCESS, ext_fields={"addTopicCount": str(count)})
+    def _set_write_permission(
+        self, count_field: str, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """Removes or restores write permission; `count_field` of the response has the number of topics."""
+        name = parse_header(BrokerNameRequest, request.ext_fields).broker_name
+        is_on = request.code == RequestCode.ADD_WRITE_PERM_OF_BROKER
+        count = self._routes.set_write_permission(name, is_on=is_on)
+        logger.info("namesrv.write_permission_changed broker=%s on=%s topics=%d", name, str(is_on).lower(), count)
+        return request.reply(ResponseCode.SUCCESS, ext_fields={count_field: str(count)})
 
     def _delete_topic(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(TopicRequest, request.ext_fields)

@@ -1,7 +1,7 @@
-"""Which brokers there are and which queues of which topic each has: the whole state of a name server.
+"""The registered brokers and the queues of their topics, which are the state of a name server.
 
-Plain data and rules: no sockets, no clock (`now` is handed in, in seconds of the trio clock). The rules are those of
-RouteInfoManager in RocketMQ 5.x; where halog departs, the method says so.
+No sockets and no clock: callers pass `now` in seconds of the trio clock. The rules are those of RouteInfoManager in
+RocketMQ 5.x; methods document differences.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ha.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, 
 from ha.protocol.codes import MASTER_ID, Permission
 
 NAME_LENGTH_MAX = 255
-"""Characters of a cluster, broker, address or topic."""
+"""Maximum characters of a cluster, broker, address or topic."""
 
 DUPLICATES_MAX = 256
-"""Of so many names and ids it is remembered that two brokers have registered under them."""
+"""Maximum number of duplicate brokers that are remembered."""
 
 DUPLICATE_S = 120.0
-"""For so long; two that run register every 30 s."""
+"""Time that a duplicate is remembered, in seconds; brokers register every 30 s."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker says of itself with REGISTER_BROKER."""
+    """A broker's REGISTER_BROKER request."""
 
     cluster_name: str
     broker_name: str
@@ -38,24 +38,25 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """host:port that slaves use."""
     data_version: DataVersion
     topics: dict[str, TopicConfig]
-    """By name, which a body need not repeat inside."""
+    """By name; the values need not contain the name."""
     timeout_s: float
-    """How long it may be silent."""
+    """Maximum time until the next registration or heartbeat."""
     acting_master: bool | None = None
-    """None: the broker knows nothing of acting masters (4.9); else whether its lowest slave may stand in, read-only."""
+    """Whether the slave with the lowest ID may act as a read-only master; None for brokers without this feature
+    (4.9)."""
     channel: Hashable
-    """The connection it came over; when that closes, the broker is gone."""
+    """Connection of the registration; when it closes, the broker is removed."""
 
 
 class MasterAddresses(msgspec.Struct, frozen=True):
-    """What a registering slave is told of its master; both None while there is none."""
+    """Addresses of a slave's master; None without a master."""
 
     master_address: str | None = None
     ha_address: str | None = None
 
 
 class LiveBroker(msgspec.Struct, kw_only=True):
-    """A broker that registered and has not been silent for too long."""
+    """A registered broker."""
 
     cluster_name: str
     broker_name: str
@@ -65,20 +66,20 @@ class LiveBroker(msgspec.Struct, kw_only=True):
     data_version: DataVersion
     timeout_s: float
     deadline: float
-    """Dropped when the trio clock gets here."""
+    """Time of the trio clock at which it is dropped."""
     channel: Hashable
 
 
 class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
-    """Two brokers that registered under one name and id, the later in the place of the earlier."""
+    """Two brokers with the same name and ID, of which the later replaced the earlier."""
 
     broker_name: str
     broker_id: int
     address: str
-    """Of the later one, host:port."""
+    """host:port of the later one."""
     other_address: str
     seen_at: float
-    """Of the trio clock."""
+    """Time of the trio clock."""
 
 
 class _Group(msgspec.Struct):
@@ -91,7 +92,7 @@ class _Group(msgspec.Struct):
 
 
 class RouteTable:
-    """The registered brokers and their topics, with bounds on the number of each."""
+    """The registered brokers and their topics, with limits on their numbers."""
 
     def __init__(self, *, brokers_max: int, topics_max: int, queue_entries_max: int) -> None:
         self._brokers_max = brokers_max
@@ -103,20 +104,20 @@ class RouteTable:
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._duplicates: OrderedDict[tuple[str, int], Duplicate] = OrderedDict()
 
-    # Registering
+    # Registration
 
     def register(self, broker: Registration, now: float) -> MasterAddresses:
-        """Take in what a broker says of itself and return where its master is, if it is a slave.
+        """Registers a broker and returns its master, if it is a slave.
 
-        RemoteProtocolError with RocketMQ's text if it must not register: a single topic from an id that is not yet
-        known (such a body tells of one changed topic, not of the broker), or a bound exceeded. A broker whose id is
-        held by another address with a newer state version is ignored and told nothing.
+        RemoteProtocolError with RocketMQ's text if a limit is exceeded, or if an unknown broker registers a single
+        topic, because such a body is an update of one topic. A broker is ignored if another address with a newer state
+        version has its ID.
         """
         self._check_bounds(broker)
         key = (broker.cluster_name, broker.broker_address)
         before = self._live.get(key)
         if before is not None and before.broker_name != broker.broker_name:
-            # A broker that was renamed. RocketMQ keeps the address under the old name too until a restart.
+            # The broker was renamed. RocketMQ keeps the address under the old name as well until a restart.
             self._remove(before)
         group = self._groups.get(broker.broker_name)
         addresses = {} if group is None else group.addresses
@@ -138,12 +139,12 @@ class RouteTable:
         self._clusters.setdefault(broker.cluster_name, {})[broker.broker_name] = None
         group.acting_master = bool(broker.acting_master)
         for other_id in [i for i, a in group.addresses.items() if a == broker.broker_address and i != broker.broker_id]:
-            del group.addresses[other_id]  # a slave that became master, or the reverse
+            del group.addresses[other_id]  # the broker changed its role
         if holder is not None and holder.address != broker.broker_address:
             self._live.pop((holder.cluster_name, holder.address), None)
             self._note_duplicate(broker, holder, now)
         group.addresses[broker.broker_id] = broker.broker_address
-        self._take_topics(broker, group, is_new=not is_known)
+        self._update_queues(broker, group, is_new=not is_known)
         self._live[key] = LiveBroker(
             cluster_name=broker.cluster_name,
             broker_name=broker.broker_name,
@@ -158,7 +159,7 @@ class RouteTable:
         return self._master_of(broker, group)
 
     def _note_duplicate(self, broker: Registration, holder: LiveBroker, now: float) -> None:
-        """A broker has taken the place of one that is there: of a newer term lawfully, else both may run."""
+        """Records that `broker` replaced `holder`, unless it belongs to a newer term."""
         if (broker.data_version.state_version or 0) > (holder.data_version.state_version or 0):
             return
         key = (broker.broker_name, broker.broker_id)
@@ -192,8 +193,8 @@ class RouteTable:
         if len(self._queues) + new > self._topics_max:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
 
-    def _take_topics(self, broker: Registration, group: _Group, *, is_new: bool) -> None:
-        """Take the queues of the group from this broker, if it is the one that speaks for the group."""
+    def _update_queues(self, broker: Registration, group: _Group, *, is_new: bool) -> None:
+        """Updates the queues of the group if this broker is its master or acting master."""
         is_master = broker.broker_id == MASTER_ID
         is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.addresses)
         if not is_master and not is_prime_slave:
@@ -222,10 +223,10 @@ class RouteTable:
         master = self._live.get((broker.cluster_name, master_address))
         return MasterAddresses() if master is None else MasterAddresses(master_address, master.ha_address)
 
-    # Leaving
+    # Removal
 
     def unregister(self, cluster_name: str, broker_name: str, address: str) -> bool:
-        """Forget one broker; tell whether it was there."""
+        """Removes a broker; returns whether it was registered."""
         broker = self._live.get((cluster_name, address))
         if broker is None or broker.broker_name != broker_name:
             return False
@@ -233,16 +234,16 @@ class RouteTable:
         return True
 
     def channel_closed(self, channel: Hashable) -> list[LiveBroker]:
-        """Forget the brokers whose last registration came over `channel`; return them."""
+        """Removes and returns the brokers whose last registration used `channel`."""
         return self._remove_all([broker for broker in self._live.values() if broker.channel is channel])
 
     def expire(self, now: float) -> list[LiveBroker]:
-        """Forget the brokers that were silent for too long; return them."""
+        """Removes and returns the brokers whose deadline has passed."""
         return self._remove_all([broker for broker in self._live.values() if broker.deadline <= now])
 
     @property
     def next_deadline(self) -> float:
-        """When the next broker is dropped if nothing comes (trio clock); infinity without brokers."""
+        """The earliest deadline (trio clock); infinity without brokers."""
         return min((broker.deadline for broker in self._live.values()), default=math.inf)
 
     def _remove_all(self, brokers: list[LiveBroker]) -> list[LiveBroker]:
@@ -273,24 +274,24 @@ class RouteTable:
             if not by_broker:
                 del self._queues[topic]
 
-    # Staying
+    # Heartbeats
 
     def touch(self, cluster_name: str, address: str, now: float) -> bool:
-        """A sign of life of a broker; tell whether it is registered."""
+        """Extends a broker's deadline; returns whether it is registered."""
         broker = self._live.get((cluster_name, address))
         if broker is not None:
             broker.deadline = now + broker.timeout_s
         return broker is not None
 
     def data_version(self, cluster_name: str, address: str) -> DataVersion | None:
-        """The version of the topics that a broker last registered; None if it is not registered."""
+        """Returns the version of a broker's topics; None if it is not registered."""
         broker = self._live.get((cluster_name, address))
         return None if broker is None else broker.data_version
 
-    # Asking
+    # Queries
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """The queues of a topic and the brokers that have them; None if there is neither."""
+        """Returns the queues of a topic and their brokers; None without brokers."""
         by_broker = self._queues.get(topic, {})
         brokers = [self._broker_data(name) for name in by_broker if name in self._groups]
         if not brokers:
@@ -298,35 +299,35 @@ class RouteTable:
         return TopicRouteData(broker_datas=brokers, queue_datas=list(by_broker.values()))
 
     def cluster_info(self) -> ClusterInfo:
-        """Every broker, by name and by cluster."""
+        """Returns all brokers, by name and by cluster."""
         return ClusterInfo(
             broker_addr_table={name: self._broker_data(name) for name in self._groups},
             cluster_addr_table={cluster: list(names) for cluster, names in self._clusters.items()},
         )
 
     def group(self, broker_name: str) -> BrokerData | None:
-        """The replicas of one broker name."""
+        """Returns the replicas of a broker name."""
         return self._broker_data(broker_name) if broker_name in self._groups else None
 
     def duplicates(self, now: float) -> list[Duplicate]:
-        """Brokers that replaced one of the same name and id within the last DUPLICATE_S, the last one last."""
+        """Returns the duplicates of the last DUPLICATE_S seconds, the newest last."""
         return [each for each in self._duplicates.values() if now - each.seen_at < DUPLICATE_S]
 
     def topics(self) -> list[str]:
-        """Every topic that some broker has."""
+        """Returns all topics."""
         return list(self._queues)
 
     def topics_of_cluster(self, cluster_name: str) -> list[str]:
-        """Every topic that some broker of the cluster has."""
+        """Returns the topics of a cluster's brokers."""
         names = self._clusters.get(cluster_name, {})
         return [topic for topic, by_broker in self._queues.items() if not names.keys().isdisjoint(by_broker)]
 
     def clusters(self) -> dict[str, list[str]]:
-        """Cluster name -> broker names."""
+        """Returns broker names by cluster."""
         return {cluster: list(names) for cluster, names in self._clusters.items()}
 
     def brokers(self) -> Iterable[LiveBroker]:
-        """Every broker that is registered now."""
+        """Returns the registered brokers."""
         return self._live.values()
 
     def _broker_data(self, broker_name: str) -> BrokerData:
@@ -338,10 +339,10 @@ class RouteTable:
             enable_acting_master=group.acting_master,
         )
 
-    # Changing by hand
+    # Changes by tools
 
     def set_write_permission(self, broker_name: str, *, is_on: bool) -> int:
-        """Let clients write to a broker's queues, or not, until its topics change; return how many it has."""
+        """Sets write permission of a broker's queues until its topics change; returns the number of topics."""
         count = 0
         for by_broker in self._queues.values():
             queues = by_broker.get(broker_name)
@@ -352,8 +353,8 @@ class RouteTable:
         return count
 
     def add_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Take in the queues that brokers have of one topic; of a broker that is not registered it takes nothing, nor
-        what follows. RemoteProtocolError beyond a bound.
+        """Adds the queues of a topic up to the first whose broker is not registered. RemoteProtocolError if a limit is
+        exceeded.
         """
         by_broker = self._queues.get(topic, {})
         known = {}
@@ -373,7 +374,7 @@ class RouteTable:
         self._queues.setdefault(topic, {}).update(known)
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
-        """Forget a topic's queues, of one cluster's brokers or of all; they come back if a broker registers them."""
+        """Deletes a topic's queues in one cluster or in all, until a broker registers them again."""
         by_broker = self._queues.get(topic, {})
         for name in list(by_broker) if cluster_name is None else list(self._clusters.get(cluster_name, {})):
             by_broker.pop(name, None)

@@ -1,4 +1,4 @@
-"""The name server as a service: the route table behind a remoting server, and the brokers that fell silent dropped."""
+"""The name server as a service: a remoting server for the route table, and the removal of silent brokers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class NameServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name server holds now, and what its remoting server has done."""
+    """Registered brokers and topics, and the counters of the remoting server."""
 
     brokers: int
     topics: int
@@ -32,7 +32,7 @@ class NameServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameServer:
-    """Routes for clients, registration for brokers. `serve` runs it; the state is lost when it ends, as in RocketMQ."""
+    """A name server. `serve` runs it; its state is kept in memory only, as in RocketMQ."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class NameServer:
         self._processor = NameServerProcessor(
             self.routes, Settings(entries_max=self.options.config_entries_max), self.options, self._expect_expiry
         )
-        self._next_look = math.inf
-        self._look_now = trio.Event()
+        self._next_deadline = math.inf
+        self._deadline_changed = trio.Event()
         self._answer = each_request(self._processor)
         self._guard = guard
         self.server = RemotingServer(self._handle, self.options.remoting, tls=tls)
         self.address = ("memory", 0)
-        """Host and port it listens on, once it does."""
+        """Host and port, once it listens."""
 
     @property
     def codes(self) -> Collection[int]:
-        """The request codes that are answered."""
+        """Supported request codes."""
         return self._processor.codes
 
     async def _handle(self, connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
@@ -70,7 +70,7 @@ class NameServer:
         await self._answer(connection, requests)
 
     def statistics(self) -> NameServerStatistics:
-        """What it holds and has done."""
+        """Returns a snapshot."""
         return NameServerStatistics(
             brokers=len(list(self.routes.brokers())),
             topics=len(self.routes.topics()),
@@ -83,7 +83,7 @@ class NameServer:
         *,
         task_status: trio.TaskStatus[NameServer] = trio.TASK_STATUS_IGNORED,
     ) -> NoReturn:
-        """Serve on `listeners`, which it closes, until cancelled."""
+        """Serves on `listeners` until cancelled, and closes them."""
         for listener in listeners:
             if isinstance(listener, trio.SocketListener):
                 host, port, *_ = listener.socket.getsockname()
@@ -92,12 +92,12 @@ class NameServer:
             nursery.start_soon(self._drop_silent_brokers)
             await nursery.start(self.server.serve, listeners)
             task_status.started(self)
-        raise AssertionError("a name server ends by cancellation only")
+        raise AssertionError("serve returned without cancellation")
 
     async def _drop_silent_brokers(self) -> NoReturn:
-        """Drop each broker when its time is up, and close its connection, so that it notices and registers anew.
+        """Drops each broker at its deadline, and closes its connection, so that it registers again.
 
-        RocketMQ looks every 5 s (4.9: 10 s), so up to that much late; this looks when the earliest deadline is due.
+        RocketMQ scans every 5 s (4.9: 10 s) and drops brokers up to that much later.
         """
         while True:
             for broker in self.routes.expire(trio.current_time()):
@@ -109,24 +109,24 @@ class NameServer:
                 )
                 if isinstance(broker.channel, RemotingConnection):
                     broker.channel.close("broker silent")
-            self._next_look = self.routes.next_deadline
-            self._look_now = trio.Event()
-            with trio.move_on_at(self._next_look):
-                await self._look_now.wait()
+            self._next_deadline = self.routes.next_deadline
+            self._deadline_changed = trio.Event()
+            with trio.move_on_at(self._next_deadline):
+                await self._deadline_changed.wait()
 
     def _expect_expiry(self, deadline: float) -> None:
-        """A broker is to be dropped at `deadline` if it stays silent."""
-        if deadline < self._next_look:
-            self._look_now.set()
+        """Drops brokers at `deadline` if it is earlier than the next one known."""
+        if deadline < self._next_deadline:
+            self._deadline_changed.set()
 
 
 @asynccontextmanager
 async def open_name_server(
     options: NameServerOptions | None = None, *, tls: PortTls | None = None, guard: AclGuard | None = None
 ) -> AsyncIterator[NameServer]:
-    """A name server listening on `options.host`:`options.port` while the block runs.
+    """Runs a name server on `options.host`:`options.port` during the block.
 
-    Raises AddressInUse, naming the key listenPort, if it can't listen there.
+    Raises AddressInUse for the key listenPort if it can't listen there.
     """
     name_server = NameServer(options, tls=tls, guard=guard)
     options = name_server.options

@@ -1,6 +1,6 @@
-"""TLS: contexts made of PEM files, kept up to date with them, and bounded handshakes.
+"""TLS: SSL contexts that follow their PEM files, and bounded handshakes.
 
-`files` and `certificate` know files and no sockets, `credentials` swaps a context when its files change, `handshake`
-turns a stream into an encrypted one. Nothing here knows what is said over a stream, or which port it came from;
-remoting, replication and the admin port get functions made of this and know no files.
+`files` and `certificate` read files, `credentials` replaces a context when its files change, `handshake` encrypts a
+stream. This package knows neither protocols nor ports; remoting, replication and the admin port get functions that
+encrypt a stream, and know no files.
 """

@@ -1,7 +1,7 @@
-"""Until when a certificate holds, read off its DER bytes.
+"""Reads the expiry date of a certificate from its DER bytes.
 
-The standard library tells that only of a peer's certificate, after a handshake in which it was verified; a library for
-X.509 would be the largest dependency of a server, for two dates. RFC 5280, section 4.1:
+The standard library returns it only for a peer's verified certificate, and an X.509 library would be a server's largest
+dependency. RFC 5280, section 4.1:
 
     Certificate    ::= SEQUENCE { tbsCertificate, signatureAlgorithm, signatureValue }
     TBSCertificate ::= SEQUENCE { version [0] OPTIONAL, serialNumber INTEGER, signature SEQUENCE, issuer SEQUENCE,
@@ -22,15 +22,15 @@ _VERSION, _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x30, 0x17, 0x18
 
 
 def earliest_end_ms(pem: str) -> int:
-    """Return when the first of the certificates in `pem` ends, ms since the epoch. ValueError if there is none."""
+    """Returns the earliest expiry of the certificates in `pem`, ms since the epoch. ValueError if there are none."""
     blocks = _PEM.findall(pem)
     if not blocks:
-        raise ValueError("it holds no certificate in PEM")
+        raise ValueError("it contains no PEM certificate")
     return min(not_after_ms(ssl.PEM_cert_to_DER_cert(block)) for block in blocks)
 
 
 def not_after_ms(der: bytes) -> int:
-    """Return a certificate's notAfter, ms since the epoch. ValueError if these are no certificate's bytes."""
+    """Returns a certificate's notAfter in ms since the epoch. ValueError for other bytes."""
     try:
         _, content, _ = _element(_element(der, 0)[1], 0)
         tag, position = content[0], 0
@@ -38,20 +38,20 @@ def not_after_ms(der: bytes) -> int:
             position = _element(content, position)[2]
         tag, validity, _ = _element(content, position)
         if tag != _SEQUENCE:
-            raise ValueError("no validity where a certificate has it")
+            raise ValueError("the certificate has no validity")
         tag, text, _ = _element(validity, _element(validity, 0)[2])
         return _time_ms(tag, text.decode("ascii"))
     except IndexError:
-        raise ValueError("the certificate's bytes end too early") from None
+        raise ValueError("the certificate is truncated") from None
 
 
 def _element(der: bytes, position: int) -> tuple[int, bytes, int]:
-    """Return tag, content and end of the element at `position`. IndexError, ValueError."""
+    """Returns tag, content and end of the element at `position`. IndexError, ValueError."""
     tag, length, start = der[position], der[position + 1], position + 2
     if length & 0x80:
         size = length & 0x7F
         if not 1 <= size <= 4:
-            raise ValueError("a length of a kind that certificates don't have")
+            raise ValueError("unsupported encoding of a length")
         length, start = int.from_bytes(der[start : start + size], "big"), start + size
     if start + length > len(der):
         raise IndexError
@@ -62,5 +62,5 @@ def _time_ms(tag: int, text: str) -> int:
     if tag == _UTC_TIME:
         text = ("19" if text[:2] >= "50" else "20") + text
     elif tag != _GENERALIZED_TIME:
-        raise ValueError("no time where a certificate has it")
+        raise ValueError("the certificate has no expiry")
     return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()) * 1000

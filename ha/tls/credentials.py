@@ -1,9 +1,8 @@
-"""A context that follows its files: new files serve new connections, without a restart.
+"""An SSL context that follows its files, so that certificates can be replaced without a restart.
 
-`refresh` looks whether any of the files has changed (time, size, inode) and makes a new context of all of them. Only a
-context that could be made takes the old one's place, in one assignment; a certificate whose key has not been replaced
-yet, or a half-written file, is told once and tried again when something changes. Connections keep the context that they
-were made with.
+`refresh` checks whether a file has changed (time, size, inode), and if so loads all of them. If that fails, for example
+because a file is half-written or the key does not match yet, the failure is logged once, the old context stays in use,
+and the next change triggers another attempt. Existing connections keep their context.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from .files import TlsFiles, read_pem
 logger = logging.getLogger(__name__)
 
 EXPIRY_WARNING_MS = 30 * 86_400_000
-"""So long before its end a certificate is warned of, once a day and in the status."""
+"""Time before its expiry from which a certificate is reported, in the status and once a day in the log."""
 DAY_MS = 86_400_000
 
-_Look = tuple[tuple[int, int, int] | None, ...]
+_Fingerprints = tuple[tuple[int, int, int] | None, ...]
 
 
 class CredentialStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a status page shows of one side's certificate; times are ms since the epoch."""
+    """State of one certificate for the status page. Times are in ms since the epoch."""
 
     certificate: str
     expires_at_ms: int | None
-    """None without a certificate of one's own. The first end in the file, for intermediate ones end, too."""
+    """Earliest expiry in the file, including intermediate certificates; None without a certificate."""
     is_expiring: bool
-    """In less than 30 days, or already."""
+    """Expired, or within 30 days."""
     loaded_at_ms: int
     error: str
-    """Why the files as they are now can't be used; those from before are in force then. "" if they are."""
+    """Why the current files can't be used, in which case the previous ones stay in use; "" if they are used."""
 
 
 class Credentials:
-    """The context that is in force, of files that may change. Making one and `refresh` block; CertificateUnusable."""
+    """The current context for a set of files. The constructor (CertificateUnusable) and `refresh` block."""
 
     def __init__(
         self,
@@ -54,27 +53,27 @@ class Credentials:
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`make` builds a context of `files`; `role` ("server", "client", …) names it in the log."""
+        """`make` creates a context from `files`; `role` ("server", "client", …) identifies it in the log."""
         self.role = role
         self.files = files
         self._make = make
         self._wall_clock_ms = wall_clock_ms
-        self._seen = self._look()
+        self._seen = self._fingerprints()
         self._error = ""
         self._warned_at_ms = -DAY_MS
         self.context, self._expires_at_ms = self._load()
-        """The context that new connections are to be made with."""
+        """The context for new connections."""
         self._loaded_at_ms = wall_clock_ms()
-        self._warn_of_open_key()
+        self._warn_about_exposed_key()
 
     def refresh(self) -> bool:
-        """Make a new context if a file has changed and they can be used; tell whether. Warns of an expiry."""
+        """Loads the files if one has changed; returns whether the context was replaced. Logs a coming expiry."""
         changed = self._refresh()
-        self._warn_of_expiry()
+        self._warn_about_expiry()
         return changed
 
     def status(self) -> CredentialStatus:
-        """Return what is in force."""
+        """Returns the current state."""
         return CredentialStatus(
             certificate=self.files.certificate,
             expires_at_ms=self._expires_at_ms,
@@ -84,10 +83,10 @@ class Credentials:
         )
 
     def _refresh(self) -> bool:
-        seen = self._look()
+        seen = self._fingerprints()
         if seen == self._seen:
             return False
-        self._seen = seen  # taken before the files are read: what changes meanwhile is seen next time
+        self._seen = seen  # before the files are read, so that a change in the meantime is noticed
         try:
             context, expires_at_ms = self._load()
         except CertificateUnusable as error:
@@ -100,7 +99,7 @@ class Credentials:
         self._loaded_at_ms = self._wall_clock_ms()
         self._warned_at_ms = -DAY_MS
         logger.info("tls.reloaded role=%s files=%s", self.role, ",".join(self.files.paths))
-        self._warn_of_open_key()
+        self._warn_about_exposed_key()
         return True
 
     def _load(self) -> tuple[ssl.SSLContext, int | None]:
@@ -112,13 +111,13 @@ class Credentials:
         except ValueError as error:
             raise CertificateUnusable(self.files.certificate, str(error)) from None
 
-    def _look(self) -> _Look:
+    def _fingerprints(self) -> _Fingerprints:
         return tuple(_fingerprint(path) for path in self.files.paths)
 
     def _is_expiring(self) -> bool:
         return self._expires_at_ms is not None and self._expires_at_ms - self._wall_clock_ms() < EXPIRY_WARNING_MS
 
-    def _warn_of_expiry(self) -> None:
+    def _warn_about_expiry(self) -> None:
         now = self._wall_clock_ms()
         if self._expires_at_ms is None or not self._is_expiring() or now - self._warned_at_ms < DAY_MS:
             return
@@ -132,7 +131,7 @@ class Credentials:
             days,
         )
 
-    def _warn_of_open_key(self) -> None:
+    def _warn_about_exposed_key(self) -> None:
         key = self.files.key or self.files.certificate
         if not key or self.files.key_password is not None:
             return

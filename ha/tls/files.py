@@ -1,8 +1,8 @@
-"""Contexts of Python's ssl, made of PEM files: for a server, for a client. Shared by nodes, the SDK and the command.
+"""Creates SSL contexts from PEM files, for servers and clients; used by nodes, the SDK and the `ha` command.
 
-Protocols and ciphers are those of ssl.create_default_context: TLS 1.2 with forward secrecy and 1.3. On top of that
-nobody may renegotiate or resume: connections live long here, so a resumed session would save next to nothing, but skip
-the check of a certificate that was withdrawn meanwhile.
+Protocols and ciphers are those of ssl.create_default_context: TLS 1.2 with forward secrecy, and 1.3. Renegotiation and
+resumption are disabled: connections are long-lived, so resuming a session would save little, and it would not verify a
+certificate that has been replaced since.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ PEM_SIZE_MAX = 4 << 20
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one side's PEM files are; "" where there is none."""
+    """Paths of one side's PEM files; "" for none."""
 
     certificate: str = ""
-    """This side's certificate, then those between it and its CA."""
+    """Own certificate, followed by intermediate certificates."""
     key: str = ""
-    """Its private key; "": it is in the same file."""
+    """Private key; "" if it is in the same file."""
     key_password: SecretStr | None = None
     trust: str = ""
-    """The CAs that sign the other side's certificates; "": those that the system trusts."""
+    """CAs of the other side's certificates; "" for the system's."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every file that a context is made of."""
+        """All files of the context."""
         return tuple(dict.fromkeys(path for path in (self.certificate, self.key, self.trust) if path))
 
 
 def server_context(files: TlsFiles, *, client_certificates: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
-    """Return what a server needs; a client's certificate, if it is asked for, is checked against `files.trust`.
+    """Returns a server's context. Clients' certificates, if requested, are verified with `files.trust`.
 
-    Reads files, so it blocks. CertificateUnusable.
+    Blocks to read files. CertificateUnusable.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
@@ -49,17 +49,17 @@ def server_context(files: TlsFiles, *, client_certificates: ssl.VerifyMode = ssl
     _load_own(context, files)
     if client_certificates is not ssl.CERT_NONE:
         if not files.trust:
-            raise CertificateUnusable("", "there are no CAs to check clients' certificates with")
+            raise CertificateUnusable("", "no CAs to verify clients' certificates with")
         _load_trust(context, files.trust)
         context.verify_mode = client_certificates
     return _hardened(context)
 
 
 def client_context(files: TlsFiles, *, check_server: bool = True, check_host: bool = True) -> ssl.SSLContext:
-    """Return what a client needs, with a certificate of its own if `files` has one.
+    """Returns a client's context, with a client certificate if `files` has one.
 
-    `check_host`: the server's certificate has to name the host that was asked for. Without `check_server` any server is
-    taken for the right one. Reads files, so it blocks. CertificateUnusable.
+    `check_host`: the server's certificate must name the requested host. Without `check_server`, any certificate is
+    accepted. Blocks to read files. CertificateUnusable.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -76,14 +76,14 @@ def client_context(files: TlsFiles, *, check_server: bool = True, check_host: bo
 
 
 def read_pem(path: str) -> str:
-    """Return a file's text. CertificateUnusable, also if it is far too large for a PEM file."""
+    """Returns a file's text. CertificateUnusable, also if the file is too large."""
     try:
         with open(path, encoding="ascii", errors="backslashreplace") as file:
             text = file.read(PEM_SIZE_MAX + 1)
     except OSError as error:
         _unreadable(path, error)
     if len(text) > PEM_SIZE_MAX:
-        raise CertificateUnusable(path, f"it is larger than {PEM_SIZE_MAX} bytes")
+        raise CertificateUnusable(path, f"it has more than {PEM_SIZE_MAX} bytes")
     return text
 
 
@@ -95,16 +95,16 @@ def _hardened(context: ssl.SSLContext) -> ssl.SSLContext:
 def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
     asked = False
 
-    def password() -> str:  # without a function OpenSSL would ask on the terminal
+    def password() -> str:  # without a callback, OpenSSL would prompt on the terminal
         nonlocal asked
         asked = True
         return "" if files.key_password is None else files.key_password.reveal()
 
     if "-----END CERTIFICATE-----" not in read_pem(files.certificate):
-        raise CertificateUnusable(files.certificate, "it holds no certificate in PEM")
+        raise CertificateUnusable(files.certificate, "it contains no PEM certificate")
     key = files.key or files.certificate
     if not re.search("-----END [A-Z ]*PRIVATE KEY-----", read_pem(key)):
-        raise CertificateUnusable(key, "it holds no private key in PEM")
+        raise CertificateUnusable(key, "it contains no PEM private key")
     try:
         context.load_cert_chain(files.certificate, key, password)
     except ssl.SSLError as error:
@@ -122,7 +122,7 @@ def _load_trust(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(cadata=read_pem(path))
     except (ssl.SSLError, ValueError):
-        raise CertificateUnusable(path, "it holds no certificates in PEM") from None
+        raise CertificateUnusable(path, "it contains no PEM certificates") from None
 
 
 def _unreadable(path: str, error: OSError) -> NoReturn:
@@ -130,9 +130,9 @@ def _unreadable(path: str, error: OSError) -> NoReturn:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what OpenSSL says went wrong, in lower case words and without its source lines."""
+    """Returns OpenSSL's reason in lower case, without its source lines."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not good: {error.verify_message}"
+        return f"the certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return str(error) or type(error).__name__

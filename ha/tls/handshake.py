@@ -1,7 +1,7 @@
-"""Handshakes: a stream in, an encrypted one out, within a time and a number of them at once.
+"""TLS handshakes with a timeout and a limit on concurrent ones.
 
-Whatever the peer does (silence after one byte, half a ClientHello, plain text, a certificate that nobody knows) becomes
-HandshakeFailed, with the stream closed, and concerns nobody else.
+If a peer stays silent, sends something other than TLS, or presents an unknown certificate, the handshake ends with
+HandshakeFailed and a closed stream. Other connections are not affected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .stream import TlsStream
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_RECORD = 0x16
-"""The first byte of a ClientHello. No frame of remoting and no report of a slave begins with it: the former begin with
-a length below 2^24, the latter with an offset below 2^56 or with 0xFF."""
+"""First byte of a ClientHello. Remoting frames start with a length below 2^24, and slaves' reports with an offset below
+2^56 or with 0xFF, so neither starts with this byte."""
 
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ HANDSHAKE_COUNT_MAX = 256
 
 
 class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Handshakes so far; `refused` are those that made way for a newer one, and are among the failed."""
+    """Handshakes since the start. `failed` includes `refused`, those that were cancelled for a newer one."""
 
     under_way: int
     completed: int
@@ -38,10 +38,10 @@ class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handshakes:
-    """All handshakes of one process: `accept` as a server, `connect` as a client.
+    """All handshakes of a process: `accept` as a server, `connect` as a client.
 
-    At most `count_max` are accepted at a time. One more ends the oldest: who comes to talk is done in milliseconds, so
-    strangers who hold their handshakes open keep out each other only.
+    At most `count_max` handshakes are accepted concurrently; one more cancels the oldest. A proper client needs only
+    milliseconds, so peers that keep handshakes open displace each other.
     """
 
     def __init__(self, *, timeout_s: float = HANDSHAKE_TIMEOUT_S, count_max: int = HANDSHAKE_COUNT_MAX) -> None:
@@ -55,15 +55,15 @@ class Handshakes:
         self._is_full = False
 
     def statistics(self) -> HandshakeStatistics:
-        """Return a snapshot."""
+        """Returns a snapshot."""
         return HandshakeStatistics(
             under_way=self._under_way, completed=self._completed, failed=self._failed, refused=self._refused
         )
 
     async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext, received: bytes = b"") -> TlsStream:
-        """Be the server. HandshakeFailed; then, and when it is cancelled, the stream is closed.
+        """Does the server's handshake. The stream is closed on HandshakeFailed and on cancellation.
 
-        `received`: what was read from the stream already.
+        `received`: bytes that were already read from the stream.
         """
         if len(self._accepting) >= self._count_max:
             self._refused += 1
@@ -82,10 +82,10 @@ class Handshakes:
                     self._accepting.remove(scope)
                 if self._is_full and len(self._accepting) <= self._count_max * 9 // 10:
                     self._is_full = False
-        raise await self._failure(stream, "it made way for a newer one")
+        raise await self._failure(stream, "cancelled for a newer handshake")
 
     async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:
-        """Be the client of `host`. HandshakeFailed; then, and when it is cancelled, the stream is closed."""
+        """Does the client's handshake with `host`. The stream is closed on HandshakeFailed and on cancellation."""
         return await self._shake(TlsStream(stream, context, host=host))
 
     async def _shake(self, secured: TlsStream) -> TlsStream:
@@ -94,11 +94,11 @@ class Handshakes:
             with trio.fail_after(self._timeout_s):
                 await secured.do_handshake()
         except trio.TooSlowError:
-            raise await self._failure(secured.transport_stream, f"not done within {self._timeout_s:g} s") from None
+            raise await self._failure(secured.transport_stream, f"not completed within {self._timeout_s:g} s") from None
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             cause = error.__cause__
             if cause is None or isinstance(cause, ssl.SSLEOFError | ssl.SSLSyscallError):
-                reason = "the peer hung up"
+                reason = "the peer closed the connection"
             else:
                 reason = reason_of(cause)
             raise await self._failure(secured.transport_stream, reason) from None
@@ -117,7 +117,7 @@ class Handshakes:
 
 
 def common_name(stream: trio.abc.Stream) -> str | None:
-    """Return the common name in the peer's certificate, which was checked; None without one, or without encryption."""
+    """Returns the common name in the peer's verified certificate; None without certificate or encryption."""
     if not isinstance(stream, TlsStream):
         return None
     names = [value for part in stream.getpeercert().get("subject", ()) for key, value in part if key == "commonName"]
@@ -125,7 +125,7 @@ def common_name(stream: trio.abc.Stream) -> str | None:
 
 
 class PrefixedStream(trio.abc.Stream):
-    """`stream` with bytes that were already taken from it put back in front."""
+    """`stream`, preceded by bytes that were already read from it."""
 
     def __init__(self, first: bytes, stream: trio.abc.Stream) -> None:
         self._first = first

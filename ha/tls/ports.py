@@ -1,4 +1,4 @@
-"""What wires a process's ports to its credentials: loading with errors that name keys, keeping fresh, securing."""
+"""Connects a process's ports to its credentials: loads them, keeps them up to date, and encrypts streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": 
 
 
 RunBlocking = Callable[[Callable[[], object]], Awaitable[object]]
-"""Runs a function that blocks without blocking the event loop."""
+"""Runs a blocking function without blocking the event loop."""
 
 
 def load(
@@ -33,16 +33,16 @@ def load(
     keys: tuple[str, str, str],
     wall_clock_ms: Callable[[], int],
 ) -> Credentials:
-    """Make credentials; `keys` name certificate, key and trust in the ConfigError that a bad file raises. Blocks."""
+    """Loads credentials. `keys` name certificate, key and trust in the ConfigError for an unusable file. Blocks."""
     try:
         return Credentials(role, files, make, wall_clock_ms=wall_clock_ms)
     except CertificateUnusable as error:
         at = {files.trust: keys[2], files.key: keys[1], files.certificate: keys[0]}
-        raise ConfigError(at.get(error.path, keys[0]), str(error), "a PEM file that can be used") from None
+        raise ConfigError(at.get(error.path, keys[0]), str(error), "a usable PEM file") from None
 
 
 def server_files(keys: ServerTlsKeys) -> TlsFiles:
-    """Return the files of a server."""
+    """Returns the files of a server."""
     return TlsFiles(
         certificate=keys.tls_server_cert_path,
         key=keys.tls_server_key_path,
@@ -52,7 +52,7 @@ def server_files(keys: ServerTlsKeys) -> TlsFiles:
 
 
 def load_server(keys: ServerTlsKeys, wall_clock_ms: Callable[[], int]) -> Credentials | None:
-    """Return what a remoting port needs; None where there is to be no TLS. Blocks. ConfigError."""
+    """Returns the credentials of a remoting port; None without TLS. Blocks. ConfigError."""
     if not keys.takes_tls:
         return None
     make = partial(server_context, client_certificates=CLIENT_AUTH[keys.tls_server_need_client_auth])
@@ -62,7 +62,7 @@ def load_server(keys: ServerTlsKeys, wall_clock_ms: Callable[[], int]) -> Creden
 def securing(
     handshakes: Handshakes, credentials: Credentials
 ) -> Callable[[trio.abc.Stream, bytes], Awaitable[trio.abc.Stream]]:
-    """Return a function that makes an encrypted stream of one whose first bytes were read already."""
+    """Returns a function that encrypts a stream whose first bytes were already read."""
 
     async def secure(stream: trio.abc.Stream, first: bytes) -> trio.abc.Stream:
         return await handshakes.accept(stream, credentials.context, first)
@@ -71,7 +71,7 @@ def securing(
 
 
 async def keep_fresh(credentials: Collection[Credentials], interval_s: float, run_blocking: RunBlocking) -> NoReturn:
-    """Look after the files of all `credentials` for ever."""
+    """Refreshes all `credentials` until cancelled."""
     while True:
         for each in credentials:
             await run_blocking(each.refresh)

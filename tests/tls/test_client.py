@@ -86,8 +86,8 @@ def test_sends_and_reads(kind: str, backend: str, enforcing: Node, session_pki: 
     ("tls", "reason"),
     [
         (None, "closed by the server|lost: "),
-        (ClientTls(), "can't connect: TLS: the certificate is not good: "),
-        (ClientTls(trust="others"), "can't connect: TLS: the certificate is not good: "),
+        (ClientTls(), "can't connect: TLS: the certificate is not valid: "),
+        (ClientTls(trust="others"), "can't connect: TLS: the certificate is not valid: "),
         (ClientTls(trust="ours", certificate="others"), "closed by the server|lost: "),
     ],
 )
@@ -194,7 +194,7 @@ def test_produce_and_consume(enforcing: Node, session_pki: Pki, capfd: pytest.Ca
     assert run(["consume", "of-the-command", *flags]) == 0
     assert capfd.readouterr().out == "hello\n"
     assert run(["produce", "of-the-command", "--body", "hello", "--servers", names(enforcing), "--tls"]) == 69
-    assert "certificate is not good" in capfd.readouterr().err
+    assert "certificate is not valid" in capfd.readouterr().err
 
 
 def test_flags_of_the_command(
@@ -219,7 +219,7 @@ def test_a_word_means_the_same_to_command_and_sdk(
     encrypts = word.lower()[0] in "ty1"
     assert environment_tls({"HALOG_TLS": word}) == (ClientTls() if encrypts else None)
     assert run(["produce", "t", "--body", "x", "--servers", names(enforcing)]) == 69
-    assert ("certificate is not good" in capfd.readouterr().err) == encrypts
+    assert ("certificate is not valid" in capfd.readouterr().err) == encrypts
 
 
 def test_status_by_https(
@@ -230,7 +230,7 @@ def test_status_by_https(
     assert "broker-a:0" in capfd.readouterr().out
     assert run(admin) == 69
     assert run([*admin, "--tls"]) == 69
-    assert "TLS error: the certificate is not good" in capfd.readouterr().err
+    assert "TLS error: the certificate is not valid" in capfd.readouterr().err
 
 
 def test_status_names_an_expiring_certificate(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ async def test_withdrawn_trust_holds_for_new_connections(pki: Pki) -> None:
     assert kept.refresh()
     with pytest.raises(ExceptionGroup) as caught:
         await shaken(kept.context, client)
-    assert caught.group_contains(HandshakeFailed, match="the certificate is not good")
+    assert caught.group_contains(HandshakeFailed, match="the certificate is not valid")
 
 
 # The end of a certificate
@@ -195,7 +195,7 @@ def test_what_is_no_certificate_is_refused(pki: Pki) -> None:
     der = ssl.PEM_cert_to_DER_cert(Path(pki.issue("server")[0]).read_text())
     end = not_after_ms(der)
     for size in range(len(der)):
-        with pytest.raises(ValueError, match=r"end too early|no time|no validity|of a kind|does not match"):
+        with pytest.raises(ValueError, match=r"is truncated|no expiry|no validity|unsupported encoding|does not match"):
             not_after_ms(der[:size])
     for position in range(200):
         changed = der[:position] + bytes([der[position] ^ 0x41]) + der[position + 1 :]
@@ -204,7 +204,7 @@ def test_what_is_no_certificate_is_refused(pki: Pki) -> None:
         except ValueError:
             continue
     assert not_after_ms(der + b"more") == end
-    with pytest.raises(ValueError, match="no certificate"):
+    with pytest.raises(ValueError, match="no PEM certificate"):
         earliest_end_ms("hello")
 
 
@@ -242,5 +242,7 @@ def test_one_file_for_certificate_and_key(which: str, pki: Pki) -> None:
     both = pki.folder / "both.pem"
     both.write_bytes(Path(key).read_bytes() + Path(certificate).read_bytes())
     assert server_context(TlsFiles(certificate=str(both)))
-    with pytest.raises(CertificateUnusable, match="no private key" if which == "certificate" else "no certificate"):
+    with pytest.raises(
+        CertificateUnusable, match="no PEM private key" if which == "certificate" else "no PEM certificate"
+    ):
         server_context(TlsFiles(certificate=certificate if which == "certificate" else key))

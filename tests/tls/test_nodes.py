@@ -203,7 +203,7 @@ async def test_whom_an_enforcing_ha_port_keeps_out(
                 await stream.send_all(bytes(8))
                 assert not await stream.receive_some()
         reason = {
-            "another CA": "the certificate is not good",
+            "another CA": "the certificate is not valid",
             "another name": "haTlsSubjects does not have 'broker-b-1', whom the slave's certificate names",
             "no certificate": "peer did not return a certificate",
             "expired": "certificate has expired",
@@ -240,7 +240,7 @@ async def test_a_slave_does_not_follow_a_master_that_it_can_not_check(pki: Pki, 
         assert slave.ha_client is not None
         link = slave.ha_client.statistics
         await until(lambda: link().condition is Condition.CONNECT_FAILED)
-        assert "the certificate is not good" in slave.ha_client.statistics().detail
+        assert "the certificate is not valid" in slave.ha_client.statistics().detail
 
 
 async def test_a_large_log_comes_over_tls_byte_for_byte(pki: Pki, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ async def test_a_running_node_takes_new_certificates(
         await until(lambda: "tls.reload_failed" in caplog.text)
         assert await is_answered(master.remoting_address, following.client())
         _, body = await trio.to_thread.run_sync(fetch, master.admin_address, "/status", None)
-        assert "no certificate in PEM" in msgspec.json.decode(body)["tls"]["credentials"]["server"]["error"]
+        assert "no PEM certificate" in msgspec.json.decode(body)["tls"]["credentials"]["server"]["error"]
 
 
 async def test_an_expiring_certificate_is_in_log_and_status(

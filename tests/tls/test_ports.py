@@ -102,10 +102,10 @@ STRANGERS = {
     # what they send, then the mode, when they are gone (s), and why as the log has it
     "plain bytes": (b"GET / HTTP/1.1\r\n\r\n", "enforcing", 0, "no TLS, which this port requires"),
     "TLS where there is none": (None, "disabled", 0, "TLS handshake on a port that speaks plain remoting"),
-    "one byte": (b"\x16", "enforcing", 10, "not done within 10 s"),
-    "one byte, permissive": (b"\x16", "permissive", 10, "not done within 10 s"),
-    "half a hello": (100, "enforcing", 10, "not done within 10 s"),
-    "hello, and silence": (None, "enforcing", 10, "not done within 10 s"),
+    "one byte": (b"\x16", "enforcing", 10, "not completed within 10 s"),
+    "one byte, permissive": (b"\x16", "permissive", 10, "not completed within 10 s"),
+    "half a hello": (100, "enforcing", 10, "not completed within 10 s"),
+    "hello, and silence": (None, "enforcing", 10, "not completed within 10 s"),
     "a record of nonsense": (b"\x16\x03\x01\x00\x05hello", "enforcing", 0, "TLS handshake failed"),
     "SSL 3": (b"\x16\x03\x00\x00\x05\x01\x00\x00\x01\x00", "enforcing", 0, "TLS handshake failed"),
     "TLS 1.1": (OLD_HELLO, "enforcing", 0, "unsupported protocol"),
@@ -201,7 +201,7 @@ async def test_a_handshake_too_many_ends_the_oldest(
         assert port.handshakes.statistics().under_way == 2
         full = [r.getMessage() for r in caplog.records if "tls.handshakes_full" in r.getMessage()]
         assert full == ['tls.handshakes_full handshakes=3 hint="each new one cancels the oldest"']
-        assert "it made way for a newer one" in caplog.text
+        assert "cancelled for a newer handshake" in caplog.text
         assert len(await waiting[1].receive_some()) == 0
         assert trio.current_time() - began == 10
 
