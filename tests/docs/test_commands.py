@@ -25,7 +25,7 @@ until status | grep -q '"in_sync": 2'; do sleep 0.5; done
 """
 #: Makes sure that member 2 is not the master, since the page's command makes it one.
 NOT_2 = """
-if ha switch --to 3 --reason first --admin 127.0.0.1:11913; then echo "3 is master"; else echo "3 was master"; fi
+ha switch --to 3 --reason first --admin 127.0.0.1:11913 || true
 until status | grep -q '"in_sync": 2'; do sleep 0.5; done
 """
 
@@ -41,7 +41,6 @@ def test_failover_page(tmp_path: Path) -> None:
     group, switch = blocks("failover.md")
     started = "".join(line for line in group.splitlines(True) if not line.startswith(("pip install", "apt install")))
     output = run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
-    assert "3 is master" in output or "3 was master" in output
     assert ">>> block 4" in output
 
 
