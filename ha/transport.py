@@ -254,6 +254,50 @@ class SocketTransport:
         return sent
 
 
+class EagerWriter:
+    """Sends without a task switch what the system accepts at once, and leaves the rest to the task that writes.
+
+    The writing task calls `wait_for_work` whenever it has nothing to send, and sends what that returns before anything
+    else. Meanwhile it is idle, and any other task may `try_send` in its place, or `wake` it.
+    """
+
+    __slots__ = ("_rest", "_task", "is_idle", "transport")
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.is_idle = False
+        """Whether the writing task waits for work. False from the moment that it is cancelled."""
+        self._task: trio.lowlevel.Task | None = None
+        self._rest = memoryview(b"")
+
+    def try_send(self, data: bytes) -> int:
+        """Sends without waiting; returns how many bytes the system has accepted. Only while `is_idle`."""
+        size = self.transport.send_nowait(data)
+        if size < len(data):
+            self._rest = memoryview(data)[size:]
+            self.wake()
+        return size
+
+    def wake(self) -> None:
+        """Ends `wait_for_work`."""
+        if self.is_idle:
+            assert self._task is not None
+            self.is_idle = False
+            trio.lowlevel.reschedule(self._task)
+
+    async def wait_for_work(self) -> memoryview:
+        """Waits until woken; returns what `try_send` has left, which may be nothing."""
+        self.is_idle = True
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+        rest, self._rest = self._rest, memoryview(b"")
+        return rest
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self.is_idle = False
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
 @runtime_checkable
 class NowaitStream(Protocol):
     """A stream of any kind that can be given bytes without waiting."""

@@ -24,6 +24,7 @@ from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting_protocol import CloseCause
 from ha.protocol.topic_names import RETRY_PREFIX
 
 from .origins import AdminOrigins
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLOSE_CAUSE = "failed authentications"
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 NO_TLS = "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
 NOT_FROM_HERE = "aclAdminFrom: request code={} is not taken from here; it needs TLS or an address that is listed"
@@ -207,7 +207,7 @@ class AclGuard:
         failures = self._failures[connection] = self._failures.get(connection, 0) + 1
         if failures > self._options.failures_per_connection_max:
             self._closed_count += 1
-            connection.close(CLOSE_CAUSE, f"{failures} requests failed authentication")
+            connection.close(CloseCause.FAILED_AUTHENTICATIONS, f"{failures} requests failed authentication")
 
     def _note(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
         """Counts and logs a refusal."""

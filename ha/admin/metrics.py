@@ -48,7 +48,8 @@ LABELS = {
     "outcome": "committed, rolled_back, asked, unasked, given_up, dropped",
     "python": "version of Python",
     "reason": "why connections were closed: for kind ha the values of ha.replication.progress.CloseReason, for others "
-    "ha.node.metrics.CLOSE_CAUSES; not_master, flow_control for rejected sends; failed, denied for the ACL",
+    "of ha.remoting.CloseCause with underscores; not_master, flow_control for rejected sends; failed, denied for the "
+    "ACL",
     "result": "registered, failed for name servers; found, missed for pulls; completed, failed, refused for handshakes",
     "role": "ASYNC_MASTER, SYNC_MASTER, SLAVE; for certificates server, ha, admin, client, etcd",
     "slave": "a slave's identity: its IP address (on loopback with the port), its certificate's name or `broker N`; at "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 
 class Parking(Protocol):
@@ -41,10 +41,21 @@ class _AsyncioParking:
                 future.set_result(value)
 
 
+def clock_here() -> Callable[[], float]:
+    """The clock of the event loop that runs, in seconds: what `anyio.current_time` looks up with each call."""
+    if _is_trio():
+        return cast(Callable[[], float], sys.modules["trio"].current_time)
+    return asyncio.get_running_loop().time
+
+
 def parking_here() -> Callable[[], Parking]:
     """What makes a `Parking` for the event loop that runs. Programs without trio need not have it."""
-    if "trio" in sys.modules and sys.modules["trio"].lowlevel.in_trio_task():
+    if _is_trio():
         from ha.client.trio_parking import TrioParking
 
         return TrioParking
     return _AsyncioParking
+
+
+def _is_trio() -> bool:
+    return "trio" in sys.modules and bool(sys.modules["trio"].lowlevel.in_trio_task())

@@ -13,7 +13,15 @@ import trio
 
 from ha.acl import AclGuard
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import PortTls, RemotingConnection, RemotingServer, RemotingStatistics, each_request, open_listeners
+from ha.remoting import (
+    CloseCause,
+    PortTls,
+    RemotingConnection,
+    RemotingServer,
+    RemotingStatistics,
+    each_request,
+    open_listeners,
+)
 
 from .options import NameServerOptions
 from .processor import NameServerProcessor
@@ -108,7 +116,7 @@ class NameServer:
                     broker.timeout_s,
                 )
                 if isinstance(broker.channel, RemotingConnection):
-                    broker.channel.close("broker silent")
+                    broker.channel.close(CloseCause.BROKER_SILENT)
             self._next_deadline = self.routes.next_deadline
             self._deadline_changed = trio.Event()
             with trio.move_on_at(self._next_deadline):

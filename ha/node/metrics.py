@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from ha.replication.ha_client import HAClient
 
 
-CLOSE_CAUSES = frozenset(
-    {
-        *("end of stream", "connection lost", "idle", "cancelled", "made way", "no answer", "peer does not read"),
-        *("incomplete frame", "outbox full", "protocol error", "handler too slow", "TLS handshake failed"),
-        "failed authentications",
-    }
-)
-"""Why connections of the remoting ports end, as they are logged; a label has underscores for blanks."""
-
-OTHER = "other"
-
 
 def samples(node: Node) -> Iterator[Sample]:
     """Return everything that there is to count about `node` now."""
@@ -181,12 +170,8 @@ def _port(kind: str, server: RemotingServer) -> Iterator[Sample]:
     yield "halog_sent_bytes_total", (kind,), found.bytes_sent
     yield "halog_outbox_bytes", (kind,), found.outbox_bytes
     yield "halog_partial_frames_bytes", (kind,), found.partial_bytes
-    counts: dict[str, int] = {}
     for cause, count in found.closed.items():
-        reason = cause.replace(" ", "_").lower() if cause in CLOSE_CAUSES else OTHER
-        counts[reason] = counts.get(reason, 0) + count
-    for reason, count in counts.items():
-        yield "halog_connections_closed_total", (kind, reason), count
+        yield "halog_connections_closed_total", (kind, cause.replace(" ", "_").lower()), count
 
 
 def _master(node: Node) -> Iterator[Sample]:

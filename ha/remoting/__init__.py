@@ -1,16 +1,20 @@
-"""The remoting transport on Trio: frames in batches, both ways, over connections that are bounded in bytes and in time.
+"""The remoting transport on Trio: connections that move frames in batches, limited in bytes and in time.
 
 Knows no request code. Server: `serve_remoting`; client: `open_remoting_client`; both run `RemotingConnection`s.
 """
 
+from ha.protocol.remoting_protocol import CloseCause
+
 from .client import RemotingClient, connect_tcp, open_remoting_client, parse_address
-from .connection import RemotingConnection
-from .handlers import Handler, RequestHandler, each_request
+from .connection import Handler, RemotingConnection
+from .handlers import RequestHandler, each_request
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
-from .server import RemotingServer, RemotingStatistics, open_listeners, serve_remoting
+from .server import RemotingServer, open_listeners, serve_remoting
+from .shared import RemotingStatistics
 from .tls import PortTls, Secure
 
 __all__ = [
+    "CloseCause",
     "ConnectionOptions",
     "Handler",
     "PortTls",

@@ -1,7 +1,7 @@
-"""The remoting client inside a server: a broker's requests to name servers and to its master.
+"""The remoting client of servers: for a broker's requests to name servers and to its master.
 
-One connection per address, opened when it is first needed and again after it was lost, shared by all requests to it.
-Applications use ha.client, not this.
+One connection per address, opened for the first request, shared by all requests to it, and reopened for the next
+request after it was lost. Applications use ha.client, not this.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ import trio
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
-from .connection import RemotingConnection
-from .counters import Counters
-from .handlers import Handler, each_request
+from .connection import Handler, RemotingConnection
+from .handlers import each_request
 from .options import RemotingClientOptions
-from .server import RemotingStatistics, statistics_of
+from .shared import RemotingStatistics, SharedState
 from .watch import watch_connections
 
 logger = logging.getLogger(__name__)
 
 Sign = Callable[[RemotingCommand], None]
-"""Puts into a request who sends it."""
+"""Adds the sender's credentials to a request."""
 
 Connect = Callable[[str], Awaitable[trio.abc.Stream]]
-"""Opens a stream to an address; OSError if it can't."""
+"""Opens a stream to an address. OSError."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Split "host:port" ("[::1]:9876" too). ValueError if it is not of that form."""
+    """Splits "host:port", also "[::1]:9876". ValueError if the address has another form."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -42,7 +41,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 async def connect_tcp(address: str) -> trio.abc.Stream:
-    """Open a TCP stream to "host:port". OSError if the address is malformed, unknown or refuses."""
+    """Opens a TCP stream to "host:port". OSError if the address is malformed, unknown or refuses."""
     try:
         host, port = parse_address(address)
     except ValueError as error:
@@ -52,12 +51,12 @@ async def connect_tcp(address: str) -> trio.abc.Stream:
 
 @each_request
 async def refuse(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand | None:
-    """Answer any request of the server's with REQUEST_CODE_NOT_SUPPORTED."""
+    """Answers any request of the server with REQUEST_CODE_NOT_SUPPORTED."""
     return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
 
 
 class _Slot:
-    """The place of one address: a connection on its way, there, or failed with `error`."""
+    """The connection to one address: being opened until `ready`; then `connection` is set, or `error`."""
 
     __slots__ = ("address", "connection", "error", "ready")
 
@@ -68,14 +67,14 @@ class _Slot:
         self.error: OSError | None = None
 
     def fail(self, reason: str) -> None:
-        """Tell those who wait for a connection that there won't be one; nothing if there is."""
+        """Ends the wait for the connection with an error, unless it was opened."""
         if self.connection is None and self.error is None:
             self.error = OSError(reason)
         self.ready.set()
 
 
 class RemotingClient:
-    """Requests to addresses. Usable while `serve` runs (see `open_remoting_client`)."""
+    """Sends requests to addresses. Usable while `serve` runs (see `open_remoting_client`)."""
 
     def __init__(
         self,
@@ -91,17 +90,15 @@ class RemotingClient:
         self._sign = sign
         self._slots: dict[str, _Slot] = {}
         self._connections: set[RemotingConnection] = set()
-        self._counters = Counters(connections=self._connections)
-        self._opened = 0
-        self._refused = 0
+        self._shared = SharedState(connections=self._connections)
         self._wanted_in, self._wanted_out = trio.open_memory_channel[_Slot](self._options.connections_max)
 
     def statistics(self) -> RemotingStatistics:
-        """What the client has done so far; `refused` counts connections that could not be opened."""
-        return statistics_of(self._counters, opened=self._opened, refused=self._refused)
+        """What the client has done so far."""
+        return self._shared.statistics()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Run the connections until cancelled; requests under way fail then."""
+        """Runs the connections until cancelled; requests in flight fail then."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch_connections, self._connections, self._options)
             task_status.started()
@@ -115,10 +112,10 @@ class RemotingClient:
         raise AssertionError("a client ends by cancellation only")
 
     async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """Send a request to `address` and return the answer, whatever its code.
+        """Sends a request to `address` and returns the response, whatever its code.
 
-        Raises OSError if no connection can be opened, trio.BrokenResourceError if it is lost before the answer, and
-        trio.TooSlowError after `timeout_s`, which covers connecting too.
+        Raises OSError if no connection can be opened, trio.BrokenResourceError if it is lost before the response, and
+        trio.TooSlowError after `timeout_s`, which includes connecting.
         """
         deadline = trio.current_time() + timeout_s
         with trio.fail_at(deadline):
@@ -126,7 +123,7 @@ class RemotingClient:
         return await connection.invoke(self._signed(command), deadline - trio.current_time())
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
-        """Send a request that is not answered; returns when it is queued. Raises OSError and trio.TooSlowError."""
+        """Queues a request that is not answered. Raises OSError and trio.TooSlowError."""
         with trio.fail_after(timeout_s):
             connection = await self.connection(address)
             connection.send_oneway(self._signed(command))
@@ -139,7 +136,7 @@ class RemotingClient:
         return signed
 
     async def connection(self, address: str) -> RemotingConnection:
-        """The connection to `address`, opened if there is none. OSError if that fails; bounded by connect_timeout_s."""
+        """Returns the connection to `address`, opened if there is none, within connect_timeout_s. OSError."""
         slot = self._slots.get(address)
         if slot is None or (slot.connection is not None and slot.connection.is_closed):
             if slot is None and len(self._slots) >= self._options.connections_max:
@@ -179,11 +176,11 @@ class RemotingClient:
         except OSError as error:
             slot.error = error
         else:
-            self._opened += 1
-            slot.connection = RemotingConnection(stream, self._options, self._counters)
+            self._shared.opened += 1
+            slot.connection = RemotingConnection(stream, self._options, self._shared)
             self._connections.add(slot.connection)
             return slot.connection
-        self._refused += 1
+        self._shared.refused += 1
         return None
 
 
@@ -195,8 +192,9 @@ async def open_remoting_client(
     handler: Handler = refuse,
     sign: Sign | None = None,
 ) -> AsyncIterator[RemotingClient]:
-    """A client that lives as long as the block; its connections are closed at the end. `sign` is called with each
-    request before it is sent."""
+    """Runs a client for the duration of the block, and then closes its connections.
+
+    `sign` is called with a copy of each request before that is sent."""
     client = RemotingClient(options, connect=connect, handler=handler, sign=sign)
     async with trio.open_nursery() as nursery:
         await nursery.start(client.serve)

@@ -1,4 +1,4 @@
-"""Functions that answer the requests of a connection: those of a chunk that need no wait, the rest, or one request."""
+"""Handlers made of a function of one request."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ from collections.abc import Awaitable, Callable
 from ha.errors import RemoteProtocolError
 from ha.protocol.remoting import RemotingCommand
 
-from .connection import RemotingConnection
-
-Take = Callable[[RemotingConnection, list[RemotingCommand]], list[RemotingCommand]]
-"""Called once per chunk with every complete request in it, in order. Serves those that need no wait, and returns the
-rest, which the connection's reader calls the `Handler` with."""
-
-Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
-"""Called with the requests of one chunk, in order; each is answered with `connection.reply`, then or later. The next
-chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one request,
-`connection.reply_error` it, or wrap a function of one request in `each_request`."""
+from .connection import Handler, RemotingConnection
 
 RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
-"""Called for one request; what it returns is sent as the answer."""
+"""Called for one request; what it returns is sent as the response."""
 
 
 def each_request(handle: RequestHandler) -> Handler:
-    """Make a chunk handler of a function of one request; its RemoteProtocolError answers that request with code 1."""
+    """Makes a handler that calls `handle` for each request; RemoteProtocolError refuses that request with code 1."""
 
     async def handle_chunk(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
         for request in requests:

@@ -1,11 +1,11 @@
-"""What a remoting port does with TLS: a client's first byte tells, as for RocketMQ (HandshakeHandler).
+"""How a remoting port serves TLS: as in RocketMQ (HandshakeHandler), the client's first byte decides.
 
     first byte         disabled   permissive   enforcing
     0x16, ClientHello  closed     TLS          TLS
     any other          plain      plain        closed
 
-The byte is looked at in the first chunk that was read anyway, so a plain connection pays nothing for the question; the
-chunk of a TLS client goes to the handshake. Knows no files and no certificates: `secure` does the handshake.
+The byte is part of the first chunk, so the check costs a plain connection nothing; the chunk of a TLS client is passed
+to the handshake. Knows no files and no certificates: `secure` does the handshake.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import msgspec
 import trio
 
 Secure = Callable[[trio.abc.Stream, bytes], Awaitable[trio.abc.Stream]]
-"""Takes a stream and what was already read of it, and returns the encrypted one; HandshakeFailed, the stream closed."""
+"""Takes a stream and what was read of it already, and returns the encrypted one. Closes the stream if it raises
+HandshakeFailed."""
 
 TLS_HANDSHAKE = 0x16
 
 
 class PortTls(msgspec.Struct, frozen=True, kw_only=True):
-    """The TLS of one port."""
+    """TLS of one port."""
 
     secure: Secure
     is_required: bool = False
-    """Plain clients are closed (enforcing); otherwise both are served (permissive)."""
+    """Whether plain clients are closed (enforcing), and not served as well (permissive)."""

@@ -1,7 +1,7 @@
-"""Ends the connections whose time is up, with one task for all of them.
+"""Closes the connections whose timeouts have expired, with one task for all of them.
 
-A timeout per connection in a cancel scope of its own would be moved on every chunk; here the connections only note when
-things happened, and the watch looks at them when the earliest of their deadlines is due.
+A cancel scope with a deadline per connection would have to be moved with every chunk. Here the connections only record
+when something happened, and are checked when the earliest of their deadlines is due.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .options import ConnectionOptions
 
 
 async def watch_connections(connections: Collection[RemotingConnection], options: ConnectionOptions) -> NoReturn:
-    """Close each connection of the (changing) collection at the moment that one of its timeouts runs out.
+    """Closes each connection of the (changing) collection at the moment that one of its timeouts expires.
 
-    Exact: a connection or wait that begins after a look can't be due before the shortest timeout has passed, and by
-    then there is another look.
+    Exact: a connection or wait that begins after a check can't be due before the shortest timeout has passed, and by
+    then there is another check.
     """
     interval_s = min(options.idle_timeout_s, options.frame_timeout_s, options.send_timeout_s)
     while True:

@@ -45,7 +45,7 @@ from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
 from ha.replication.range_question import OpeningParser, encode_range_answer
-from ha.transport import transport_for
+from ha.transport import EagerWriter, transport_for
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +96,7 @@ class HAConnection:
         self._close_reason: CloseReason | None = None
         self._spoken = trio.Event()
         self._requested = trio.Event()
-        self._idle_writer = trio.lowlevel.ParkingLot()
-        self._unsent: memoryview | None = None
-        """The end of a frame of which the begin is sent"""
+        self._writer = EagerWriter(self._transport)
 
     def close(self, reason: CloseReason) -> None:
         """Make `run` end for `reason`, unless it is ending already."""
@@ -171,7 +169,7 @@ class HAConnection:
             if now >= self._heartbeat_due:
                 # Even a writer that is busy sending will have sent something now or later.
                 woken_until = now + self._options.heartbeat_interval_s + TICK_S
-                self._idle_writer.unpark_all()
+                self._writer.wake()
 
     # The reader
 
@@ -317,9 +315,8 @@ class HAConnection:
             if position > end:
                 return CloseReason.LOG_TRUNCATED
             if position == end:
-                await self._idle_writer.park()
-                if self._unsent is not None:
-                    await self._send_unsent(self._unsent)
+                if rest := await self._writer.wait_for_work():
+                    await self._send(rest)
                 continue
             size_max = await self._frame_size_max()
             if self._frames is not None:
@@ -352,7 +349,7 @@ class HAConnection:
         now = trio.current_time()
         if progress.sample_offset < 0 and progress.is_counted:
             progress.sample_offset, progress.sample_began = self._log.max_offset.value, now
-        if not self._idle_writer:
+        if not self._writer.is_idle:
             return  # it looks before it is idle again
         if progress.ack_offset == progress.transfer_offset:
             progress.caught_up.at = now
@@ -363,7 +360,7 @@ class HAConnection:
                     return
             except trio.BrokenResourceError:
                 self.close(CloseReason.CONNECTION_LOST)
-        self._idle_writer.unpark_all()
+        self._writer.wake()
 
     def _send_growth(self, now: float) -> bool:
         """Send what is new, without waiting, if that is simple; tell whether nothing is left to do for the writer."""
@@ -382,17 +379,10 @@ class HAConnection:
                 return False
             frame = b"".join((self._encode_header(position, size), chunk))
         progress.transfer_offset = position + size
-        sent = self._transport.send_nowait(frame)
+        sent = self._writer.try_send(frame)
         if sent:
             progress.note_sent(sent, now)
-        if sent == len(frame):
-            return True
-        self._unsent = memoryview(frame)[sent:]
-        return False
-
-    async def _send_unsent(self, rest: memoryview) -> None:
-        self._unsent = None
-        await self._send(rest)
+        return sent == len(frame)
 
     async def _wait_healed(self, position: int, damaged: DamagedBytes) -> None:
         """Send nothing but heartbeats until the bytes at `position` are what was written again."""

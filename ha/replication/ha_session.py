@@ -46,7 +46,7 @@ from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
 from ha.replication.slave_protocol import Request, SessionState, SlaveProtocol
 from ha.replication.statistics import Condition
-from ha.transport import transport_for
+from ha.transport import EagerWriter, transport_for
 
 RECEIVE_SIZE_FIRST = 64 << 10
 """Initial size of a receive; doubled up to receive_size_bytes while receives come back full."""
@@ -88,11 +88,9 @@ class HASession:
         self._scope = trio.CancelScope()
         self._heartbeat_received = trio.Event()
         self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
-        self._idle_reporter = trio.lowlevel.ParkingLot()
+        self._reporter = EagerWriter(self._transport)
         self._bulk_count = 0
         """Receives of BULK_BYTES or more"""
-        self._unsent: bytes = b""
-        """The rest of a report that was sent in part"""
         now = trio.current_time()
         self.last_read_at = self.last_write_at = now
         self.flow = FlowMonitor(now)
@@ -178,7 +176,7 @@ class HASession:
             if now >= self._heartbeat_due:
                 # A reporter that is busy sending needs no wake-up: what it sends counts as a heartbeat.
                 woken_until = now + options.heartbeat_interval_s + TICK_S
-                self._idle_reporter.unpark_all()
+                self._reporter.wake()
 
     # The reader
 
@@ -211,7 +209,7 @@ class HASession:
                 self._note_held()
             if size >= BULK_BYTES:
                 self._bulk_count += 1
-                self._idle_reporter.unpark_all()
+                self._reporter.wake()
             else:
                 self._on_log_grew()
             if size == len(buffer) < self._options.receive_size_bytes:
@@ -288,9 +286,8 @@ class HASession:
             if offset > self.reported_offset or is_due:
                 await self._send_report(offset)
                 continue
-            await self._idle_reporter.park()
-            if self._unsent:
-                await self._send_unsent()
+            if rest := await self._reporter.wait_for_work():
+                await self._send(rest)
 
     @property
     def _heartbeat_due(self) -> float:
@@ -311,24 +308,20 @@ class HASession:
     def _on_log_grew(self) -> None:
         """Report what is new, or have the reporter do it."""
         self._note_held()
-        if not self._idle_reporter:
+        if not self._reporter.is_idle:
             return  # it looks before it is idle again, or is over
         offset = self._reportable_offset
         if offset <= self.reported_offset:
             return
         if self._transport.can_send_nowait:
             self.reported_offset = offset
-            report = self._encode_report(offset)
             try:
-                sent = self._transport.send_nowait(report)
+                if self._reporter.try_send(self._encode_report(offset)):
+                    self.last_write_at = trio.current_time()
             except trio.BrokenResourceError as error:
                 self.close(self._lost(error))
-                return
-            if sent == len(report):
-                self.last_write_at = trio.current_time()
-                return
-            self._unsent = report[sent:]
-        self._idle_reporter.unpark_all()
+        else:
+            self._reporter.wake()
 
     async def _negotiate(self) -> Request | SessionEnd:
         """Exchange handshakes or the range question with the master; return what to request."""
@@ -403,12 +396,10 @@ class HASession:
         await trio.lowlevel.checkpoint_if_cancelled()  # a closed session acknowledges nothing more
         # Set before it is sent: the answer may be read before this task runs again.
         self.reported_offset = offset
-        await self._transport.send_all(self._encode_report(offset))
-        self.last_write_at = trio.current_time()
+        await self._send(self._encode_report(offset))
 
-    async def _send_unsent(self) -> None:
-        rest, self._unsent = self._unsent, b""
-        await self._transport.send_all(rest)
+    async def _send(self, data: bytes | memoryview) -> None:
+        await self._transport.send_all(data)
         self.last_write_at = trio.current_time()
 
     # The watch

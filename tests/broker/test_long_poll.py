@@ -189,5 +189,5 @@ async def test_an_answer_that_fits_no_frame_is_the_bad_luck_of_one_pull(
             answer = await node.pull(1, **SUSPEND)
         assert answer.code == 1
         assert "the answer can't be sent: frame of" in str(answer.remark)
-        assert "remoting.reply_impossible" in caplog.text
+        assert "remoting.reply_failed" in caplog.text
         assert (await node.pull(0)).code == 0

@@ -259,7 +259,7 @@ def test_answered_requests_are_forgotten(backend: str) -> None:
         for number in range(200):
             await connection.invoke(request(number), 60)
         assert len(connection._deadlines) <= 2
-        assert (connection._pending, connection._outbox, connection._outbox_size) == ({}, [], 0)
+        assert (connection._protocol._pending, connection._protocol.outbox_bytes) == ({}, 0)
 
     run_with(backend, echo, body)
 
@@ -339,7 +339,7 @@ def test_full_outbox_blocks_senders(backend: str) -> None:
                 tasks.start_soon(connection.invoke, RemotingCommand(30, ext_fields={"n": "0"}, body=b"x" * size), 10)
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
-            assert connection._outbox_size <= 2 * size  # the bound, and the one that went over it
+            assert connection._protocol.outbox_bytes <= 2 * size  # the bound, and the one that went over it
         assert len(server.commands) == 20
 
     run_with(backend, lambda command: command.reply(0), body, ClientOptions(outbox_size_max=size))
@@ -374,7 +374,7 @@ def test_cancelled_request_does_not_affect_others(backend: str) -> None:
         with anyio.move_on_after(0.05) as scope:
             await connection.invoke(request(1), 10)
         assert scope.cancelled_caught
-        assert connection._pending == {}
+        assert connection._protocol._pending == {}
         assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
 
     run_with(backend, echo, body)

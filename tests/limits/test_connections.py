@@ -183,11 +183,11 @@ async def test_while_handlers_have_much_in_hand_nobody_is_read() -> None:
                 with trio.fail_after(TIMEOUT_S):
                     assert await peer.receive() is not None
         assert sum(seen) == 30 << 20
-        assert site.server._counters.handled_bytes == 0
+        assert site.server.statistics().handled_bytes == 0
 
 
 async def test_one_host_can_not_take_all_connections() -> None:
-    options = RemotingServerOptions(connections_max=100, connections_per_host_max=5, silent_s_max=60)
+    options = RemotingServerOptions(connections_max=100, connections_per_host_max=5, evictable_after_s=60)
     async with open_site(Recorder(), options) as site:
         witness = await site.witness()
         assert await witness.is_served()
@@ -204,7 +204,7 @@ async def test_one_host_can_not_take_all_connections() -> None:
 @pytest.mark.parametrize("limit", ["connections_max", "connections_per_host_max"])
 async def test_who_says_nothing_makes_way(limit: str) -> None:
     """Strangers that only connect keep nobody out, and nobody who has asked something is closed for another."""
-    async with open_site(Recorder(), RemotingServerOptions(silent_s_max=0.2, **{limit: 4})) as site:
+    async with open_site(Recorder(), RemotingServerOptions(evictable_after_s=0.2, **{limit: 4})) as site:
         witness = await site.witness()
         assert await witness.is_served()
         silent = [await site.connect() for _ in range(3)]
@@ -216,4 +216,4 @@ async def test_who_says_nothing_makes_way(limit: str) -> None:
             assert await ended(peer)
         assert await ended(await site.connect())
         assert await witness.is_served()
-        assert site.server.statistics().closed == {"made way": 3}
+        assert site.server.statistics().closed == {"evicted": 3}

@@ -43,10 +43,10 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
             },
         ),
         (
-            "remoting.closed peer=%s:%d cause=%r detail=%r times=%d",
+            "remoting.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
             ("1.2.3.4", 80, "end of stream", "it's over", 1),
             {
-                "event": "remoting.closed",
+                "event": "remoting.connection_closed",
                 "peer": "1.2.3.4:80",
                 "cause": "end of stream",
                 "detail": "it's over",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 from collections.abc import AsyncIterator, Iterable
@@ -13,16 +12,12 @@ from typing import Any
 import trio
 from prometheus_client.metrics_core import Metric as Family
 
-import ha.acl.guard
-import ha.remoting
 from ha.admin.metrics import LABELS, METRICS
 from ha.client import SendStatus
 from ha.failover.agreement import Agreement
 from ha.node import open_node
 from ha.node.member import wait_role
-from ha.node.metrics import CLOSE_CAUSES
 from ha.node.platform import Platform
-from ha.remoting.connection import RemotingConnection
 from ha.replication.statistics import Condition
 from tests.failover.group import Way
 from tests.metrics.nodes import OPEN_METRICS, ask, pull_all, samples, scrape, send, settings, value
@@ -163,12 +158,3 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert metric.help.endswith(".")
         assert set(metric.labels) <= LABELS.keys()
     assert {label for metric in METRICS for label in metric.labels} == LABELS.keys()
-
-
-def test_the_reasons_of_closed_connections_are_all_there_are() -> None:
-    """A reason that is not among them would be counted as `other`."""
-    text = "".join(path.read_text() for path in Path(inspect.getfile(ha.remoting)).parent.glob("*.py"))
-    causes = set(re.findall(r'\.close\(\s*"([^"]+)"', text))
-    causes |= set(re.findall(r'return "([^"]+)"', inspect.getsource(RemotingConnection.overdue)))
-    causes |= set(re.findall(r'self\._cause or "([^"]+)"', inspect.getsource(RemotingConnection.run)))
-    assert causes | {ha.acl.guard.CLOSE_CAUSE} == CLOSE_CAUSES

@@ -1,0 +1,372 @@
+"""The state of one remoting connection, without its I/O: what was received, what waits to be sent, who waits for what.
+
+A driver owns the stream and the tasks. It passes each chunk to `receive`, sends what `data_to_send` returns and reports
+what the system accepted to `data_sent`. It also tells the time: `now` is in seconds of one monotonic clock. There are
+two drivers: ha/remoting/connection.py on Trio for servers, ha/client/connection.py on anyio for the SDK.
+
+    OPENING    frames are queued; the stream isn't there yet
+    OPEN       frames move both ways
+    CLOSING    there is a cause to end: frames are dropped in both directions, and the driver stops its tasks
+    CLOSED     the stream is closed and nobody waits for a response
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum, StrEnum
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.remoting import FLAG_RESPONSE, RemotingCommand, RemotingParser
+
+OPAQUE_MAX = 0x7FFFFFFF
+
+Waiter = TypeVar("Waiter")
+"""What a driver needs to pass a response on to the task that waits for it."""
+
+
+class ConnectionState(Enum):
+    """States of a connection, see above."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[ConnectionState, frozenset[ConnectionState]] = {
+    ConnectionState.OPENING: frozenset({ConnectionState.OPEN, ConnectionState.CLOSING}),
+    ConnectionState.OPEN: frozenset({ConnectionState.CLOSING}),
+    ConnectionState.CLOSING: frozenset({ConnectionState.CLOSED}),
+    ConnectionState.CLOSED: frozenset(),
+}
+
+
+class CloseCause(StrEnum):
+    """Why a server closed a connection, as logged and counted; labels of a metric."""
+
+    END_OF_STREAM = "end of stream"
+    CONNECTION_LOST = "connection lost"
+    CANCELLED = "cancelled"
+    IDLE = "idle"
+    INCOMPLETE_FRAME = "incomplete frame"
+    PEER_DOES_NOT_READ = "peer does not read"
+    NO_RESPONSE = "no answer"
+    OUTBOX_FULL = "outbox full"
+    EVICTED = "evicted"
+    BROKER_SILENT = "broker silent"
+    PROTOCOL_ERROR = "protocol error"
+    HANDLER_TOO_SLOW = "handler too slow"
+    TLS_HANDSHAKE_FAILED = "TLS handshake failed"
+    FAILED_AUTHENTICATIONS = "failed authentications"
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one connection. Sizes in bytes, times in seconds."""
+
+    frame_size_max: int = 16_777_216
+    """Longest frame, its length field included (RocketMQ: com.rocketmq.remoting.frameMaxLength)."""
+
+    header_size_max: int = 262_144
+    """Longest header of a received frame. A message's properties take at most 196,602 bytes: 32,767 characters, each
+    written as six characters of JSON."""
+
+    batch_size_max: int = 262_144
+    """Queued frames are joined into one send up to this size."""
+
+    outbox_bytes_max: int = 67_108_864
+    """A connection with more than this waiting to be sent is closed at once."""
+
+    outbox_total_bytes_max: int = 536_870_912
+    """With more than this waiting on all connections of a server or client, the one with most is closed."""
+
+    partial_bytes_max: int = 268_435_456
+    """Incomplete frames that all connections of a server or client may hold together; the one that exceeds it is
+    closed."""
+
+    idle_timeout_s: float = 120.0
+    """A connection without a byte in either direction for this long is closed (RocketMQ:
+    serverChannelMaxIdleTimeSeconds)."""
+
+    frame_timeout_s: float = 30.0
+    """Longest time from the first byte of a frame to the last."""
+
+    send_timeout_s: float = 30.0
+    """Longest time for the system to accept one batch (`batch_size_max`, or one longer frame)."""
+
+
+class Totals(msgspec.Struct):
+    """What all connections of one server or client have moved, and hold now. Sizes in bytes."""
+
+    requests: int = 0
+    responses: int = 0
+    responses_unmatched: int = 0
+    partial_bytes: int = 0
+    outbox_bytes: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    sends: int = 0
+
+
+class RemotingProtocol(Generic[Waiter]):
+    """One connection. Not for use from several threads."""
+
+    __slots__ = (
+        "_active_at",
+        "_last_opaque",
+        "_limits",
+        "_outbox",
+        "_parser",
+        "_partial_since",
+        "_pending",
+        "_sending_since",
+        "_totals",
+        "buffered_bytes",
+        "cause",
+        "cause_detail",
+        "has_requested",
+        "is_closed",
+        "is_mid_frame",
+        "outbox_bytes",
+        "partial_bytes",
+        "received_at",
+        "state",
+    )
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        now: float,
+        *,
+        totals: Totals | None = None,
+        parser_type: type[RemotingParser] = RemotingParser,
+    ) -> None:
+        self._limits = limits
+        self._totals = Totals() if totals is None else totals
+        self._parser = parser_type(frame_size_max=limits.frame_size_max, header_size_max=limits.header_size_max)
+        self.state = ConnectionState.OPENING
+        self.is_closed = False
+        """Whether the state is CLOSING or CLOSED; stored because every send asks."""
+        self.cause = ""
+        """Why the connection ended, "" before that; one of a few strings."""
+        self.cause_detail = ""
+        """What exactly happened, if `cause` doesn't say it all."""
+        self._pending: dict[int, Waiter] = {}
+        self._last_opaque = 0
+        self._outbox: list[bytes] = []
+        self.outbox_bytes = 0
+        """Bytes that were queued and not accepted by the system yet."""
+        self._sending_since = math.inf
+        self.received_at = now
+        """When the last chunk was received."""
+        self._active_at = now
+        self.has_requested = False
+        """Whether the peer has sent a request."""
+        self.buffered_bytes = 0
+        """Bytes of the last chunk that completed a frame, with the beginning of that frame."""
+        self.is_mid_frame = False
+        """Whether the last chunk ended within a frame: call `count_partial` when the chunk has been handled."""
+        self.partial_bytes = 0
+        """Upper bound of the bytes held of an incomplete frame; off by less than one chunk."""
+        self._partial_since = math.inf
+
+    # State
+
+    def open(self) -> None:
+        """The stream is there. Does nothing if the connection was closed meanwhile."""
+        if not self.is_closed:
+            self._become(ConnectionState.OPEN)
+
+    def close(self, cause: str, detail: str = "") -> None:
+        """Drops what waits to be sent, and what is queued or received from now on. The first call's cause is kept."""
+        if self.is_closed:
+            return
+        self._become(ConnectionState.CLOSING)
+        self.is_closed = True
+        self.cause, self.cause_detail = cause, detail
+        self._totals.outbox_bytes -= self.outbox_bytes
+        self.outbox_bytes = 0
+        self._outbox.clear()
+        self._totals.partial_bytes -= self.partial_bytes
+        self.partial_bytes = 0
+
+    def finish(self) -> list[Waiter]:
+        """The stream is closed. Returns those whose requests will not be answered."""
+        self._become(ConnectionState.CLOSED)
+        pending, self._pending = self._pending, {}
+        return list(pending.values())
+
+    def _become(self, state: ConnectionState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    # Received
+
+    def receive(
+        self, chunk: bytes, now: float
+    ) -> tuple[list[RemotingCommand], Sequence[tuple[Waiter, RemotingCommand]]]:
+        """Returns the requests that `chunk` completes, and the responses with those that wait for them.
+
+        Raises RemoteProtocolError if the peer breaks the protocol; the connection is to be closed then.
+        """
+        if self.is_closed:
+            return [], ()
+        totals = self._totals
+        totals.bytes_received += len(chunk)
+        self.received_at = self._active_at = now
+        requests = self._parser.feed(chunk)
+        self.is_mid_frame = not self._parser.is_between_frames
+        responses: Sequence[tuple[Waiter, RemotingCommand]] = ()
+        if requests:
+            self.buffered_bytes = len(chunk) + self.partial_bytes
+            totals.partial_bytes -= self.partial_bytes
+            self.partial_bytes = 0
+            self._partial_since = math.inf
+            for command in requests:
+                if command.flag & FLAG_RESPONSE:
+                    requests, responses = self._match(requests)
+                    break
+            if requests:
+                totals.requests += len(requests)
+                self.has_requested = True
+        return requests, responses
+
+    def _match(
+        self, commands: list[RemotingCommand]
+    ) -> tuple[list[RemotingCommand], list[tuple[Waiter, RemotingCommand]]]:
+        """Splits `commands` into requests and responses. Late and unknown responses are counted and dropped."""
+        requests: list[RemotingCommand] = []
+        responses: list[tuple[Waiter, RemotingCommand]] = []
+        for command in commands:
+            if not command.flag & FLAG_RESPONSE:
+                requests.append(command)
+            elif (waiter := self._pending.pop(command.opaque, None)) is not None:
+                responses.append((waiter, command))
+            else:
+                self._totals.responses_unmatched += 1
+        self._totals.responses += len(responses)
+        return requests, responses
+
+    def count_partial(self, size: int, now: float) -> None:
+        """Counts a chunk of `size` bytes that ended within a frame, and starts the frame's timeout.
+
+        Called when the driver is about to read on: time in which it doesn't read is not the peer's. Raises
+        RemoteProtocolError if the incomplete frames of all connections exceed their limit.
+        """
+        if self.is_closed:
+            return
+        totals = self._totals
+        totals.partial_bytes += size
+        self.partial_bytes += size
+        self._partial_since = min(self._partial_since, now)
+        if totals.partial_bytes > self._limits.partial_bytes_max:
+            raise RemoteProtocolError(f"incomplete frames of all connections hold {totals.partial_bytes} bytes")
+
+    # Waiting for responses
+
+    def next_opaque(self) -> int:
+        """Returns the opaque for the next request: 1 to OPAQUE_MAX, in turn, leaving out those in use."""
+        opaque = self._last_opaque
+        while True:
+            opaque = opaque + 1 if opaque < OPAQUE_MAX else 1
+            if opaque not in self._pending:
+                self._last_opaque = opaque
+                return opaque
+
+    def expect(self, opaque: int, waiter: Waiter) -> None:
+        """Registers who waits for the response to request `opaque`."""
+        self._pending[opaque] = waiter
+
+    def forget(self, opaque: int) -> Waiter | None:
+        """Drops a late response to request `opaque` from now on; returns who waited for it, None if nobody did."""
+        return self._pending.pop(opaque, None)
+
+    def is_pending(self, opaque: int) -> bool:
+        """Whether the response to request `opaque` is still waited for."""
+        return opaque in self._pending
+
+    # Sent
+
+    def queue(self, frame: bytes) -> bool:
+        """Adds a frame to the outbox. Nothing if the connection is closed: that the peer is gone is no caller's fault.
+
+        False if the driver has something to do: the connection is closed, as it was or because of its own outbox's
+        limit, or the limit of all outboxes is exceeded.
+        """
+        if self.is_closed:
+            return False
+        totals, limits, size = self._totals, self._limits, len(frame)
+        self._outbox.append(frame)
+        self.outbox_bytes += size
+        totals.outbox_bytes += size
+        if self.outbox_bytes > limits.outbox_bytes_max:
+            self.close(CloseCause.OUTBOX_FULL, f"{self.outbox_bytes} bytes wait")
+            return False
+        return totals.outbox_bytes <= limits.outbox_total_bytes_max
+
+    def data_to_send(self) -> bytes:
+        """Takes the next batch out of the outbox, b"" if there is none. It is to be sent whole before the next one."""
+        outbox, size_max = self._outbox, self._limits.batch_size_max
+        if not outbox:
+            return b""
+        if len(outbox) == 1:
+            batch = outbox[0]
+            outbox.clear()
+        elif self.outbox_bytes <= size_max:
+            batch = b"".join(outbox)
+            outbox.clear()
+        else:
+            size, count = len(outbox[0]), 1
+            while count < len(outbox) and size + len(outbox[count]) <= size_max:
+                size += len(outbox[count])
+                count += 1
+            batch = b"".join(outbox[:count]) if count > 1 else outbox[0]
+            del outbox[:count]
+        return batch
+
+    def start_send_timeout(self, now: float) -> None:
+        """The driver waits for the system to accept a batch, or the rest of one. Ends with `data_sent`."""
+        self._sending_since = now
+
+    def data_sent(self, size: int, now: float) -> None:
+        """The system has accepted `size` bytes: all that were waited for, or what it took without waiting."""
+        totals = self._totals
+        totals.bytes_sent += size
+        totals.sends += 1
+        if not self.is_closed:  # else they were subtracted when the outbox was dropped
+            self.outbox_bytes -= size
+            totals.outbox_bytes -= size
+        self._active_at = now
+        self._sending_since = math.inf
+
+    # Timeouts
+
+    @property
+    def deadline(self) -> float:
+        """When `overdue` returns something if nothing happens until then."""
+        limits = self._limits
+        return min(
+            self._active_at + limits.idle_timeout_s,
+            self._partial_since + limits.frame_timeout_s,
+            self._sending_since + limits.send_timeout_s,
+        )
+
+    def overdue(self, now: float) -> CloseCause | None:
+        """Returns the timeout that has expired at `now`."""
+        limits = self._limits
+        if now >= self._sending_since + limits.send_timeout_s:
+            return CloseCause.PEER_DOES_NOT_READ
+        if now >= self._partial_since + limits.frame_timeout_s:
+            return CloseCause.INCOMPLETE_FRAME
+        if now >= self._active_at + limits.idle_timeout_s:
+            return CloseCause.IDLE
+        return None
+
+    def restart_timeouts(self, now: float) -> None:
+        """Starts the timeouts for receiving again, after the driver has paused reading."""
+        self._active_at = now
+        if self._partial_since != math.inf:
+            self._partial_since = now
