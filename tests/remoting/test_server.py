@@ -215,7 +215,8 @@ async def test_connections_beyond_the_limit_are_closed_and_room_is_used_again(
         await peers[0].stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert (await wire.connect().ask(request(2))).opaque == 2
-    assert [r.getMessage().split()[0] for r in caplog.records if r.levelno == logging.WARNING] == ["remoting.connections_refused"]
+    warnings = [record.getMessage().split()[0] for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["remoting.connections_refused"]
 
 
 async def test_a_late_answer_leaves_in_one_send_with_the_others_of_its_tick() -> None:
