@@ -137,7 +137,7 @@ async def test_strangers(
         assert trio.current_time() - began == pytest.approx(gone_after_s)
         await trio.testing.wait_all_tasks_blocked()
         if reason is not None:
-            (line,) = (record.getMessage() for record in caplog.records if "remoting.connection_closed" in record.getMessage())
+            (line,) = (record.getMessage() for record in caplog.records if "connection_closed" in record.getMessage())
             assert reason in line
         assert gone_after_s >= 120 or await is_served(other)
         assert len(port.server.connections) == (gone_after_s < 120)
@@ -177,7 +177,7 @@ async def test_a_stranger_who_comes_back_does_not_fill_the_log(
             for _ in range(100):
                 assert not await is_served(Peer(port.connect()))
             await trio.sleep(60)
-        times = [r.getMessage().rpartition(" ")[2] for r in caplog.records if "remoting.connection_closed" in r.getMessage()]
+        times = [r.getMessage().rpartition(" ")[2] for r in caplog.records if "connection_closed" in r.getMessage()]
         assert times == ["times=1", "times=100", "times=100"]
         assert port.closed == {"protocol error": 300}
 
