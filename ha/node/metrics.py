@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ha.replication.ha_client import HAClient
 
 
-
 def samples(node: Node) -> Iterator[Sample]:
     """Return everything that there is to count about `node` now."""
     yield from _identity(node)
