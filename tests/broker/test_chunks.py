@@ -22,6 +22,7 @@ from ha.protocol.ha_frame import encode_report
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
+from ha.protocol.remoting_protocol import CloseCause
 from ha.store.commitlog import CommitLog
 from ha.store.record_maker import AppendResult
 from tests.broker.node import HOST, PORT, PULL, SEND_V2, Node, open_node, text
@@ -251,7 +252,7 @@ async def test_sends_gathered_with_those_of_a_connection_that_is_gone_are_put(
         def drain_soon_and_close() -> None:
             gone = [each for each in connections if each.in_flight]
             if len(gone) == 1:
-                gone[0].close("test")
+                gone[0].close(CloseCause.CONNECTION_LOST)
             drain_soon()
 
         monkeypatch.setattr(service, "drain_soon", drain_soon_and_close)

@@ -21,7 +21,7 @@ from ha.protocol.batch import ENTRY_SIZE_MIN, encode_batch
 from ha.protocol.bodies import TopicConfig, TopicConfigTable
 from ha.protocol.record import encode_host
 from ha.protocol.remoting import RemotingCommand, encode_command
-from ha.remoting import RemotingConnection, RemotingServerOptions
+from ha.remoting import CloseCause, RemotingConnection, RemotingServerOptions
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
 from tests.broker.node import PULL, SEND_V2, text
@@ -266,7 +266,7 @@ async def test_while_the_log_can_not_be_appended_to_a_connection_is_not_read_on(
             while site.broker.servers[0].statistics().requests != 4:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             [connection] = [each for each in site.broker.servers[0].connections if not each.in_flight]
-            connection.close("cut")
+            connection.close(CloseCause.CONNECTION_LOST)
             assert await ended(other)
             assert sender.in_flight_count == 1
         answer = await peer.receive()
