@@ -37,7 +37,7 @@ from ha.protocol.topic_names import (
 )
 
 if TYPE_CHECKING:
-    from ha.store.consume_queue import ConsumeQueues
+    from ha.store.consume_queues import ConsumeQueues
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ PEER_COUNT_MAX = 16
 async def heal(node: Node, client: RemotingClient, name_servers: list[str], handshake: HandshakeOptions | None) -> None:
     """Repairs damaged bytes until cancelled."""
     healer = Healer(
-        node.store.verified,
+        node.store.repair,
         partial(_peers, node, client, name_servers),
         connect=node.tls.connect_to_master,
         options=msgspec.structs.replace(ha_options(node.config), handshake=handshake),

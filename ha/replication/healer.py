@@ -30,8 +30,8 @@ import trio
 from ha.errors import OffsetGone
 from ha.replication.heal_fetch import Connect, HealFetchError, fetch_range
 from ha.replication.options import HAOptions
-from ha.store.damage import Damage, DamageRegistry
-from ha.store.verified_reads import PIECE_BYTES
+from ha.store.damage import DamagedRange, DamageRegistry
+from ha.store.log_repair import PIECE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -43,26 +43,26 @@ RETRY_S_MAX = 300.0
 
 
 class HealedLog(Protocol):
-    """What `ha.store.verified_reads.VerifiedReads` offers to the healer."""
+    """What `ha.store.log_repair.LogRepair` offers to the healer."""
 
     damage: DamageRegistry
 
-    async def is_sound(self, damage: Damage) -> bool:
+    async def is_sound(self, damage: DamagedRange) -> bool:
         """Read a damaged range again and tell whether it is right now."""
 
-    async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
+    async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         """Return how many bytes of `raw`, meant for `begin`, are proven to be what was written there."""
 
-    async def proves_alone(self, damage: Damage, begin: int, raw: bytes) -> int:
+    async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         """Return how many bytes of `raw`, meant for `begin`, are proven without regard to what follows."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
         """Write proven bytes over damaged ones, synced and compared. OSError."""
 
-    async def agrees(self, damage: Damage, raw: bytes) -> bool:
+    async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
         """If `raw` is what is on the disk here as well, make its checksum anew and say so."""
 
-    def after_heal(self, damage: Damage) -> None:
+    def after_heal(self, damage: DamagedRange) -> None:
         """A range was healed: check the blocks in it like new ones."""
 
 
@@ -83,7 +83,7 @@ class Healer:
         self._connect = connect
         self._options = options
         self._segment_size = segment_size
-        self._retry_at: dict[Damage, tuple[float, float]] = {}
+        self._retry_at: dict[DamagedRange, tuple[float, float]] = {}
 
     async def run(self) -> None:
         """Heal what is listed, and what comes."""
@@ -99,7 +99,7 @@ class Healer:
             with trio.move_on_at(min((at for at, _ in self._retry_at.values()), default=float("inf"))):
                 await damage.wait_changed()
 
-    async def _heal_all(self, ranges: list[Damage]) -> None:
+    async def _heal_all(self, ranges: list[DamagedRange]) -> None:
         peers = await self._peers()
         for damage in ranges:
             began = damage.begin
@@ -118,7 +118,7 @@ class Healer:
             is_hopeless = is_final or wait_s >= RETRY_S * 2 ** (PATIENCE - 1)
             self._log.damage.failed(damage, trouble, is_hopeless=is_hopeless)
 
-    async def _heal(self, damage: Damage, peers: list[str]) -> tuple[str, bool]:
+    async def _heal(self, damage: DamagedRange, peers: list[str]) -> tuple[str, bool]:
         """Heal one range; return why it could not be, or "", and whether every peer was reached."""
         log = self._log
         if await log.is_sound(damage):
@@ -140,12 +140,12 @@ class Healer:
             troubles.append(trouble)
         return "; ".join(troubles), is_final
 
-    def _done(self, damage: Damage, source: str) -> tuple[str, bool]:
+    def _done(self, damage: DamagedRange, source: str) -> tuple[str, bool]:
         self._log.after_heal(damage)
         self._log.damage.healed(damage, source)
         return "", True
 
-    async def _heal_from(self, peer: str, damage: Damage) -> str:
+    async def _heal_from(self, peer: str, damage: DamagedRange) -> str:
         log = self._log
         position = settled = damage.begin
         while position < damage.end:

@@ -51,7 +51,7 @@ def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
         if raw[_GUARD_AT : _GUARD_AT + 4] == _GUARD_MAGIC and _guard(raw) != raw[_GUARD_AT : _GUARD_AT + _GUARD.size]:
             raise RemoteProtocolError("its checksum is another one")
     except RemoteProtocolError as error:
-        logger.error("checkpoint_damaged file=%s reason=%s: recovery looks at the whole log", path, error)
+        logger.error("checkpoint.damage_found file=%s reason=%s: recovery looks at the whole log", path, error)
         return Checkpoint()
     return checkpoint
 

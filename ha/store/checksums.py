@@ -116,7 +116,7 @@ class Checksums:
 
     def _note_damage(self, path: Path, what: str) -> None:
         self.rebuilt_count += 1
-        logger.error("checksum_file_damaged file=%s what=%s: it is made anew from the records", path, what)
+        logger.error("checksums.damage_found file=%s what=%s: it is made anew from the records", path, what)
 
     @property
     def is_dirty(self) -> bool:

@@ -137,7 +137,7 @@ class EpochHistory:
                 decode_epoch_file(content)
             except RemoteProtocolError as error:
                 troubles.append(str(error))
-                logger.error("epoch_file_damaged file=%s reason=%s", path, error)
+                logger.error("store.epoch_file_damaged file=%s reason=%s", path, error)
             else:
                 found[path] = content
         if not found:

@@ -37,7 +37,7 @@ class Flusher:
         self._options = options
         self._waiters: OffsetWaiters[OnDone] = OffsetWaiters()
         self._timer = DeadlineTimer(self._expire)
-        self._turn = trio.Lock()
+        self._flush_lock = trio.Lock()
         self.failure: DiskFailed | None = None
         """The sync that failed; nothing is flushed after it"""
         self.sync_count = 0
@@ -79,7 +79,7 @@ class Flusher:
     async def flush(self) -> None:
         """Flush everything written by now. DiskFailed if that fails, or failed before."""
         log = self._log
-        async with self._turn:
+        async with self._flush_lock:
             if self.failure is not None:
                 raise self.failure
             generation = log.generation
@@ -103,8 +103,8 @@ class Flusher:
         for on_done in self._waiters.reach(target):
             on_done(PutStatus.PUT_OK)
 
-    def refuse_beyond(self, physical_offset: int) -> None:
-        """Tell FLUSH_DISK_TIMEOUT to whoever waits for more than an offset: those bytes are gone, others will come."""
+    def fail_beyond(self, physical_offset: int) -> None:
+        """Answers requests that wait for more than an offset with FLUSH_DISK_TIMEOUT: those bytes were truncated."""
         for on_done in self._waiters.take_beyond(physical_offset):
             on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 

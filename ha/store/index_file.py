@@ -155,8 +155,8 @@ class IndexFile:
         numbers = range(1, self.next_entry)
         return 1 + bisect_left(numbers, physical_offset, key=lambda number: self._entry(number)[1])
 
-    def cut(self, number: int, end_timestamp_ms: int) -> None:
-        """Take back the entries from a number (> 1) on; the one before it is of a record stored at that time. Blocking.
+    def truncate(self, number: int, end_timestamp_ms: int) -> None:
+        """Removes the entries from a number (> 1) on; the one before it is of a record stored at that time. Blocking.
 
         Only the newest file, whose slots are in memory; a query may be under way in another worker.
         """

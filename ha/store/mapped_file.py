@@ -170,7 +170,9 @@ class SegmentAllocator:
                 path = self._directory / segment_name(start)
                 self._failure = DiskFull(path, self._segment_size) if is_full(error) else error
                 self._retry_at = trio.current_time() + self._retry_s
-                logger.error("segment_not_created file=%s size_bytes=%d reason=%s", path, self._segment_size, error)
+                logger.error(
+                    "commitlog.segment_create_failed file=%s size_bytes=%d reason=%s", path, self._segment_size, error
+                )
             if self._wanted == start:
                 self._wanted = None
                 self._ready = segment

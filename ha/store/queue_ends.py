@@ -39,7 +39,7 @@ def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
         reason = "its checksum is another"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = str(error)
-    logger.error("queue_ends_damaged file=%s reason=%r: queues that lost their ends go unnoticed", path, reason)
+    logger.error("queue.ends_damaged file=%s reason=%r: queues that lost their ends go unnoticed", path, reason)
     return {}
 
 

@@ -65,12 +65,12 @@ class RecordMaker:
         """Return the queue offset (entries) that the next message of a queue gets."""
         return self._next_offsets.get((topic, queue_id)) or self._initial_queue_offset(topic, queue_id)
 
-    def count_on(self, next_offsets: dict[tuple[str, int], int]) -> None:
-        """Go on with these; those of other queues are asked for."""
+    def set_next_offsets(self, next_offsets: dict[tuple[str, int], int]) -> None:
+        """Sets the next offsets of some queues; those of other queues are looked up."""
         self._next_offsets = next_offsets
 
     def forget(self) -> None:
-        """Ask for all of them again."""
+        """Looks up all offsets again."""
         self._next_offsets.clear()
 
     # ---- messages, each for itself

@@ -42,13 +42,13 @@ from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RecordHead
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import min_timestamp_ms
 from ha.store.checksums import Checksums
-from ha.store.consume_queue import ConsumeQueues
+from ha.store.consume_queues import ConsumeQueues
 from ha.store.damage import DamageRegistry
 from ha.store.files import Disk
 from ha.store.log_scan import DAMAGE_COUNT_MAX, LogEnd, LogScan
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
-from ha.store.segment_files import Remade, cut_segments
+from ha.store.segment_files import ZeroFilled, truncate_segments
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
 async def recover_log(
     segments: list[Segment],
-    remade: list[Remade],
+    zero_filled: list[ZeroFilled],
     *,
     disk: Disk,
     options: StoreOptions,
@@ -92,11 +92,11 @@ async def recover_log(
     known_end: int,
     damage: DamageRegistry,
 ) -> Recovered:
-    """Find the end of the log, list what is damaged before it, cut off a torn tail, delete the segments behind it.
+    """Finds the end of the log, lists the damage before it, truncates a torn tail and deletes the segments behind it.
 
-    `segments` and `remade` are what `load_segments` returned. `queues_prove`: whoever wrote the queues had flushed each
-    record before. `known_end`: the log was flushed up to there, at least. CorruptLog if flushed data is damaged and it
-    can't be told where the log ended; then nothing was changed.
+    `segments` and `zero_filled` are what `load_segments` returned. `queues_prove`: every record in the queues was
+    flushed before it was added. `known_end`: the log was flushed up to there, at least. CorruptLog if flushed data is
+    damaged and the end of the log can't be determined; then nothing was changed.
     """
     if not segments:
         return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
@@ -110,7 +110,7 @@ async def recover_log(
         checksums,
         is_clean=is_clean,
         known_end=known_end,
-        missing=[each for each in remade if each.was_missing],
+        missing=[each for each in zero_filled if each.was_missing],
         queues_prove=queues_prove and are_queues_whole and not options.is_slave,
     )
     first = await run(recovery.find_start, queues.max_physical_offset if are_queues_whole else 0)
@@ -132,12 +132,12 @@ async def recover_log(
             f"{end.reason}; nothing in this log is a record of RocketMQ 4 or 5: another version wrote it. Start that "
             "one, or give storePathRootDir another directory",
         )
-    for each in remade:
+    for each in zero_filled:
         if each.end <= first:
-            await run(recovery.list_remade, damage, each)
+            await run(recovery.list_zero_filled, damage, each)
     for begin, stop, reason in bad:
         await run(recovery.list_damage, damage, begin, stop, reason)
-    truncated = await run(cut_segments, disk, scan.segments, end.position, end.reason)
+    truncated = await run(truncate_segments, disk, scan.segments, end.position, end.reason)
     return Recovered(
         segments=scan.segments,
         max_offset=end.position,
@@ -162,7 +162,7 @@ class LogRecovery:
         *,
         is_clean: bool,
         known_end: int,
-        missing: list[Remade],
+        missing: list[ZeroFilled],
         queues_prove: bool,
     ) -> None:
         self.scan = scan
@@ -289,7 +289,7 @@ class LogRecovery:
         segment = self.scan.segment_at(end.position)
         if not self._queues_know(max(first, segment.start) if segment is not None else first, end.position):
             return None
-        reached = self._queues.chained_to(end.position, _ANY_END, segment_size=self.scan.segments[0].size)
+        reached = self._queues.contiguous_end(end.position, _ANY_END, segment_size=self.scan.segments[0].size)
         if reached == end.position:
             return None
         if reached > self.scan.segments[-1].end:
@@ -304,7 +304,7 @@ class LogRecovery:
         """Whether the records from `first` on have entries end to end, the last of which ends, with or without the
         filler behind it, at `end`."""
         size = self.scan.segments[0].size
-        known_to = self._queues.chained_to(first, end, segment_size=size)
+        known_to = self._queues.contiguous_end(first, end, segment_size=size)
         return end in (known_to, -(-known_to // size) * size)
 
     def _newest_ms(self, first: int, end: LogEnd) -> int:
@@ -346,13 +346,13 @@ class LogRecovery:
                     bad.append((segment.start + block * size, segment.start + block * size + length))
         return bad
 
-    def list_remade(self, damage: DamageRegistry, remade: Remade) -> None:
+    def list_zero_filled(self, damage: DamageRegistry, zero_filled: ZeroFilled) -> None:
         """List what lies in a remade range, which the scan for the log's end does not come by."""
-        if self._is_covered(remade.begin, remade.end):
-            if self._bad_blocks(remade.begin, remade.end):
-                self.list_damage(damage, remade.begin, remade.end, remade.reason)
+        if self._is_covered(zero_filled.begin, zero_filled.end):
+            if self._bad_blocks(zero_filled.begin, zero_filled.end):
+                self.list_damage(damage, zero_filled.begin, zero_filled.end, zero_filled.reason)
             return
-        segment = self.scan.segment_at(remade.begin)
+        segment = self.scan.segment_at(zero_filled.begin)
         assert segment is not None
         position, reason = 0, ""
         while position < segment.size and not reason:
@@ -362,7 +362,7 @@ class LogRecovery:
                 segment.start + position,
                 segment.end,
                 file=segment.file.path.name,
-                reason=remade.reason,
+                reason=zero_filled.reason,
                 found_by="recovery",
                 by_checksum=False,
             )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import trio
 
 from ha.store.commitlog import CommitLog
-from ha.store.consume_queue import ConsumeQueues
+from ha.store.consume_queues import ConsumeQueues
 from ha.store.epochs import EpochHistory
 from ha.store.files import Disk, is_passing
 from ha.store.key_index import KeyIndex
@@ -41,7 +41,6 @@ class Retention:
         run_blocking: RunBlocking,
         wall_clock_ms: Callable[[], int],
         epochs: EpochHistory,
-        keeping: trio.Lock,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -51,7 +50,6 @@ class Retention:
         self._run_blocking = run_blocking
         self._wall_clock_ms = wall_clock_ms
         self._epochs = epochs
-        self._keeping = keeping
         self.lowest_needed: Callable[[], int | None] = lambda: None
         """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
         self.disk_used_ratio = 0.0
@@ -73,16 +71,16 @@ class Retention:
         clean_at = trio.current_time() + options.clean_first_s
         while True:
             await trio.sleep(options.clean_interval_s)
-            await self.look_at_disk()
+            await self.check_disk()
             if trio.current_time() >= clean_at:
                 try:
                     await self.clean()
                 except OSError as error:
                     if not is_passing(error):
                         raise
-                    logger.warning("clean_put_off reason=%s", error)
+                    logger.warning("retention.postponed reason=%s", error)
 
-    async def look_at_disk(self) -> None:
+    async def check_disk(self) -> None:
         """Find out how full the disk is."""
         usages = [
             await self._run_blocking(self._disk.usage, path)
@@ -92,12 +90,12 @@ class Retention:
         is_too_full = self.disk_used_ratio > self._options.disk_used_ratio_warning
         if is_too_full != self._is_too_full:
             self._is_too_full = is_too_full
-            state = "not_writable" if is_too_full else "writable_again"
-            logger.error("store_%s disk_used_ratio=%.3f", state, self.disk_used_ratio)
+            state = "read_only" if is_too_full else "writable"
+            logger.error("store.became_%s disk_used_ratio=%.3f", state, self.disk_used_ratio)
 
     async def clean(self, *, at_any_hour: bool = False) -> int:
         """Delete what is due now; return how many segments. `at_any_hour`: as if it were the appointed hour."""
-        async with self._keeping:
+        async with self._log.maintenance_lock:
             return await self._clean(at_any_hour=at_any_hour)
 
     async def _clean(self, *, at_any_hour: bool) -> int:
@@ -118,7 +116,7 @@ class Retention:
                 del segment  # nobody here may be the last to hold it
                 await self._log.delete_first()
                 deleted += 1
-                logger.info("segment_deleted file=%s reason=%s", path, "disk" if is_forcible else "age")
+                logger.info("retention.segment_deleted file=%s reason=%s", path, "disk" if is_forcible else "age")
         if deleted:
             self.deleted_count += deleted
             await self._follow()
@@ -139,10 +137,12 @@ class Retention:
         needed = self.lowest_needed()
         is_pinned = needed is not None and needed < segment.end
         if is_pinned and self._log.max_offset.value - segment.start > self._options.retain_bytes_max:
-            logger.warning("segment_not_kept file=%s needed_from=%s reason=bound", segment.file.path, needed)
+            logger.warning(
+                "retention.slave_limit_reached file=%s needed_from=%s reason=bound", segment.file.path, needed
+            )
             is_pinned = False
         if is_pinned and not self._is_pinned:
-            logger.warning("segment_kept file=%s needed_from=%s", segment.file.path, needed)
+            logger.warning("retention.segment_kept file=%s needed_from=%s", segment.file.path, needed)
         self._is_pinned = is_pinned
         return is_pinned
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -24,15 +23,14 @@ from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.protocol.store_files import ENTRY
-from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
-from ha.store.key_index import IndexCursor, KeyIndex
+from ha.store.commitlog import CommitLog
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.consume_queues import ConsumeQueues
+from ha.store.index_cursor import IndexCursor
+from ha.store.key_index import KeyIndex
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import RunBlocking
 from ha.store.options import StoreOptions
-
-if TYPE_CHECKING:
-    from ha.store.commitlog import CommitLog
-    from ha.store.verified_reads import VerifiedReads
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +61,6 @@ class Scrub:
     def __init__(
         self,
         log: CommitLog,
-        verified: VerifiedReads,
         queues: ConsumeQueues,
         index: KeyIndex | None,
         options: StoreOptions,
@@ -71,7 +68,6 @@ class Scrub:
         run_blocking: RunBlocking,
     ) -> None:
         self._log = log
-        self._verified = verified
         self._queues = queues
         self._index = index
         self._options = options
@@ -121,7 +117,7 @@ class Scrub:
         log = self._log
         generation = log.generation
         is_index_sound = await self._check_index_files()
-        cursor = self._index.cursor() if self._index is not None and is_index_sound else None
+        cursor = IndexCursor(self._index) if self._index is not None and is_index_sound else None
         for start in [segment.start for segment in log.segments]:
             try:
                 if not await self._scrub_segment(start, cursor):
@@ -129,18 +125,18 @@ class Scrub:
                 if generation != log.generation:
                     break
                 if log.segments and start >= log.segments[0].start:
-                    await self._verified.check_checksums(start)
+                    await self._log.verified.check_checksums(start)
             except OffsetGone:  # deleted meanwhile
                 if cursor is not None:
-                    cursor.leap()
+                    cursor.skip()
             except OSError as error:  # unreadable where no checksum tells what should be there; or the disk is full
-                logger.error("scrub_failed segment=%d at=%d reason=%s", start, self._position, error)
+                logger.error("scrub.failed segment=%d at=%d reason=%s", start, self._position, error)
                 cursor = None
         if self._index is not None and not (is_index_sound and self._index.is_attached):
             try:
                 await self._rebuild_index()
             except OSError as error:
-                logger.error("index_not_rebuilt reason=%s", error)
+                logger.error("index.rebuild_failed reason=%s", error)
         self._round_count += 1
         self._position = -1
         self._round_ended.unpark_all()
@@ -151,11 +147,11 @@ class Scrub:
         generation = log.generation
         position = start
         while True:
-            await log.wait_cut()
+            await log.wait_truncated()
             end = min(start + log.segment_size, self._end)
             if position >= end or generation != log.generation:
                 if cursor is not None and position < start + log.segment_size:
-                    cursor.give_up()  # more may be dispatched here before the next segment's turn
+                    cursor.close()  # more may be dispatched here before the next segment's turn
                 return True
             self._position = position
             began = trio.current_time()
@@ -163,14 +159,14 @@ class Scrub:
                 heads, behind = await self._heads(position, end)
             except DamagedBytes as damaged:
                 if cursor is not None:
-                    cursor.give_up()
+                    cursor.close()
                 position = await self._behind(position, damaged.end)
                 continue
             if generation != log.generation:
                 return True
             await self._mend(heads)
             if cursor is not None and not await cursor.follows(heads, self._run_blocking):
-                logger.error("index_differs begin=%d end=%d", position, behind)
+                logger.error("index.mismatch_found begin=%d end=%d", position, behind)
                 return False
             if behind == position:
                 return True  # what is no record, to dispatch neither
@@ -274,11 +270,11 @@ class Scrub:
                 found = await queue.fetch_raw(first, len(entries), self._run_blocking)
                 if generation != self._log.generation:
                     return  # the end of the log was cut off meanwhile
-                mended = queue.mend(first, entries) if found != b"".join(entries) else 0
+                mended = queue.repair(first, entries) if found != b"".join(entries) else 0
                 if mended:
                     self._mended_count += mended
                     logger.error(
-                        "queue_entries_mended topic=%s queue_id=%d first=%d count=%d", topic, queue_id, first, mended
+                        "queue.entries_repaired topic=%s queue_id=%d first=%d count=%d", topic, queue_id, first, mended
                     )
                 at = run
 
@@ -289,7 +285,7 @@ class Scrub:
         """
         async with self._mending:
             before = self._mended_count
-            await self._log.wait_cut()
+            await self._log.wait_truncated()
             generation = self._log.generation
             position = await self._record_before(queue, queue_offset)
             stop = min(self._end, position + _MEND_BYTES_MAX)
@@ -339,7 +335,7 @@ class Scrub:
         for file in list(self._index.files):
             trouble = await self._run_blocking(self._index.trouble_in, file)
             if trouble:
-                logger.error("index_file_damaged file=%s reason=%s", file.path, trouble)
+                logger.error("index.damage_found file=%s reason=%s", file.path, trouble)
                 return False
         return True
 
@@ -348,12 +344,12 @@ class Scrub:
         index, log = self._index, self._log
         assert index is not None
         self._index_rebuilt_count += 1
-        logger.error("index_rebuilt files=%d", len(index.files))
+        logger.error("index.rebuild_started files=%d", len(index.files))
         await self._run_blocking(index.delete, index.detach())
         position = max(log.min_offset, 0)
         generation = log.generation
         while position < self._end:
-            await log.wait_cut()
+            await log.wait_truncated()
             if generation != log.generation:  # set aside, or cut, meanwhile: what is indexed may be gone
                 generation, position = log.generation, max(log.min_offset, 0)
                 await self._run_blocking(index.delete, index.detach())

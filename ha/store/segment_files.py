@@ -29,7 +29,7 @@ _WHOLE_SUFFIX = ".whole"
 """Of the copy that replaces a file that is too short, until it is complete"""
 
 
-class Remade(msgspec.Struct, frozen=True):
+class ZeroFilled(msgspec.Struct, frozen=True):
     """Bytes [`begin`, `end`) of the log are zeros, put where a file was too short or missing."""
 
     begin: int
@@ -41,7 +41,7 @@ class Remade(msgspec.Struct, frozen=True):
 
 def load_segments(
     disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_begin: int, known_end: int
-) -> tuple[list[Segment], list[Remade]]:
+) -> tuple[list[Segment], list[ZeroFilled]]:
     """Open the files of the commitlog; those too short, or missing before others or before `known_end`, are remade.
 
     `known_begin`: retention deleted nothing from there on; -1 if that is unknown, and the first file then is the first
@@ -75,7 +75,7 @@ def load_segments(
         hint = "put them back; where the first ones are meant to be gone, delete the file checkpoint"
         raise CorruptLog(path, 0, f"{len(missing)} segments are missing, from {path.name} on: {hint}")
     segments: list[Segment] = []
-    remade: list[Remade] = []
+    zero_filled: list[ZeroFilled] = []
     for start in expected:
         path = directory / segment_name(start)
         size = sizes.get(start, -1)
@@ -83,17 +83,17 @@ def load_segments(
             file = disk.open(path)
         elif size < 0:
             file = disk.create(path, segment_size, allocate=True)
-            remade.append(Remade(start, start + segment_size, "the file was missing", was_missing=True))
+            zero_filled.append(ZeroFilled(start, start + segment_size, "the file was missing", was_missing=True))
         else:
             file = _made_whole(disk, path, size, segment_size)
-            remade.append(Remade(start + size, start + segment_size, f"the file ended after {size} bytes"))
+            zero_filled.append(ZeroFilled(start + size, start + segment_size, f"the file ended after {size} bytes"))
         segments.append(Segment(start, segment_size, file))
-    for each in remade:
-        logger.error("segment_remade begin=%d end=%d reason=%s", each.begin, each.end, each.reason)
-    return segments, remade
+    for each in zero_filled:
+        logger.error("commitlog.segment_zero_filled begin=%d end=%d reason=%r", each.begin, each.end, each.reason)
+    return segments, zero_filled
 
 
-def cut_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
+def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
     """Zero what lies behind `end` in the last of some neighbouring segments, synced, and delete those behind it, which
     leave the list; return how many bytes were not zero.
 
@@ -114,20 +114,22 @@ def cut_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> 
     return cut_bytes
 
 
-def cut_files(disk: Disk, directory: Path, end: int) -> None:
-    """Do to the files of a log what `cut_segments` does, whatever their sizes are; a start checks those later."""
+def truncate_files(disk: Disk, directory: Path, end: int) -> None:
+    """Do to the files of a log what `truncate_segments` does, whatever their sizes are; a start checks those later."""
     segments = []
     for start in segment_starts(disk.list_dir(directory)):
         path = directory / segment_name(start)
         segments.append(Segment(start, disk.size(path), disk.open(path)))
-    cut_segments(disk, segments, end, "a cut that a crash had stopped")
+    truncate_segments(disk, segments, end, "truncation interrupted by a crash")
 
 
 def _note(segment: Segment, position: int, reason: str) -> int:
     raw = segment.file.pread(min(_NOTED_BYTES_MAX, segment.size - position), position)
     used = len(raw.rstrip(b"\x00"))
     if used:
-        logger.warning("log_truncated file=%s at=%d bytes=%d reason=%s", segment.file.path, position, used, reason)
+        logger.warning(
+            "commitlog.truncated file=%s at=%d bytes=%d reason=%r", segment.file.path, position, used, reason
+        )
     return used
 
 

@@ -31,7 +31,7 @@ class Undispatched(NamedTuple):
     store_timestamp_ms: int
 
 
-async def look_at_undispatched(log: CommitLog, begin: int) -> Undispatched:
+async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
     """Go along the records from where one begins to the log's end, while nobody appends.
 
     CorruptLog if there is something else, DamagedBytes if it isn't what was written: nobody can go on behind that.
@@ -80,4 +80,4 @@ def _count(
     return at, last_ms
 
 
-__all__ = ["Undispatched", "look_at_undispatched"]
+__all__ = ["Undispatched", "read_undispatched"]

@@ -1,96 +1,118 @@
-"""Bytes of the log that come back from the disk, checked before anybody gets them.
+"""Bytes of the log that come back from the disk, verified before anything else gets them.
 
-What this process appended is trusted while it is new: up to where its checksums are made, a second or so after it was
-flushed. All else is compared with the checksum of its block each time it is read, and where a block has none (a store
-of RocketMQ's, or of an older halog) its records are checked one by one once, and the checksum is made then.
+What this process appended is trusted while it is new: until its checksums are made, about a second after the flush.
+Everything else is compared with the checksum of its block each time it is read. Where a block has none (a store of
+RocketMQ's, or of an older halog) its records are checked individually once, and the checksum is made then.
 
     read ── block has a checksum? ── yes ── same? ── yes ── serve
                      │ no                     │ no
              walk the records           DamagedBytes, listed in the registry, never served
-                     │ sound: make the checksum, look again
+                     │ sound: make the checksum, check again
                      │ not a record: list it, as above
 
-A CRC of 32 KiB takes about a microsecond and is computed on the event loop, reading is done in a worker unless the
-bytes are cached: a worker that computes would have to fetch the interpreter lock back for every block.
+The CRC of 32 KiB takes about a microsecond and is computed on the event loop, while a worker reads the bytes unless
+they are cached: a worker that computed it would have to reacquire the interpreter lock for every block.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import trio
 from isal.isal_zlib import crc32
 
 from ha.errors import DamagedBytes, OffsetGone
-from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.store.checksums import Checksums, SegmentSums
-from ha.store.damage import Damage, DamageRegistry, FoundBy
+from ha.store.damage import FoundBy
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import RunBlocking, Segment, fetch
 from ha.store.options import StoreOptions
 from ha.store.recent_reads import RecentReads
-
-if TYPE_CHECKING:
-    from ha.store.commitlog import CommitLog
-
-logger = logging.getLogger(__name__)
+from ha.store.segmented_log import SegmentedLog
 
 _Pread = Callable[[Segment, int, int], Awaitable[bytes | bytearray | None]]
 
 _WHOLE_BLOCKS_FROM = 4
-"""A read over more blocks than this ends with a whole one, so that the next one reads none twice."""
-PIECE_BYTES = 16 << 20
-"""At most so much of a damaged range is held at once: no record, nor the filler where one had no room, is larger than
-the largest frame that a client can send."""
+"""A read of more blocks than this ends at a block's end, so that the next read does not read a block again."""
 _COVER_BLOCKS = 32
 """Blocks whose checksums are computed between two checkpoints: about 30 µs, and the reading of a MiB."""
 
 
+class _Blocks(NamedTuple):
+    """Consecutive blocks of a segment, with the checksums to compare them with; positions are in the segment."""
+
+    begin: int
+    end: int
+    block_size: int
+    crcs: Sequence[int]
+    lengths: Sequence[int]
+    trusted_from: int
+    walked: int
+
+    def check(self, raw: bytes | bytearray, position: int, trouble: str) -> tuple[int, tuple[int, int] | None, bool]:
+        """Returns up to where the bytes are good, the bad block (begin, end) if one ends them, and whether a bad block
+        was skipped.
+
+        A block is skipped if all that its checksum covers lies before `position`, unless the disk couldn't read it
+        (`trouble`): the bytes asked for then have no checksum yet.
+        """
+        view = memoryview(raw)
+        good_to, has_skipped = self.begin, False
+        for number, length in enumerate(self.lengths):
+            at = self.begin + number * self.block_size
+            end = min(at + self.block_size, self.end)
+            if length:
+                piece = view[at - self.begin : at - self.begin + length]
+                if len(piece) != length or crc32(piece) != self.crcs[number]:
+                    if trouble or at + length > position:
+                        return good_to, (at, at + length), has_skipped
+                    has_skipped = True
+                good_to = at + length
+            if at + length < end:
+                # The rest of the block, or all of it, has no checksum (yet).
+                if at + length < self.trusted_from and self.walked < min(end, self.trusted_from):
+                    break
+                good_to = end
+        return good_to, None, has_skipped
+
+
 class VerifiedReads:
-    """Reads of one log's files, and what they are checked against."""
+    """Reads of one log's files, and the checksums that they are compared with."""
 
     def __init__(
-        self,
-        log: CommitLog,
-        checksums: Checksums,
-        damage: DamageRegistry,
-        options: StoreOptions,
-        run_blocking: RunBlocking,
+        self, log: SegmentedLog, checksums: Checksums, options: StoreOptions, run_blocking: RunBlocking
     ) -> None:
         self._log = log
         self.checksums = checksums
-        self.damage = damage
+        self._damage = log.damage
         self._options = options
         self._run_blocking = run_blocking
         self._block_size = checksums.block_size
-        self._turn = trio.Lock()
+        self._checksum_lock = trio.Lock()
         self.trusted_from = 0
         """Bytes from this physical offset on were appended by this process, or fetched and compared by it"""
         self._covered_to = 0
         self.verified_bytes = 0
-        self.is_queued: Callable[[RecordHead], bool] = lambda head: False
-        """Tells whether a consume queue has exactly the entry of a record; blocking. The store sets it"""
         self._recent = RecentReads(checksums.block_size)
-        """What pulls read and verified: the next message of a queue is near, and so are those of others"""
+        """Bytes that pulls read and verified: the next message of a queue is near, and so are those of other queues"""
 
     # ---- reading
 
     def read_recent(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Return at least one byte that a pull has read of late, as `read` would for the next one; None if it has to be
-        asked."""
+        """Returns at least one byte that a recent pull has read, as `read` would for the next pull; None if `read` has
+        to be called."""
         log, recent = self._log, self._recent.find(physical_offset)
-        if recent is None or log.cut_under_way is not None or physical_offset < log.min_offset:
+        if recent is None or log.truncated is not None or physical_offset < log.min_offset:
             return None
         recent = recent[:size_max]
-        if self.damage and self.damage.first_in(physical_offset, physical_offset + len(recent)) is not None:
+        if self._damage and self._damage.first_in(physical_offset, physical_offset + len(recent)) is not None:
             return None
         return recent
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy) -> memoryview:
-        """Return at least one byte from an offset on that is verified (or new), at most `size_max`, of one segment.
+        """Returns at least one verified (or new) byte from an offset on, at most `size_max`, of one segment.
 
         DamagedBytes if the first byte is not what was written; OffsetGone outside the log; OSError if the disk can't
         read what has no checksum.
@@ -98,20 +120,19 @@ class VerifiedReads:
         log = self._log
         may_read_ahead = found_by == "pull"
         while True:
-            if log.cut_under_way is not None:
-                await log.wait_cut()
+            if log.truncated is not None:
+                await log.wait_truncated()
             end = log.max_offset.value
             if physical_offset > end:
                 raise OffsetGone(physical_offset, log.min_offset, end)
             segment = log.segment_at(physical_offset)
-            sums = self.checksums.peek(segment.start)
-            if sums is None:
-                await self._sums(segment)
-                continue  # what was walked meanwhile counts as sound only for who looks at the damage found there
+            if self.checksums.peek(segment.start) is None:
+                await self.load_sums(segment)
+                continue  # damage found meanwhile by a walk of the records has to be considered
             position = physical_offset - segment.start
             sound_size = min(segment.size - position, end - physical_offset)
-            if self.damage:
-                hit = self.damage.first_in(physical_offset, physical_offset + sound_size)
+            if self._damage:
+                hit = self._damage.first_in(physical_offset, physical_offset + sound_size)
                 if hit is not None and hit.begin <= physical_offset:
                     raise DamagedBytes(hit.begin, hit.end, hit.reason, is_hopeless=hit.is_hopeless)
                 if hit is not None:
@@ -124,109 +145,89 @@ class VerifiedReads:
             ahead = min(self._recent.ahead(physical_offset), sound_size) if may_read_ahead else 0
             if ahead > size:
                 may_read_ahead = False
-                found = await self._read_once(
-                    segment, sums, position, ahead, log_end, found_by, generation, self._pread_cached
-                )
+                found = await self._read_once(segment, position, ahead, log_end, found_by, self._pread_cached)
                 if found is None:
-                    continue  # not without a look at what was found to be damaged meanwhile
+                    continue  # damage found meanwhile has to be considered
             else:
-                found = await self._read_once(segment, sums, position, size, log_end, found_by, generation, self._pread)
+                found = await self._read_once(segment, position, size, log_end, found_by, self._pread)
             if found is not None:
                 return found[:size]
             if generation == log.generation:
                 await self._walk_to(segment, position)
 
-    async def _sums(self, segment: Segment) -> SegmentSums:
+    async def load_sums(self, segment: Segment) -> SegmentSums:
+        """Returns the checksums of a segment."""
         sums = self.checksums.peek(segment.start)
         if sums is None:
-            async with self._turn:
+            async with self._checksum_lock:
                 sums = await self._run_blocking(self.checksums.load, segment.start)
         return sums
 
     async def _read_once(
-        self,
-        segment: Segment,
-        sums: SegmentSums,
-        position: int,
-        size: int,
-        log_end: int,
-        found_by: FoundBy,
-        generation: int,
-        pread: _Pread,
+        self, segment: Segment, position: int, size: int, log_end: int, found_by: FoundBy, pread: _Pread
     ) -> memoryview | None:
-        """None if there is no checksum to compare with, `pread` gives nothing, or the log is another one meanwhile than
-        in `generation`; positions are in the segment."""
+        """Reads the blocks of a range whose checksums are loaded, and checks them; positions are in the segment.
+
+        None if there is no checksum to compare with, `pread` returns nothing, or the log is truncated or set aside
+        meanwhile.
+        """
         block_size = self._block_size
-        first = position // block_size
-        stop = position + size
+        first, stop = position // block_size, position + size
         behind = -(-stop // block_size)
         if behind - first > _WHOLE_BLOCKS_FROM and stop % block_size and stop < log_end:
             behind -= 1
             stop = behind * block_size
-        # Taken before the bytes are read: a checksum may grow with the log meanwhile.
-        crcs, lengths = sums.crcs[first:behind], sums.lengths[first:behind]
-        raw_begin = first * block_size
-        raw_end = min(behind * block_size, segment.size, log_end)
-        trusted_from = self.trusted_from - segment.start
-        walked = sums.walked - segment.start
-        is_behind_damage = False
-        trouble = ""
+        generation = self._log.generation
+        sums = self.checksums.peek(segment.start)
+        assert sums is not None
+        # Copied before the bytes are read: a checksum may grow with the log meanwhile.
+        blocks = _Blocks(
+            first * block_size,
+            min(behind * block_size, segment.size, log_end),
+            block_size,
+            sums.crcs[first:behind],
+            sums.lengths[first:behind],
+            self.trusted_from - segment.start,
+            sums.walked - segment.start,
+        )
         raw: bytes | bytearray | None
+        trouble = ""
         try:
-            raw = await pread(segment, raw_begin, raw_end - raw_begin)
+            raw = await pread(segment, blocks.begin, blocks.end - blocks.begin)
         except OSError as error:
-            if not lengths[0]:
+            if not blocks.lengths[0]:
                 raise
             raw, trouble = b"", f"the disk can't read it: {error}"
         if raw is None or generation != self._log.generation:
-            return None  # its end was cut off: what was read there is neither good nor damaged
-        view = memoryview(raw)
-        good_to = raw_begin
-        for number, length in enumerate(lengths):
-            at = raw_begin + number * block_size
-            block_end = min(at + block_size, raw_end)
-            if length:
-                piece = view[at - raw_begin : at - raw_begin + length]
-                is_bad = len(piece) != length or crc32(piece) != crcs[number]
-                if is_bad and not trouble and at + length <= position:
-                    is_behind_damage = True  # of what was asked for nothing: that is what has no checksum yet
-                elif is_bad:
-                    if good_to <= position:
-                        reason = trouble or "the bytes don't have the checksum that they had when they were written"
-                        self._found(segment, at, at + length, reason, found_by)
-                    break
-                good_to = at + length
-            if at + length < block_end:
-                # The rest of the block, or all of it, has no checksum (yet).
-                if at + length >= trusted_from or walked >= min(block_end, trusted_from):
-                    good_to = block_end
-                else:
-                    break
-        self.verified_bytes += max(0, good_to - raw_begin)
+            return None
+        good_to, bad, has_skipped = blocks.check(raw, position, trouble)
+        if bad is not None and good_to <= position:
+            self._raise_damaged(segment, *bad, trouble or "the bytes don't match their checksum", found_by)
+        self.verified_bytes += max(0, good_to - blocks.begin)
         if good_to <= position:
             return None
-        if found_by == "pull" and not is_behind_damage:
-            begin, end = segment.start + raw_begin, segment.start + good_to
-            if not (self.damage and self.damage.first_in(begin, end)):  # records beside what was asked for may be in it
-                self._recent.keep(begin, view[: good_to - raw_begin])
-        return view[position - raw_begin : min(stop, good_to) - raw_begin]
+        view = memoryview(raw)
+        if found_by == "pull" and not has_skipped:
+            begin, end = segment.start + blocks.begin, segment.start + good_to
+            if not (self._damage and self._damage.first_in(begin, end)):  # it may hold bytes beside those asked for
+                self._recent.keep(begin, view[: good_to - blocks.begin])
+        return view[position - blocks.begin : min(stop, good_to) - blocks.begin]
 
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes | bytearray:
         await trio.lowlevel.checkpoint()
         return await fetch(segment.file, size, position, self._run_blocking)
 
     async def _pread_cached(self, segment: Segment, position: int, size: int) -> bytes | bytearray | None:
-        """All of it, or None if that takes the disk: nobody has asked for all of it yet."""
+        """Returns all of it, or None if that takes the disk: part of it was not asked for."""
         await trio.lowlevel.checkpoint()
         cached = segment.file.pread_nowait(size, position)
         return cached if cached is not None and len(cached) == size else None
 
-    def _found(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> None:
-        """List [begin, end) of a segment, and raise."""
-        start = segment.start
-        damage = self.damage.add(
-            start + begin,
-            start + end,
+    def _raise_damaged(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> None:
+        """Lists [begin, end) of a segment as damaged and raises DamagedBytes."""
+        damage = self._damage.add(
+            segment.start + begin,
+            segment.start + end,
             file=segment.file.path.name,
             reason=reason,
             found_by=found_by,
@@ -237,13 +238,11 @@ class VerifiedReads:
     # ---- blocks without a checksum
 
     async def _walk_to(self, segment: Segment, position: int) -> None:
-        """Check records from the segment's begin to behind the block at `position`; make checksums of what is sound.
-
-        What isn't is listed as damage.
-        """
+        """Checks the records from the segment's start to the end of the block at `position`. Makes checksums of those
+        that are sound and lists the others as damaged."""
         block_size = self._block_size
         target = segment.start + min((position // block_size + 1) * block_size, segment.size)
-        async with self._turn:
+        async with self._checksum_lock:
             sums: SegmentSums = await self._run_blocking(self.checksums.load, segment.start)
             generation = self._log.generation
             while sums.walked < min(target, self.trusted_from):
@@ -252,7 +251,7 @@ class VerifiedReads:
                 if generation != self._log.generation:
                     return
                 if reason:
-                    self.damage.add(
+                    self._damage.add(
                         reached,
                         sound_again,
                         file=segment.file.path.name,
@@ -266,10 +265,11 @@ class VerifiedReads:
             await self._run_blocking(self.checksums.write_back)
 
     def _walk(self, segment: Segment, physical_offset: int) -> tuple[int, str, int]:
-        """Return up to where records are sound, why not further ("": only a step's end), and where they are again."""
+        """Returns up to where records are sound, why not further ("": only one step is done), and where sound records
+        go on. Blocking."""
         scan = LogScan([segment], self._options, is_clean=True)
         stop = min(segment.end, self.trusted_from)
-        known = self.damage.first_in(physical_offset, physical_offset + 1)
+        known = self._damage.first_in(physical_offset, physical_offset + 1)
         if known is not None and known.begin <= physical_offset and not known.by_checksum:
             return physical_offset, known.reason, known.end
         position, _, reason = scan.check_chunk(segment, physical_offset - segment.start)
@@ -290,7 +290,7 @@ class VerifiedReads:
             end = min(at + block_size, segment.size)
             if sums.lengths[block] or segment.start + end > reached:
                 continue
-            if self.damage.first_in(segment.start + at, segment.start + end) is not None:
+            if self._damage.first_in(segment.start + at, segment.start + end) is not None:
                 continue
             raw = segment.file.pread(end - at, at)
             sums.set(block, crc32(raw), len(raw))
@@ -298,9 +298,9 @@ class VerifiedReads:
     # ---- making checksums
 
     def begin(self, walked_from: int, end: int) -> None:
-        """After recovery: the log ends at `end`, and its records from `walked_from` on were checked. Blocking.
+        """Starts with a log that recovery found to end at `end`, its records from `walked_from` on checked. Blocking.
 
-        Entries beyond the end are taken back. What was checked gets the entries that it lacks.
+        Drops the checksums beyond the end and makes those that checked blocks lack.
         """
         self.trusted_from = end
         self._covered_to = end
@@ -315,7 +315,7 @@ class VerifiedReads:
                 at = block * block_size
                 stop = min(at + block_size, segment.size, end - segment.start)
                 length = sums.lengths[block]
-                if at + length >= stop or self.damage.first_in(segment.start + at, segment.start + stop) is not None:
+                if at + length >= stop or self._damage.first_in(segment.start + at, segment.start + stop) is not None:
                     continue
                 raw = segment.file.pread(stop - at - length, at + length)
                 sums.set(block, crc32(raw, sums.crcs[block] if length else 0), stop - at)
@@ -324,20 +324,20 @@ class VerifiedReads:
             sums = checksums.load(tail.start)
             at = (end - tail.start) // block_size
             if at < len(sums.lengths) and not sums.lengths[at]:
-                # Not checked, or damaged: the block's checksum begins anew with the next one.
-                is_begin = (end - tail.start) % block_size == 0
-                self._covered_to = end if is_begin else min(tail.start + (at + 1) * block_size, tail.end)
+                # Not checked, or damaged: the next block is the first to get a checksum.
+                is_block_begin = (end - tail.start) % block_size == 0
+                self._covered_to = end if is_block_begin else min(tail.start + (at + 1) * block_size, tail.end)
         self.checksums.write_back()
 
     async def cover_flushed(self) -> None:
-        """Make the checksums of what was flushed since the last call, and write them. OSError if they can't be.
+        """Makes and writes the checksums of what was flushed since the last call. OSError if they can't be written.
 
-        What a cancelled or failed call left unwritten is written by the next one.
+        The next call writes what a cancelled or failed call did not.
         """
         log = self._log
         if self._covered_to >= log.flushed_offset.value and not self.checksums.is_dirty:
             return
-        async with self._turn:
+        async with self._checksum_lock:
             generation = log.generation
             while self._covered_to < log.flushed_offset.value:
                 segment = log.segment_at(self._covered_to)
@@ -368,20 +368,21 @@ class VerifiedReads:
             done += len(piece)
 
     async def check_checksums(self, start: int) -> None:
-        """Compare the checksum file of a segment with what is in memory, and write it anew if it differs."""
-        async with self._turn:
+        """Compares the checksum file of a segment with the checksums in memory, and rewrites it if it differs."""
+        async with self._checksum_lock:
             await self._run_blocking(self.checksums.verify_file, start)
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Let nobody make or write checksums, nor write over damaged bytes, until the block ends."""
-        async with self._turn:
+    async def checksums_held(self) -> AsyncIterator[None]:
+        """Keeps other tasks from changing checksums and from rewriting damaged bytes until the block ends."""
+        async with self._checksum_lock:
             yield
 
-    def cut(self, end: int) -> None:
-        """Take back, synced, what covers bytes from `end` on: the log is about to be cut there. Blocking, while `held`.
+    def truncate(self, end: int) -> None:
+        """Drops, synced, the checksums of bytes from `end` on, before the log is truncated there. Blocking, with
+        `checksums_held`.
 
-        The block in which the cut is keeps a checksum, of what stays of it, if it has a right one now.
+        The block that contains `end` keeps a checksum, of the part that stays, if it has a correct one now.
         """
         checksums, block_size = self.checksums, self._block_size
         self._recent.clear()
@@ -411,126 +412,8 @@ class VerifiedReads:
         checksums.write_back()
 
     def reset(self, end: int) -> None:
-        """The log was set aside and is empty, beginning at `end`."""
+        """Starts with an empty log that begins at `end`."""
         self._recent.clear()
         self.checksums.forget()
-        self.damage.forget(0, 1 << 63)
+        self._damage.forget(0, 1 << 63)
         self.trusted_from = self._covered_to = end
-
-    # ---- healing
-
-    async def is_sound(self, damage: Damage) -> bool:
-        """Read a damaged range again and tell whether it is right now (a disk may fail to read for a moment)."""
-        segment = self._log.segment_at(damage.begin)
-        position = damage.begin
-        while position < damage.end:
-            size = min(damage.end - position, PIECE_BYTES - PIECE_BYTES % self._block_size)
-            try:
-                raw = await self._run_blocking(segment.file.pread, size, position - segment.start)
-            except OSError:
-                return False
-            proven = await self.proves(damage, position, raw)
-            if not proven:
-                return False
-            position += proven
-        return True
-
-    async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, meant for `begin` in a damage, are proven to be what was written there.
-
-        By the checksums of whole blocks if they are known; else by records that are sound, the last of which ends
-        where the damage does (or the piece ends within a record, which then doesn't count).
-        """
-        segment = self._log.segment_at(begin)
-        if damage.by_checksum:
-            sums = await self._sums(segment)
-            return self._proven_blocks(sums, begin - segment.start, raw)
-        scan = LogScan([segment], self._options, is_clean=True)
-        proven: int = await self._run_blocking(scan.sound_prefix, raw, begin, damage.end, segment)
-        return proven
-
-    def _proven_blocks(self, sums: SegmentSums, position: int, raw: bytes) -> int:
-        block_size = self._block_size
-        view = memoryview(raw)
-        proven = 0
-        while proven < len(raw):
-            block, within = divmod(position + proven, block_size)
-            length = sums.lengths[block]
-            piece = view[proven : proven + length]
-            if within or not length or len(piece) < length or crc32(piece) != sums.crcs[block]:
-                break
-            proven += length
-        return proven
-
-    async def proves_alone(self, damage: Damage, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, meant for `begin` in a damage, are proven without regard to what follows.
-
-        By the checksums of whole blocks; or, where none are known, by sound records that the consume queues know.
-        """
-        if damage.by_checksum:
-            return await self.proves(damage, begin, raw)
-        scan = LogScan([self._log.segment_at(begin)], self._options, is_clean=True)
-        proven: int = await self._run_blocking(self._queued_prefix, scan, raw, begin, damage.end)
-        return proven
-
-    def _queued_prefix(self, scan: LogScan, raw: bytes, begin: int, end: int) -> int:
-        size = scan.sound_prefix(raw, begin, end, scan.segments[0])
-        at = 0
-        while at < size:
-            found = scan_record(raw, at, size, delay_levels_ms=self._options.delay_levels_ms)
-            if isinstance(found, Filler):
-                return size
-            if not isinstance(found, RecordHead) or not self.is_queued(found):
-                break
-            at += found.total_size
-        return at
-
-    async def rewrite(self, begin: int, raw: bytes) -> None:
-        """Write proven bytes over damaged ones, synced, and look whether they stay. OSError if they don't.
-
-        OffsetGone if the log was cut before their end meanwhile.
-        """
-        log = self._log
-        async with self._turn:
-            if begin + len(raw) > log.max_offset.value:
-                raise OffsetGone(begin + len(raw), log.min_offset, log.max_offset.value)
-            segment = log.segment_at(begin)
-            await self._run_blocking(_rewrite, segment, begin - segment.start, raw)
-
-    async def agrees(self, damage: Damage, raw: bytes) -> bool:
-        """If `raw`, another node's, is what the disk here holds as well, make its checksum anew and say so.
-
-        Only the checksum was wrong then: another program wrote the log. For one block whose checksum is known.
-        """
-        if not damage.by_checksum or len(raw) > self._block_size:
-            return False
-        segment = self._log.segment_at(damage.begin)
-        position = damage.begin - segment.start
-        async with self._turn:
-            try:
-                if await self._run_blocking(segment.file.pread, len(raw), position) != raw:
-                    return False
-            except OSError:
-                return False
-            if damage.begin + len(raw) > self._log.max_offset.value:
-                return False  # cut off meanwhile
-            sums = await self._run_blocking(self.checksums.load, segment.start)
-            sums.set(position // self._block_size, crc32(raw), len(raw))
-            await self._run_blocking(self.checksums.write_back)
-        logger.warning("checksum_corrected begin=%d end=%d: a peer holds the same bytes", damage.begin, damage.end)
-        return True
-
-    def after_heal(self, damage: Damage) -> None:
-        """Have the records of a healed range checked once more where blocks have no checksum."""
-        if not damage.by_checksum:
-            start = damage.begin - damage.begin % self.checksums.segment_size
-            sums = self.checksums.peek(start)
-            if sums is not None:
-                sums.walked = start
-
-
-def _rewrite(segment: Segment, position: int, raw: bytes) -> None:
-    segment.file.pwrite(raw, position)
-    segment.file.sync()
-    if segment.file.pread(len(raw), position) != raw:
-        raise OSError(f"{segment.file.path} does not keep what is written at {position}")

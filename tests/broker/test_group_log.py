@@ -18,6 +18,7 @@ from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.record import Message
 from ha.protocol.topic_names import TABLES_TOPIC
+from ha.store.commitlog import UNLIMITED
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 from tests.broker.group_member import CONFIG, Member, copy_log, cut_copy, open_member
@@ -216,7 +217,7 @@ async def test_a_new_master_knows_what_is_not_dispatched_yet(autojump_clock: Moc
         await trio.sleep(1)
         async with new.store.log.appends_held():  # of what is committed next nothing is in the log yet
             new.tables.offsets.commit("g", "T", 0, 5)
-            new.store.log.lift_dispatch_limit()
+            new.store.log.limit_dispatch(UNLIMITED)
             await trio.sleep(1)
             assert new.tables.offsets.get("g", "T", 0) == 5, "what is dispatched now is older"
         await new.settled()

@@ -19,6 +19,7 @@ from ha.protocol.bodies import ConsumerOffsets, GroupTable, TopicConfig, TopicCo
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TABLES_TOPIC
+from ha.store.commitlog import UNLIMITED
 from tests.broker.node import Node, open_node, text
 from tests.broker.test_put import slave_of
 
@@ -261,7 +262,7 @@ async def test_progress_of_delayed_messages_may_be_ahead_of_dispatch(tmp_path: P
         node.broker.delay._levels[1].arrived.set()
         await trio.sleep(5)
         assert node.broker.delay_offsets.get(1) == 2
-        log.lift_dispatch_limit()
+        log.limit_dispatch(UNLIMITED)
         assert (await node.send(b"third", **delayed)).code == 0
         await trio.sleep(5)
         assert node.broker.delay.statistics().delivered_count == 2

@@ -24,6 +24,7 @@ from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
 from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import OP_TOPIC
+from ha.store.commitlog import UNLIMITED
 from tests.broker.node import Node, StalledSync, inline, open_node
 from tests.broker.test_put import message, put, slave_of
 from tests.replication.members import MemberSide, lead
@@ -570,7 +571,7 @@ async def test_a_new_master_sends_nobody_back_before_it_shows_what_it_took_over(
         await node.store.epochs.append(2, log.max_offset.value)
         early = await node.pull(3)
         assert (early.code, early.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "3")
-        log.lift_dispatch_limit()
+        log.limit_dispatch(UNLIMITED)
         await node.dispatched()
         assert [record.body for record in node.records(await node.pull(3))] == [b"2"]
         beyond = await node.pull(9)

@@ -43,8 +43,8 @@ def check_named(pair: Pair, role: str, found_by: str, name: str, caplog: pytest.
     counted = {name: value for name, labels, value in samples(node) if not labels}
     assert counted["halog_damage_found_total"] == counted["halog_damage_healed_total"] == page.log.found_count  # type: ignore[attr-defined]
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert any(f"log_damaged file={name}" in line and f"found_by={found_by}" in line for line in lines)
-    assert any(f"log_healed file={name}" in line for line in lines)
+    assert any(f"commitlog.damage_found file={name}" in line and f"found_by={found_by}" in line for line in lines)
+    assert any(f"commitlog.healed file={name}" in line for line in lines)
 
 
 @pytest.mark.parametrize("kind", HARMS)

@@ -55,8 +55,7 @@ async def test_a_consume_queue(
             assert pair.node(role).store.damage.found_count == 0
     assert contents(pair.store(role), "consumequeue/T/0") == whole
     assert any(
-        line in caplog.text
-        for line in ("queue_entries_mended topic=T queue_id=0", "queue_damaged topic=T", "queue_cut topic=T")
+        f"queue.{event} topic=T" in caplog.text for event in ("entries_repaired", "damage_found", "entries_lost")
     )
 
 
@@ -92,9 +91,9 @@ async def test_the_key_index(
             await check_keys(store.index)
             if found_by == "scrub":
                 assert store.scrub.statistics().index_rebuilt_count == 1
-                assert "index_file_damaged" in caplog.text
+                assert "index.damage_found" in caplog.text
             else:
-                assert store.scrub.statistics().index_rebuilt_count == 1 or "index_file_deleted" in caplog.text
+                assert store.scrub.statistics().index_rebuilt_count == 1 or "index.file_deleted" in caplog.text
             await store.scrub.wait_round()
             assert store.scrub.statistics().index_rebuilt_count <= 1
 
@@ -150,7 +149,7 @@ async def test_a_checkpoint(kind: str, is_clean: bool, pair: Pair, caplog: pytes
         await check_consumed(pair, "master")
         assert pair.master.store.damage.found_count == 0
     assert contents(pair.store("master"), "commitlog") == whole
-    assert kind == "zero" or "checkpoint_damaged" in caplog.text
+    assert kind == "zero" or "checkpoint.damage_found" in caplog.text
 
 
 @pytest.mark.parametrize("kind", HARMS)

@@ -61,8 +61,9 @@ def test_a_bit_flips_on_the_masters_disk(tmp_path: Path) -> None:
                 found = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
                 assert found == whole, folder
             log = master.log()
-            assert re.search(rf"log_damaged file={first.name} begin=98304 end=131072 found_by=replication", log)
-            assert re.search(rf"log_healed file={first.name} begin=98304 end=131072 from={slave.addresses['ha']}", log)
+            place = f"file={first.name} begin=98304 end=131072"
+            assert f"commitlog.damage_found {place} found_by=replication" in log
+            assert f"commitlog.healed {place} from='{slave.addresses['ha']}'" in log
             assert "Traceback" not in log
 
 
@@ -92,4 +93,6 @@ def test_a_bit_flips_in_the_last_record_of_a_master_that_is_killed(tmp_path: Pat
             slave.stop()
             master.stop()
             assert {name: (master.commitlog / name).read_bytes() for name in whole} == whole
-            assert re.search(rf"log_damaged file={last.name} begin=\d+ end={end} found_by=recovery", master.log())
+            assert re.search(
+                rf"commitlog.damage_found file={last.name} begin=\d+ end={end} found_by=recovery", master.log()
+            )

@@ -23,7 +23,7 @@ from ha.protocol.checksum_file import (
 )
 from ha.protocol.store_files import Checkpoint, IndexHeader
 from ha.store.checkpoint import load_checkpoint, load_flushed_to, min_timestamp_ms
-from ha.store.consume_queue import ConsumeQueues
+from ha.store.consume_queues import ConsumeQueues
 from ha.store.key_index import KeyIndex
 from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends, save_queue_ends
 from ha.store.truncation import load_intent, save_intent
@@ -93,7 +93,7 @@ def read_derived(disk: MemoryDisk) -> None:
     index.load(None)
     for key in ("k1", "U2", "x"):
         assert len(index.query("T", key, 64, 0, 1 << 62)) <= 64
-    index.truncate(2000)
+    index.drop_files_beyond(2000)
     index.write(index.take_unwritten())
 
 

@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from ha.errors import HalogError
+from ha.store.commitlog import UNLIMITED
 from tests.sim.__main__ import show
 from tests.sim.runner import run_plan
 from tests.sim.scenario import Fault, GroupOptions, GroupPlan
@@ -58,7 +59,7 @@ async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None,
         given = Counter((record.queue_id, record.queue_offset) for record in found)
         assert set(given.values()) == {1}
         assert given.keys() == {(queue_id, offset) for queue_id in (0, 1) for offset in range(12)}
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         await check_derived(store)
 
 

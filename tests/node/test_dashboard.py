@@ -19,6 +19,7 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.compression import Compression, compressed
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.record import Message, encode_host
+from ha.store.commitlog import UNLIMITED
 from tests.node.test_library import config
 
 PLAIN = b"a body that a client compressed " * 100
@@ -135,7 +136,7 @@ async def test_what_is_not_confirmed_is_not_shown(tmp_path: Path) -> None:
         part = await dashboard.queue("t", 0, 0, 10)
         assert isinstance(part, QueuePart)
         assert [line.queue_offset for line in part.messages] == [0]
-        node.store.log.lift_dispatch_limit()
+        node.store.log.limit_dispatch(UNLIMITED)
 
 
 async def test_pages_of_a_queue(tmp_path: Path) -> None:

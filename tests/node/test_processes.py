@@ -323,7 +323,7 @@ def test_a_damaged_store_is_served_where_it_is_whole(tmp_path: Path) -> None:
         assert damage["open"][0]["file"] == first.name
         assert damage["open_bytes"] == 1 << 20
         assert process.stop() == 0
-        assert f"log_damaged file={first.name}" in process.log()
+        assert f"commitlog.damage_found file={first.name}" in process.log()
 
 
 def forget_checksums(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_store_whose_other_segments_tell_its_size(tmp_path: Path) -> None:
     with master(tmp_path) as process:
         process.wait_ready()
         assert process.stop() == 0
-        assert f"log_damaged file={first.name} begin=0 end={1 << 20}" in process.log()
+        assert f"commitlog.damage_found file={first.name} begin=0 end={1 << 20}" in process.log()
     assert first.stat().st_size == 1 << 20
 
 

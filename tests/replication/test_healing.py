@@ -11,7 +11,7 @@ from ha.replication.ha_service import HAService
 from ha.replication.heal_fetch import SILENCE_S_MAX, Fetched, HealFetchError, fetch_range
 from ha.replication.healer import PATIENCE, RETRY_S, Healer
 from ha.replication.options import HAOptions
-from ha.store.damage import Damage, DamageRegistry
+from ha.store.damage import DamagedRange, DamageRegistry
 from tests.replication.master_side import MasterSide, serve_as_rocketmq
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
 from tests.replication.slave_side import SlaveSide
@@ -216,15 +216,15 @@ class DamagedLog:
         """Up to here bytes are proven by themselves"""
         self.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=True)
 
-    async def is_sound(self, damage: Damage) -> bool:
+    async def is_sound(self, damage: DamagedRange) -> bool:
         await trio.lowlevel.checkpoint()
         return self.held[damage.begin : damage.end] == self.right[damage.begin : damage.end]
 
-    async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
+    async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         await trio.lowlevel.checkpoint()
         return len(raw) if raw == self.right[begin : begin + len(raw)] else 0
 
-    async def proves_alone(self, damage: Damage, begin: int, raw: bytes) -> int:
+    async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
         await trio.lowlevel.checkpoint()
         known = self.right[begin : min(begin + len(raw), self.known_to)]
         return len(known) if raw.startswith(known) else 0
@@ -234,11 +234,11 @@ class DamagedLog:
         self.writes.append((begin, len(raw)))
         self.held[begin : begin + len(raw)] = raw
 
-    async def agrees(self, damage: Damage, raw: bytes) -> bool:
+    async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
         await trio.lowlevel.checkpoint()
         return False
 
-    def after_heal(self, damage: Damage) -> None:
+    def after_heal(self, damage: DamagedRange) -> None:
         pass
 
 
@@ -313,7 +313,7 @@ async def test_records_that_nothing_here_knows_are_not_written_without_the_end(
     log = DamagedLog(LOG, 1000, 2000)
     real = log.proves
 
-    async def proves(damage: Damage, begin: int, raw: bytes) -> int:
+    async def proves(damage: DamagedRange, begin: int, raw: bytes) -> int:
         await real(damage, begin, raw)
         return min(len(raw), 500)  # records that are sound in themselves
 

@@ -96,7 +96,7 @@ def test_a_full_disk_under_the_master(tmp_path: Path) -> None:
                 tried = client.send_all(range(20, 120), MESSAGE_SIZE)
                 stored += [answer for answer in tried if answer.code == ResponseCode.SUCCESS]
                 assert_refused([answer for answer in tried if answer.code != ResponseCode.SUCCESS])
-                assert "segment_not_created" in master.log()
+                assert "commitlog.segment_create_failed" in master.log()
                 refused = client.send(121, topic="more-flights")
                 assert refused.code == ResponseCode.TOPIC_NOT_EXIST
                 assert "no space left for" in refused.remark
@@ -166,7 +166,7 @@ def test_a_nearly_full_disk_refuses_before_it_is_too_late(tmp_path: Path) -> Non
             ballast.drop()
             eventually("puts are taken", lambda: master.status()["is_ready"])
             assert client.send(3).code == ResponseCode.SUCCESS
-            assert master.log().count("store_not_writable") == master.log().count("store_writable_again") == 1
+            assert master.log().count("store.became_read_only") == master.log().count("store.became_writable") == 1
             master.stop()
 
 

@@ -37,7 +37,8 @@ from ha.replication.session_plan import SessionEnd, SessionPlan
 from ha.replication.statistics import Condition
 from ha.store import commitlog, recovery
 from ha.store.commitlog import CommitLog
-from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.consume_queues import ConsumeQueues
 from ha.store.dispatch import Arrival, Dispatcher
 from ha.store.files import Disk
 from ha.store.flusher import Flusher, OnDone
@@ -46,7 +47,8 @@ from ha.store.log_scan import LogEnd, LogScan
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.record_maker import AppendResult
 from ha.store.recovery import LogRecovery
-from ha.store.segment_files import cut_segments
+from ha.store.segment_files import truncate_segments
+from ha.store.segmented_log import SegmentedLog
 from tests.sim.planting import Bug, Plant, Planting, entered
 from tests.sim.scenario import MASTER, Options, Plan
 
@@ -132,7 +134,7 @@ def refused_but_stored(plant: Planting) -> None:
 def skipped_fsync(plant: Planting) -> None:
     """The flusher raises the flushed offset without a sync."""
 
-    async def sync(self: CommitLog, flushed: int, target: int) -> None:
+    async def sync(self: SegmentedLog, flushed: int, target: int) -> None:
         await trio.lowlevel.checkpoint()
 
     plant.replace(CommitLog.sync)(sync)
@@ -143,7 +145,7 @@ def failed_sync_tried_again(plant: Planting) -> None:
     """A failed sync is retried; the kernel has marked the pages clean and reports success ("fsyncgate")."""
     real = CommitLog.sync
 
-    async def sync(self: CommitLog, flushed: int, target: int) -> None:
+    async def sync(self: SegmentedLog, flushed: int, target: int) -> None:
         try:
             await real(self, flushed, target)
         except OSError:
@@ -157,7 +159,7 @@ def synced_one_segment_short(plant: Planting) -> None:
     """At the start of a new segment only that one is synced, not the end of the previous one."""
     real = CommitLog.sync
 
-    async def sync(self: CommitLog, flushed: int, target: int) -> None:
+    async def sync(self: SegmentedLog, flushed: int, target: int) -> None:
         await real(self, max(flushed, (target - 1) // self.segment_size * self.segment_size), target)
 
     plant.replace(CommitLog.sync)(sync)
@@ -397,17 +399,17 @@ def truncated_too_far(plant: Planting) -> None:
 @_bug("soundness", needs=lambda plan: _has_fault(plan, POWER))
 def torn_tail_left(plant: Planting) -> None:
     """Recovery finds the end of the log but leaves the torn bytes behind it."""
-    plant.replace_in(recovery, cut_segments)(cut_without_zeros)
+    plant.replace_in(recovery, truncate_segments)(cut_without_zeros)
 
 
 def cut_without_zeros(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
-    """`cut_segments` without clearing the bytes behind the end."""
+    """`truncate_segments` without clearing the bytes behind the end."""
     cut = list(segments)
     files = [segment.file for segment in cut]
     for segment in cut:
         segment.file = Unzeroed(segment.file)
     try:
-        return cut_segments(disk, segments, end, reason)
+        return truncate_segments(disk, segments, end, reason)
     finally:
         for segment, file in zip(cut, files, strict=True):
             segment.file = file

@@ -28,7 +28,7 @@ from tests.sim.process import Machine
 from tests.sim.scenario import MASTER, NAME_SERVER, Options
 
 if TYPE_CHECKING:
-    from ha.store.damage import Damage
+    from ha.store.damage import DamagedRange
     from tests.sim.network import Network
     from tests.sim.watch import Watch
     from tests.sim.world import World
@@ -242,7 +242,7 @@ class Cluster(Machines):
         begin, end = max(ours.begin, theirs.begin), min(ours.sound_end, theirs.sound_end)
         return first_difference(ours, theirs, begin, end) is not None
 
-    def _give_up(self, damages: list[Damage], slaves: list[Machine]) -> None:
+    def _give_up(self, damages: list[DamagedRange], slaves: list[Machine]) -> None:
         """Handles damage of the master that no peer could repair.
 
         The bytes are copied from a slave that has them. If none has any, the log ends there.

@@ -98,7 +98,7 @@ def test_a_power_loss_leaves_a_log_that_ends_where_a_segment_does(
     monkeypatch.setattr(SimDisk, "after_power_loss", lose_segments)
     outcome = run(Options(**LOSSY), Fault(at_s=2.5, kind="power", node="m", duration_s=9.0))
     assert any("ha.client_master_behind" in line for line in outcome.trace)
-    [recovered] = [line for line in outcome.trace if "m INFO store_recovered" in line and "clean=False" in line]
+    [recovered] = [line for line in outcome.trace if "m INFO store.recovered" in line and "clean=False" in line]
     end = int(recovered.partition("max_offset=")[2].split()[0])
     assert end % LOSSY["segment_size"] == 0
     emptied = next(number for number, line in enumerate(outcome.trace) if "s1 is emptied" in line)

@@ -11,16 +11,17 @@ from ha.protocol.record_encoding import encode_filler
 from ha.replication.ha_session import HASession
 from ha.store import commitlog, recovery
 from ha.store.commitlog import CommitLog
+from ha.store.segmented_log import SegmentedLog
 from tests.checkers.violation import Violation
 from tests.sim.observer import CRASH
 from tests.sim.planting import Bug, Planting, PlantingError, planted
 
 
-async def no_sync(self: CommitLog, flushed: int, target: int) -> None:
+async def no_sync(self: SegmentedLog, flushed: int, target: int) -> None:
     pass
 
 
-def blocking_sync(self: CommitLog, flushed: int, target: int) -> None:
+def blocking_sync(self: SegmentedLog, flushed: int, target: int) -> None:
     pass
 
 
@@ -28,7 +29,7 @@ async def other_names(self: CommitLog, begin: int, end: int) -> None:
     pass
 
 
-async def one_more(self: CommitLog, flushed: int, target: int, more: int) -> None:
+async def one_more(self: SegmentedLog, flushed: int, target: int, more: int) -> None:
     pass
 
 

@@ -415,7 +415,7 @@ async def test_a_slave_waits_at_bytes_that_are_no_record_and_a_master_skips_them
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert (store.log.dispatched_offset.value == 0) == is_slave
             assert bool(store.statistics().dispatch_paused_reason) == is_slave
-        assert ("dispatch_stalled" if is_slave else "dispatch_skipped") in caplog.text
+        assert ("dispatch.paused" if is_slave else "dispatch.skipped") in caplog.text
 
 
 async def test_a_record_for_a_topic_that_is_a_path_makes_no_files(tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ async def test_a_full_disk_pauses_dispatch_until_there_is_room(
         await store.log.put([message(n) for n in range(50)])
         await trio.sleep(10)
         assert "disk full" in store.statistics().dispatch_paused_reason
-        assert caplog.text.count("dispatch_paused") == 1
+        assert caplog.text.count("dispatch.paused") == 1
         failures = [0]
 
         def sometimes(operation: str, path: Path) -> int | None:

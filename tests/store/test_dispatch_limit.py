@@ -50,7 +50,7 @@ async def test_nothing_behind_the_limit_is_in_queues_index_or_arrivals(
         [last] = await store.log.put([message(9)])
         await trio.sleep(5)
         assert store.log.dispatched_offset.value == results[-1].next_offset
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         await trio.sleep(5)
         assert store.log.dispatched_offset.value == last.next_offset
         await check_derived(store)
@@ -95,7 +95,7 @@ async def test_what_was_behind_the_limit_at_a_stop_is_behind_it_after_the_start(
         assert await all_bytes(store) == written
         await trio.sleep(20)
         assert (store.log.dispatched_offset.value, ends(store)) == (confirmed, {0: 7})
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         await check_derived(store)
         assert len(await records(store)) == 12
     async with open_small(disk, is_slave=is_slave) as store:

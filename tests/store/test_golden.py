@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ha.protocol.record import decode_record
+from ha.protocol.record_digest import TAG_INFIX
 from ha.protocol.store_files import Checkpoint
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
@@ -95,13 +96,15 @@ async def test_the_tag_index_is_what_tells_5_from_4(tmp_path: Path) -> None:
         assert store.index is not None
         tagged = [e for e in golden.manifest["commitlog"] if e.get("properties", {}).get("TAGS") == "warm"]
         assert tagged
-        found = store.index.query_tag(tagged[0]["topic"], "warm", 64, 0, 1 << 62)
+        found = store.index.query(tagged[0]["topic"], TAG_INFIX + "warm", 64, 0, 1 << 62)
         assert {entry["offset"] for entry in tagged} <= set(found)
 
 
 async def test_the_checkpoint_keeps_its_times(golden: Golden) -> None:
     async with open_message_store(golden.options) as store:
-        assert store.checkpoint.physic_msg_timestamp_ms == golden.manifest["checkpoint"]["physicMsgTimestamp"]
+        assert (
+            store.checkpointer.checkpoint.physic_msg_timestamp_ms == golden.manifest["checkpoint"]["physicMsgTimestamp"]
+        )
     written = Checkpoint.unpack((golden.root / "checkpoint").read_bytes())
     assert written.physic_msg_timestamp_ms == golden.manifest["checkpoint"]["physicMsgTimestamp"]
     assert written.logics_msg_timestamp_ms == golden.manifest["checkpoint"]["logicsMsgTimestamp"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
-from ha.store.consume_queue import ConsumeQueues
+from ha.store.consume_queues import ConsumeQueues
 from ha.store.files import OsDisk, OsFile
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
@@ -68,7 +68,7 @@ def test_what_stands_behind_the_entries_is_found_wherever_it_is(tmp_path: Path, 
     again = ConsumeQueues(OsDisk(), tmp_path, 300_000)
     assert again.load(is_clean=True)
     [queue] = again
-    assert (queue.max_offset, queue.max_physical_offset, queue.was_cut) == (5, 500, stray is not None)
+    assert (queue.max_offset, queue.max_physical_offset, queue.has_lost_entries) == (5, 500, stray is not None)
     assert path.read_bytes() == b"".join(entries).ljust(300_000 * ENTRY_SIZE, b"\0")
 
 
@@ -78,7 +78,7 @@ def test_after_a_kill_zeros_behind_the_entries_are_on_the_disk() -> None:
         disk = MemoryDisk()
         queue = ConsumeQueues(disk, ROOT, 8).get_or_create("T", 0)
         queue.append(0, [ENTRY.pack(100 * number, 100, 0) for number in range(5)])
-        [path] = queue.take_dirty()
+        [path] = queue.files.take_dirty()
         disk.open(path).sync()
         disk.open(path).zero(4 * ENTRY_SIZE, ENTRY_SIZE)
         again = ConsumeQueues(disk, ROOT, 8)

@@ -76,7 +76,7 @@ def test_a_cut_leaves_what_is_before_it_wherever_that_is(written: int, kept: int
     put(file, 1, written + 1)
     file.write(file.take_unwritten())
     put(file, written + 1, 31)
-    file.cut(kept + 1, kept * 1000)
+    file.truncate(kept + 1, kept * 1000)
     assert file.entries(1, 30) == chained(kept)
     put(file, kept + 1, 26 if kept < 26 else 31)
     count = file.next_entry - 1
@@ -110,7 +110,7 @@ async def test_more_than_is_left_to_a_worker_is_written_by_who_brings_it_unless_
     autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "_NEW_BYTES_MAX", 10 * INDEX_ENTRY_SIZE)
-    monkeypatch.setattr(key_index, "_NEW_BYTES_MAX_MEANWHILE", 20 * INDEX_ENTRY_SIZE)
+    monkeypatch.setattr(key_index, "_NEW_BYTES_MAX_SAVING", 20 * INDEX_ENTRY_SIZE)
     disk = MemoryDisk()
     async with open_small(disk, derived_flush_interval_s=1e6, index_entry_count=4000) as store:
         assert store.index is not None

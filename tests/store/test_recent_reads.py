@@ -82,9 +82,9 @@ async def test_what_is_damaged_or_about_to_be_cut_off_is_not_served_from_memory(
         assert log.read_nowait(begin, size) is None
         assert bytes(log.read_nowait(begin, 10) or b"") == expected[:10]
         store.damage.forget(0, 1 << 63)
-        log.cut_under_way = trio.Event()
+        log.truncated = trio.Event()
         assert log.read_nowait(begin, size) is None
-        log.cut_under_way = None
+        log.truncated = None
 
 
 async def test_what_retention_took_is_not_served_from_memory() -> None:

@@ -788,10 +788,10 @@ async def test_what_the_queues_of_a_sync_flush_master_know_was_flushed_and_is_da
         for each in list(store.damage.open):
             start = each.begin - each.begin % SEGMENT
             raw = whole[LOG / f"{start:020d}"][each.begin - start : each.end - start]
-            assert await store.verified.proves(each, each.begin, raw) == len(raw)
-            await store.verified.rewrite(each.begin, raw)
-            assert await store.verified.is_sound(each)
-            store.verified.after_heal(each)
+            assert await store.repair.proves(each, each.begin, raw) == len(raw)
+            await store.repair.rewrite(each.begin, raw)
+            assert await store.repair.is_sound(each)
+            store.repair.after_heal(each)
             store.damage.healed(each, "a peer")
         assert len(await records(store)) == (32 if is_writable else 30)
         await check_derived(store)
@@ -973,7 +973,7 @@ async def test_ends_of_queues_that_can_not_be_read_are_unknown(caplog: pytest.Lo
     content[-3] ^= 1
     async with open_small(disk) as store:
         await check_derived(store)
-    assert "queue_ends_damaged" in caplog.text
+    assert "queue.ends_damaged" in caplog.text
 
 
 async def test_a_queue_that_ends_later_than_it_did_is_left_alone() -> None:
@@ -984,5 +984,5 @@ async def test_a_queue_that_ends_later_than_it_did_is_left_alone() -> None:
         await store.log.put([message(number) for number in range(30, 40)])
     disk.write_bytes(ROOT / QUEUE_ENDS_FILE, early)
     async with open_small(disk) as store:
-        assert store.queues.cut_at is None
+        assert store.queues.rebuild_from is None
         await check_derived(store)

@@ -109,13 +109,13 @@ async def test_a_filling_disk_deletes_at_any_hour_then_at_any_age_then_refuses_p
     async with open_small(disk, clock, clean_forcibly=forcibly) as store:
         await fill(store, 40)
         disk.total_bytes, disk.free_bytes = 1000, round(1000 * (1 - used))
-        await store.retention.look_at_disk()
+        await store.retention.check_disk()
         assert bool(await store.retention.clean()) is deletes
         is_writable, reason = store.is_writable
         assert is_writable is writable
         assert ("91.0% full" in reason) is not writable
         disk.free_bytes = 900
-        await store.retention.look_at_disk()
+        await store.retention.check_disk()
         assert store.is_writable == (True, "")
 
 
@@ -145,10 +145,10 @@ async def test_a_slave_that_is_away_does_not_stop_producers_when_the_disk_fills(
         await fill(store, 40)
         store.set_retain_from(lambda: 0)
         disk.total_bytes, disk.free_bytes = 1000, 200
-        await store.retention.look_at_disk()
+        await store.retention.check_disk()
         assert await store.retention.clean() == 0
         disk.free_bytes = 140
-        await store.retention.look_at_disk()
+        await store.retention.check_disk()
         assert await store.retention.clean() > 0
 
 
@@ -180,7 +180,7 @@ async def test_the_room_of_a_deleted_segment_is_given_back_by_a_worker(
         await fill(store)
         with trio.fail_after(20):
             # Whoever cools or syncs a segment holds it.
-            while min(store.log._cooled, store.log.flushed_offset.value) < store.log.segments[0].end:  # noqa: ASYNC110
+            while min(store.log._released_to, store.log.flushed_offset.value) < store.log.segments[0].end:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         oldest = store.log.segments[0].file.path.name
         with monkeypatch.context() as patch:

@@ -10,6 +10,7 @@ from ha.errors import CorruptLog
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, scan_record
 from ha.store.checkpoint import load_flushed_to
+from ha.store.commitlog import UNLIMITED
 from ha.store.message_store import MessageStore
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
@@ -55,7 +56,7 @@ async def test_a_new_master_goes_on_behind_what_nobody_may_see_yet(autojump_cloc
         await check_puts(store)
         await trio.sleep(5)
         assert store.log.dispatched_offset.value == before
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         await check_derived(store)
         await trio.sleep(20)
         assert load_flushed_to(disk, ROOT / "checkpoint") == store.log.flushed_offset.value
@@ -110,7 +111,7 @@ async def test_what_came_of_a_record_in_part_is_cut_off_by_a_new_master(autojump
                 await store.become_master()
                 assert store.log.max_offset.value == max(at for at in begins if at <= end), end
                 await check_puts(store)
-                store.log.lift_dispatch_limit()
+                store.log.limit_dispatch(UNLIMITED)
                 await check_derived(store)
 
 
@@ -141,7 +142,7 @@ async def test_a_record_that_gets_no_place_in_its_queue_does_not_count(autojump_
 async def test_an_empty_store_can_become_a_master() -> None:
     async with open_small(is_slave=True, dispatch_confirmed=True) as store:
         await store.become_master()
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         [result] = await store.log.put([message(0)])
         assert (result.physical_offset, result.queue_offset) == (0, 0)
         await check_derived(store)

@@ -19,6 +19,7 @@ from ha.errors import DiskFailed, DiskFull, HalogError, OffsetGone
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
+from ha.store.commitlog import UNLIMITED
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.record_maker import AppendResult
 from ha.store.truncation import INTENT_FILE, load_intent, save_intent
@@ -125,7 +126,7 @@ async def test_only_places_between_two_records_of_the_log_will_do() -> None:
         filler = next(r.next_offset for r in results[-20:] if r.next_offset % SEGMENT > SEGMENT - 500)
         assert filler not in [r.physical_offset for r in results]
         for wrong in (-1, 0, begin - 1, end + 1, *inside, filler + 4):
-            with pytest.raises(ValueError, match="cut"):
+            with pytest.raises(ValueError, match="truncate"):
                 await store.truncate(wrong)
         assert store.log.max_offset.value == end
         await check_derived(store)
@@ -188,7 +189,7 @@ async def test_the_dispatch_limit_falls_with_the_log(autojump_clock: MockClock) 
         assert more[0].queue_offset == 2
         await trio.sleep(1)
         assert store.log.dispatched_offset.value == results[1].next_offset
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         await check_derived(store)
 
 
@@ -199,7 +200,7 @@ async def test_what_is_kept_but_not_dispatched_counts_for_the_next_queue_offsets
         await store.truncate(results[4].physical_offset)
         again = await store.log.put([message(n, queue_id=n % 2) for n in range(2)])
         assert [each.queue_offset for each in again] == [2, 2]
-        store.log.lift_dispatch_limit()
+        store.log.limit_dispatch(UNLIMITED)
         await check_derived(store)
 
 

@@ -26,9 +26,9 @@ async def test_a_damaged_record_of_any_size_is_proven_as_a_whole(size_max: int) 
         begin, end = results[1].physical_offset, results[1].next_offset
         raw = await store.log.read_all(begin, end - begin)
         damage = store.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=False)
-        assert await store.verified.proves(damage, begin, raw) == len(raw)
-        assert await store.verified.proves(damage, begin, raw[:-1]) == 0
-        assert await store.verified.is_sound(damage)
+        assert await store.repair.proves(damage, begin, raw) == len(raw)
+        assert await store.repair.proves(damage, begin, raw[:-1]) == 0
+        assert await store.repair.is_sound(damage)
 
 
 async def test_the_begin_of_a_range_is_proven_by_records_that_the_queues_know() -> None:
@@ -42,15 +42,15 @@ async def test_the_begin_of_a_range_is_proven_by_records_that_the_queues_know() 
         begin, end = results[1].physical_offset, results[-1].next_offset
         raw = await store.log.read_all(begin, end - begin)
         damage = store.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=False)
-        verified = store.verified
-        assert await verified.proves_alone(damage, begin, raw) == end - begin
-        assert await verified.proves_alone(damage, begin, raw[:-1]) == results[-1].physical_offset - begin
+        repair = store.repair
+        assert await repair.proves_alone(damage, begin, raw) == end - begin
+        assert await repair.proves_alone(damage, begin, raw[:-1]) == results[-1].physical_offset - begin
         assert len(foreign) == end
-        assert await verified.proves(damage, begin, foreign[begin:]) == end - begin
-        assert await verified.proves_alone(damage, begin, foreign[begin:]) == results[3].physical_offset - begin
+        assert await repair.proves(damage, begin, foreign[begin:]) == end - begin
+        assert await repair.proves_alone(damage, begin, foreign[begin:]) == results[3].physical_offset - begin
         tampered = raw.replace(b"tag2", b"tag3")
-        assert await verified.proves(damage, begin, tampered) == end - begin
-        assert await verified.proves_alone(damage, begin, tampered) == results[2].physical_offset - begin
+        assert await repair.proves(damage, begin, tampered) == end - begin
+        assert await repair.proves_alone(damage, begin, tampered) == results[2].physical_offset - begin
 
 
 async def test_what_is_before_a_range_that_became_shorter_is_read_and_dispatched() -> None:
@@ -70,18 +70,18 @@ async def test_what_is_before_a_range_that_became_shorter_is_read_and_dispatched
         assert (damage.begin, damage.end) == (begin, end)
         assert store.log.dispatched_offset.value == begin
         middle = results[3].physical_offset
-        await store.verified.rewrite(begin, right[: middle - begin])
+        await store.repair.rewrite(begin, right[: middle - begin])
         store.damage.shrink(damage, middle, "a peer")
-        store.verified.after_heal(damage)
+        store.repair.after_heal(damage)
         with trio.fail_after(60):
             await store.log.dispatched_offset.wait_beyond(middle - 1)
         assert await store.log.read_all(begin, middle - begin) == right[: middle - begin]
         with pytest.raises(DamagedBytes):
             await store.log.read(middle, 1)
-        await store.verified.rewrite(middle, right[middle - begin :])
-        assert await store.verified.is_sound(damage)
+        await store.repair.rewrite(middle, right[middle - begin :])
+        assert await store.repair.is_sound(damage)
         store.damage.healed(damage, "another")
-        store.verified.after_heal(damage)
+        store.repair.after_heal(damage)
         await check_derived(store)
 
 

@@ -18,7 +18,7 @@ from ha.protocol.headers import GetMaxOffsetRequest, parse_header
 from ha.replication import sync_state
 from ha.replication.sync_state import SyncStateSet
 from ha.store import truncation
-from ha.store.segment_files import cut_segments
+from ha.store.segment_files import truncate_segments
 from tests.sim.agreement import SimAgreementService
 from tests.sim.bugs import cut_without_zeros
 from tests.sim.planting import Bug, Plant, Planting, entered
@@ -101,7 +101,7 @@ def offsets_beside_the_log(plant: Planting) -> None:
 def stale_tail_after_cut(plant: Planting) -> None:
     """Bytes behind the end of a truncated log stay in its file (apache/rocketmq#10666): recovery may continue into
     them, and take unacknowledged messages as valid."""
-    plant.replace_in(truncation, cut_segments)(cut_without_zeros)
+    plant.replace_in(truncation, truncate_segments)(cut_without_zeros)
 
 
 def _loses_power(plan: GroupPlan) -> bool:

@@ -1,0 +1,150 @@
+"""Saves, at intervals and when a store closes, what is derived from the log, and records how far that is durable.
+
+What it records is what recovery trusts after a crash: the checkpoint (checkpoint.py), the checksums of flushed bytes,
+and the ends of the queues. Nothing is recorded before it is on the disk. Source: StoreCheckpoint.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from ha.errors import DiskFailed, OffsetGone
+from ha.protocol.store_files import Checkpoint
+from ha.store.checkpoint import save_checkpoint
+from ha.store.files import is_passing
+from ha.store.key_index import KeyIndex
+from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, save_queue_ends
+from ha.store.store_parts import StoreParts
+
+_SYNCED_AT_ONCE = 512
+"""Files of queues; stopping waits for no more than these."""
+
+
+class Checkpointer:
+    """One store's. The log's `maintenance_lock` serializes its work with retention and truncation."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        self._parts = parts
+        self._options = parts.options
+        self._run_blocking = parts.run_blocking
+        self.checkpoint = Checkpoint()
+        self._saved_checkpoint: tuple[bytes, int, int] | None = None
+        self._saved_ends: QueueEnds = {}
+
+    async def run(self) -> None:
+        """Saves every `checkpoint_interval_s`, the derived files every `derived_flush_interval_s`, until cancelled."""
+        options = self._options
+        derived_at = trio.current_time() + options.derived_flush_interval_s
+        while True:
+            await trio.sleep(options.checkpoint_interval_s)
+            async with self._parts.log.maintenance_lock:
+                is_derived_due = trio.current_time() >= derived_at
+                if is_derived_due:
+                    derived_at = trio.current_time() + options.derived_flush_interval_s
+                await self.save(with_derived=is_derived_due)
+
+    async def save(self, *, with_derived: bool) -> None:
+        """Saves the checksums and the checkpoint, and before them queues and index. DiskFailed, not if it is full."""
+        if with_derived:
+            await self._save_derived()
+        try:
+            await self._parts.verified.cover_flushed()
+        except OffsetGone:
+            pass  # set aside, or deleted, meanwhile
+        except OSError as error:
+            if not is_passing(error):
+                raise DiskFailed(self._options.root / "checksums", "write", str(error)) from error
+        checkpoint, flushed_ms = self.checkpoint, self._parts.flusher.flushed_timestamp_ms
+        checkpoint.physic_msg_timestamp_ms = max(checkpoint.physic_msg_timestamp_ms, flushed_ms)
+        try:
+            await self.write()
+        except OSError as error:
+            if not is_passing(error):
+                raise DiskFailed(self._options.root / "checkpoint", "write", str(error)) from error
+
+    async def write(self, begin: int | None = None) -> None:
+        """Writes the checkpoint, unless it is unchanged. OSError. `begin`: where the log is about to begin."""
+        parts = self._parts
+        log = parts.log
+        flushed_to = 0 if log.is_slave else log.flushed_offset.value
+        if self._options.dispatch_confirmed:
+            self.checkpoint.confirm_physical_offset = min(log.max_offset.value, log.dispatch_limit.value)
+        content = self.checkpoint.pack(), flushed_to, log.min_offset if begin is None else begin
+        if content == self._saved_checkpoint:
+            return
+        path = self._options.root / "checkpoint"
+        await self._run_blocking(save_checkpoint, parts.disk, path, Checkpoint.unpack(content[0]), *content[1:])
+        self._saved_checkpoint = content
+
+    def forget(self) -> None:
+        """Resets the checkpoint, whose file was removed."""
+        self.checkpoint = Checkpoint()
+        self._saved_checkpoint = None
+
+    # ---- queues and index
+
+    async def _save_derived(self) -> None:
+        """Syncs queues and index, and records up to when they are complete."""
+        parts = self._parts
+        log, queues = parts.log, parts.queues
+        generation = log.generation
+        dispatched = log.dispatched_offset.value
+        stored_ms = parts.dispatcher.dispatched_timestamp_ms
+        unsynced = queues.take_dirty()[::-1]
+        ends = queues.ends() if unsynced else self._saved_ends
+        try:
+            while unsynced:
+                await self._run_blocking(parts.disk.sync_all, unsynced[: -_SYNCED_AT_ONCE - 1 : -1])
+                del unsynced[-_SYNCED_AT_ONCE:]
+            if ends != self._saved_ends:
+                await self._save_ends(ends)
+            if parts.index is not None:
+                await self._save_index(parts.index)
+        except OSError as error:
+            if is_passing(error):  # dispatch logs it, and the next round tries again
+                return
+            raise DiskFailed(self._options.root, "sync of queues and index", str(error)) from error
+        finally:
+            queues.mark_dirty(unsynced)  # cancelled by the stop, or the disk is full: the next round syncs them
+        if generation == log.generation and dispatched <= log.dispatched_offset.value:
+            self.checkpoint.logics_msg_timestamp_ms = max(self.checkpoint.logics_msg_timestamp_ms, stored_ms)
+            if parts.index is not None:
+                self.checkpoint.index_msg_timestamp_ms = parts.index.safe_timestamp_ms
+
+    async def _save_ends(self, ends: QueueEnds) -> None:
+        await self._run_blocking(save_queue_ends, self._parts.disk, self._options.root / QUEUE_ENDS_FILE, ends)
+        self._saved_ends = ends
+
+    async def _save_index(self, index: KeyIndex) -> None:
+        index.write_pending()
+        taken = index.take_unwritten()
+        dirty_ms = [unwritten.end_timestamp_ms for unwritten in taken if unwritten.is_dirty]
+        try:
+            if dirty_ms and min(dirty_ms) <= self.checkpoint.index_msg_timestamp_ms:
+                # More keys of the very millisecond that the checkpoint covers: a file that is half written when the
+                # power fails must not pass for the one that was synced.
+                self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
+                await self.write()
+            await self._run_blocking(index.write, taken)
+            index.write_pending()  # keys put meanwhile
+        finally:
+            index.give_back(taken)  # not written: the stop came first, or the disk refuses
+
+    # ---- for truncation
+
+    async def cap_timestamps(self, stored_ms: int) -> None:
+        """Lowers every saved store time to at most `stored_ms`, before bytes of later records change. OSError."""
+        parts, checkpoint = self._parts, self.checkpoint
+        parts.log.last_store_timestamp_ms = min(parts.log.last_store_timestamp_ms, stored_ms)
+        parts.flusher.flushed_timestamp_ms = min(parts.flusher.flushed_timestamp_ms, stored_ms)
+        parts.dispatcher.cap_timestamp(stored_ms)
+        checkpoint.physic_msg_timestamp_ms = min(checkpoint.physic_msg_timestamp_ms, stored_ms)
+        checkpoint.logics_msg_timestamp_ms = min(checkpoint.logics_msg_timestamp_ms, stored_ms)
+        checkpoint.index_msg_timestamp_ms = min(checkpoint.index_msg_timestamp_ms, stored_ms)
+        await self.write()
+
+    async def save_truncated(self) -> None:
+        """Saves the index and the ends of the queues after these were truncated. OSError."""
+        if self._parts.index is not None:
+            await self._save_index(self._parts.index)
+        await self._save_ends(self._parts.queues.ends())

@@ -1,0 +1,196 @@
+"""All consume queues of a store, by topic and queue id. Source: ConsumeQueueStore."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from ha.protocol.record import RecordHead
+from ha.store.consume_queue import ConsumeQueue, QueueEntry
+from ha.store.files import Disk, OpenFiles
+from ha.store.queue_ends import QueueEnds
+
+logger = logging.getLogger(__name__)
+
+_OPEN_COUNT_MAX = 512
+_CHAIN_BYTES = 64 << 20
+"""Bytes of the log whose entries are compared at once."""
+
+
+class ConsumeQueues:
+    """All queues of a store."""
+
+    def __init__(self, disk: Disk, directory: Path, file_entry_count: int) -> None:
+        self._disk = disk
+        self._open_count_max = _OPEN_COUNT_MAX
+        self._files = OpenFiles(disk, _OPEN_COUNT_MAX)
+        self._directory = directory
+        self._file_entry_count = file_entry_count
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._is_one_missing = False
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Returns a queue that has, or once had, a message; else None."""
+        return self._queues.get((topic, queue_id))
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Returns a queue, created in memory if it is new; its first entry makes its files."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            directory = self._directory / topic / str(queue_id)
+            queue = ConsumeQueue(self._disk, self._files, directory, topic, queue_id, self._file_entry_count)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def topics(self) -> dict[str, list[int]]:
+        """Returns topic -> its queue ids, both sorted."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in sorted(self._queues):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        """Returns the queue offset behind the last dispatched message of a queue."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.max_offset if queue is not None else 0
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    # ---- loading
+
+    def load(self, is_clean: bool) -> bool:
+        """Finds the queues on the disk. False if one was damaged (it is empty now) and must be rebuilt.
+
+        The bytes behind the entries are certain to be zeros only after `truncate`, which comes before a record is
+        written.
+        """
+        whole = True
+        for topic in self._disk.list_dir(self._directory):
+            for name in self._disk.list_dir(self._directory / topic):
+                if name.isascii() and name.isdigit():
+                    whole &= self.get_or_create(topic, int(name)).load(is_clean)
+        return whole
+
+    def ends(self) -> QueueEnds:
+        """Returns the `max_offset` of each queue."""
+        found: QueueEnds = {}
+        for (topic, queue_id), queue in self._queues.items():
+            found.setdefault(topic, {})[queue_id] = queue.max_offset
+        return found
+
+    def detect_lost_ends(self, ends: QueueEnds) -> None:
+        """Compares the queues, after `load`, with their recorded ends; those that end earlier have lost entries."""
+        for topic, known in ends.items():
+            for queue_id, end in known.items():
+                queue = self._queues.get((topic, queue_id))
+                found = queue.max_offset if queue is not None else 0
+                if found < end:
+                    logger.error("queue.end_lost topic=%s queue_id=%d end=%d found=%d", topic, queue_id, end, found)
+                    if queue is not None:
+                        queue.has_lost_entries = True
+                    else:
+                        self._is_one_missing = True
+
+    @property
+    def rebuild_from(self) -> int | None:
+        """Physical offset from which dispatch has to begin to restore lost entries and missing queues; None if there
+        are none."""
+        if self._is_one_missing:
+            return 0
+        lost = (queue.max_physical_offset for queue in self._queues.values() if queue.has_lost_entries)
+        return min(lost, default=None)
+
+    # ---- searching
+
+    @property
+    def max_physical_offset(self) -> int:
+        """End of the last record that has an entry in any queue."""
+        return max((queue.max_physical_offset for queue in self._queues.values()), default=0)
+
+    def first_record_from(self, physical_offset: int) -> int | None:
+        """Returns the physical offset of the first record with an entry at or beyond one; None if there is none."""
+        return min((p for queue in self if (p := queue.first_record_from(physical_offset)) is not None), default=None)
+
+    def last_record_before(self, physical_offset: int) -> int:
+        """Returns the physical offset of the last record with an entry before one; −1 if there is none."""
+        return max((queue.last_record_before(physical_offset) for queue in self), default=-1)
+
+    def has_record_at(self, physical_offset: int) -> bool:
+        """Returns whether some queue has an entry of a record at exactly this offset."""
+        return any(queue.has_record_at(physical_offset) for queue in self)
+
+    def has_entry_of(self, head: RecordHead) -> bool:
+        """Returns whether the entry at a record's queue offset is the one that dispatch makes of it."""
+        queue = self._queues.get((head.topic, head.queue_id))
+        expected = QueueEntry(head.physical_offset, head.total_size, head.tags_code)
+        return queue is not None and queue.read(head.queue_offset, 1) == [expected]
+
+    def contiguous_end(self, begin: int, end: int, *, segment_size: int) -> int:
+        """Returns up to where the records with entries within [`begin`, `end`) are contiguous, from `begin` on.
+
+        The next record may begin with the next segment, unless `segment_size` is 0.
+        """
+        at = begin
+        while (first := self.first_record_from(at)) is not None and first < end:
+            began = at
+            stop = min(first + _CHAIN_BYTES, end)
+            for physical_offset, size in sorted(chain.from_iterable(queue.records_in(first, stop) for queue in self)):
+                next_start = -(-at // segment_size) * segment_size if segment_size else at
+                if physical_offset not in (at, next_start) or size <= 0:
+                    return at
+                at = physical_offset + size
+            if at == began:
+                break
+        return at
+
+    # ---- removing entries
+
+    def truncate(self, physical_offset: int) -> int:
+        """Removes the entries of records at or beyond a physical offset from all queues; returns how many.
+
+        They, and what `load` found behind the entries, are then zeros on the disk, too. Blocking.
+        """
+        removed = sum(queue.truncate(physical_offset) for queue in self)
+        self._disk.sync_all([path for queue in self if (path := queue.files.take_zeroed()) is not None])
+        return removed
+
+    def correct_min(self, log_min_offset: int) -> int:
+        """Adjusts every queue's `min_offset` to the commitlog's; returns how many files that deleted."""
+        return sum(queue.correct_min(log_min_offset) for queue in self)
+
+    def clear(self, topic: str) -> None:
+        """Removes all entries of a topic, whose queues keep their ends. Blocking."""
+        for queue in self:
+            if queue.topic == topic:
+                queue.clear()
+
+    def forget(self) -> None:
+        """Resets to the state without queues, and leaves the files alone, which were moved."""
+        self._queues.clear()
+        self._files = OpenFiles(self._disk, self._open_count_max)
+
+    # ---- syncing
+
+    def sync_from(self, physical_offset: int) -> None:
+        """Syncs the entries of records at or beyond a physical offset."""
+        for queue in self:
+            queue.sync_from(physical_offset)
+
+    def take_dirty(self) -> list[Path]:
+        """Returns the files written since the last call; the caller syncs them or passes them to `mark_dirty`."""
+        return [path for queue in self for path in queue.files.take_dirty()]
+
+    def mark_dirty(self, paths: Sequence[Path]) -> None:
+        """Marks files as not synced; those that were deleted meanwhile are ignored."""
+        if paths:
+            taken = set(paths)
+            for queue in self:
+                queue.files.mark_dirty(taken)
+
+    def limit_open_files(self, count_max: int) -> None:
+        """Keeps at most this many files open from now on."""
+        self._open_count_max = count_max
+        self._files.limit(count_max)

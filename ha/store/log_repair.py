@@ -1,0 +1,167 @@
+"""Proves bytes that a peer sends for a damaged range, and writes them to the log.
+
+The healer (`ha/replication/healer.py`) fetches them. Bytes are proven by the checksums that the blocks had when they
+were written here; where none are known, by being sound records that end exactly where the damage does.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from isal.isal_zlib import crc32
+
+from ha.errors import OffsetGone
+from ha.protocol.record import Filler, RecordHead, scan_record
+from ha.store.checksums import SegmentSums
+from ha.store.consume_queues import ConsumeQueues
+from ha.store.damage import DamagedRange
+from ha.store.log_scan import LogScan
+from ha.store.mapped_file import RunBlocking, Segment
+from ha.store.options import StoreOptions
+from ha.store.segmented_log import SegmentedLog
+from ha.store.verified_reads import VerifiedReads
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 16 << 20
+"""Maximum size of the part of a damaged range that is held at once: no record, nor the filler where one had no room, is
+larger than the largest frame that a client can send."""
+
+
+class LogRepair:
+    """Repairs of one log."""
+
+    def __init__(
+        self,
+        log: SegmentedLog,
+        verified: VerifiedReads,
+        queues: ConsumeQueues,
+        options: StoreOptions,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._log = log
+        self._verified = verified
+        self._checksums = verified.checksums
+        self._block_size = verified.checksums.block_size
+        self._queues = queues
+        self._options = options
+        self._run_blocking = run_blocking
+        self.damage = log.damage
+
+    async def is_sound(self, damage: DamagedRange) -> bool:
+        """Reads a damaged range again; returns whether it is right now (a disk may fail to read for a moment)."""
+        segment = self._log.segment_at(damage.begin)
+        position = damage.begin
+        while position < damage.end:
+            size = min(damage.end - position, PIECE_BYTES - PIECE_BYTES % self._block_size)
+            try:
+                raw = await self._run_blocking(segment.file.pread, size, position - segment.start)
+            except OSError:
+                return False
+            proven = await self.proves(damage, position, raw)
+            if not proven:
+                return False
+            position += proven
+        return True
+
+    async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
+        """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven to be what was written.
+
+        By the checksums of whole blocks if they are known; else by records that are sound, the last of which ends
+        where the damage does (or the piece ends within a record, which then doesn't count).
+        """
+        segment = self._log.segment_at(begin)
+        if damage.by_checksum:
+            sums = await self._verified.load_sums(segment)
+            return self._proven_blocks(sums, begin - segment.start, raw)
+        scan = LogScan([segment], self._options, is_clean=True)
+        proven: int = await self._run_blocking(scan.sound_prefix, raw, begin, damage.end, segment)
+        return proven
+
+    def _proven_blocks(self, sums: SegmentSums, position: int, raw: bytes) -> int:
+        block_size = self._block_size
+        view = memoryview(raw)
+        proven = 0
+        while proven < len(raw):
+            block, within = divmod(position + proven, block_size)
+            length = sums.lengths[block]
+            piece = view[proven : proven + length]
+            if within or not length or len(piece) < length or crc32(piece) != sums.crcs[block]:
+                break
+            proven += length
+        return proven
+
+    async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
+        """Returns how many bytes of `raw`, meant for `begin` in a damaged range, are proven whatever follows them.
+
+        By the checksums of whole blocks; or, where none are known, by sound records that have consume queue entries.
+        """
+        if damage.by_checksum:
+            return await self.proves(damage, begin, raw)
+        scan = LogScan([self._log.segment_at(begin)], self._options, is_clean=True)
+        proven: int = await self._run_blocking(self._queued_prefix, scan, raw, begin, damage.end)
+        return proven
+
+    def _queued_prefix(self, scan: LogScan, raw: bytes, begin: int, end: int) -> int:
+        size = scan.sound_prefix(raw, begin, end, scan.segments[0])
+        at = 0
+        while at < size:
+            found = scan_record(raw, at, size, delay_levels_ms=self._options.delay_levels_ms)
+            if isinstance(found, Filler):
+                return size
+            if not isinstance(found, RecordHead) or not self._queues.has_entry_of(found):
+                break
+            at += found.total_size
+        return at
+
+    async def rewrite(self, begin: int, raw: bytes) -> None:
+        """Writes proven bytes over damaged ones, synced, and reads them back. OSError if they differ.
+
+        OffsetGone if the log was truncated before their end meanwhile.
+        """
+        log = self._log
+        async with self._verified.checksums_held():
+            if begin + len(raw) > log.max_offset.value:
+                raise OffsetGone(begin + len(raw), log.min_offset, log.max_offset.value)
+            segment = log.segment_at(begin)
+            await self._run_blocking(_rewrite, segment, begin - segment.start, raw)
+
+    async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
+        """If `raw`, sent by another node, is what the disk holds here too, corrects its checksum and returns True.
+
+        Then only the checksum was wrong, because another program wrote the log. For one block with a checksum.
+        """
+        if not damage.by_checksum or len(raw) > self._block_size:
+            return False
+        segment = self._log.segment_at(damage.begin)
+        position = damage.begin - segment.start
+        async with self._verified.checksums_held():
+            try:
+                if await self._run_blocking(segment.file.pread, len(raw), position) != raw:
+                    return False
+            except OSError:
+                return False
+            if damage.begin + len(raw) > self._log.max_offset.value:
+                return False  # truncated meanwhile
+            sums = await self._run_blocking(self._checksums.load, segment.start)
+            sums.set(position // self._block_size, crc32(raw), len(raw))
+            await self._run_blocking(self._checksums.write_back)
+        logger.warning("checksums.corrected begin=%d end=%d", damage.begin, damage.end)
+        return True
+
+    def after_heal(self, damage: DamagedRange) -> None:
+        """Makes the blocks of a healed range that have no checksum be checked again, by their records."""
+        if not damage.by_checksum:
+            sums = self._checksums.peek(damage.begin - damage.begin % self._checksums.segment_size)
+            if sums is not None:
+                sums.walked = sums.start
+
+
+def _rewrite(segment: Segment, position: int, raw: bytes) -> None:
+    segment.file.pwrite(raw, position)
+    segment.file.sync()
+    if segment.file.pread(len(raw), position) != raw:
+        raise OSError(f"{segment.file.path} does not keep what is written at {position}")
+
+
+__all__ = ["PIECE_BYTES", "LogRepair"]

@@ -1,0 +1,216 @@
+"""The files of one consume queue, as one array of entries.
+
+Files `consumequeue/TOPIC/QUEUE/NNN` of equal size, whose name is the byte offset of the file's first entry, so entry n
+of the queue is at byte 20·n of the whole. They are written with pwrite and sparse at their full size, as RocketMQ
+expects them: a full disk is then an error of the write and not a signal. Knows no meaning of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
+from ha.store.files import Disk, File, OpenFiles, data_ranges
+from ha.store.mapped_file import segment_starts
+
+
+class QueueFiles:
+    """The files of one queue. Offsets are entries."""
+
+    def __init__(self, disk: Disk, open_files: OpenFiles, directory: Path, file_entries: int) -> None:
+        self._disk = disk
+        self._open_files = open_files
+        self._directory = directory
+        self.file_entries = file_entries
+        self._file_size = file_entries * ENTRY_SIZE
+        self.starts: list[int] = []  # contiguous
+        self._last_path: tuple[int, Path] = (-1, directory)  # start and path of the file asked for last
+        self._zeroed: Path | None = None  # its end was made zeros, and is not synced yet
+        self._dirty: dict[Path, None] = {}  # in the order of writing, so that equal runs sync in equal order
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last entry that the files have room for; 0 without files."""
+        return self.starts[-1] + self.file_entries if self.starts else 0
+
+    def start_of(self, offset: int) -> int:
+        """Returns the start of the file that an offset belongs to."""
+        return offset - offset % self.file_entries
+
+    # ---- reading
+
+    def ranges(self, begin: int, stop: int) -> list[tuple[File, int, int]]:
+        """Returns, file by file, which bytes are the entries of [begin, stop): file, size, position.
+
+        Ends early at a file that a worker is removing: the log was truncated, or its first segments deleted.
+        """
+        found: list[tuple[File, int, int]] = []
+        while begin < stop:
+            start = self.start_of(begin)
+            here = min(stop, start + self.file_entries)
+            try:
+                found.append((self.file(start), (here - begin) * ENTRY_SIZE, (begin - start) * ENTRY_SIZE))
+            except FileNotFoundError:
+                break
+            begin = here
+        return found
+
+    def read(self, begin: int, count: int) -> bytes:
+        """Returns entries of one file; a file that is too short is read as if zeros followed."""
+        start, size = self.start_of(begin), count * ENTRY_SIZE
+        return self.file(start).pread(size, (begin - start) * ENTRY_SIZE).ljust(size, b"\0")
+
+    def last_data(self) -> list[tuple[int, int]]:
+        """Returns the ranges (bytes) of the last file that may be anything but zeros, which change once it is read."""
+        return data_ranges(self.file(self.starts[-1]), 0, self._file_size)
+
+    def has_data_from(self, offset: int, data: Sequence[tuple[int, int]]) -> bool:
+        """Returns whether anything but zeros is at or behind an offset; `data` is what `last_data` returned."""
+        if offset >= self.end:
+            return False
+        if offset < self.starts[-1]:
+            return True
+        file = self.file(self.starts[-1])
+        at = (offset - self.starts[-1]) * ENTRY_SIZE
+        for begin, end in data:
+            raw = file.pread(max(0, end - max(begin, at)), max(begin, at))
+            if raw.count(0) != len(raw):
+                return True
+        return False
+
+    def file(self, start: int) -> File:
+        """Returns an open file. FileNotFoundError if it is gone."""
+        return self._open_files.get(self._path(start))
+
+    def _path(self, start: int) -> Path:
+        # Kept, as making one, hash and all, takes longer than writing to the file.
+        named, path = self._last_path
+        if named != start:
+            path = self._directory / segment_name(start * ENTRY_SIZE)
+            self._last_path = start, path
+        return path
+
+    # ---- writing
+
+    def write(self, offset: int, raw: bytes) -> None:
+        """Writes entries of one file. OSError."""
+        start = self.start_of(offset)
+        file = self.file(start)
+        file.pwrite(raw, (offset - start) * ENTRY_SIZE)
+        self._dirty[file.path] = None
+
+    def repair(self, offset: int, raw: bytes) -> int:
+        """Writes those entries of one file that differ from `raw`, and returns how many did. Completes a file that is
+        too short. OSError."""
+        start = self.start_of(offset)
+        found = self.file(start).pread(len(raw), (offset - start) * ENTRY_SIZE)
+        if found == raw:
+            return 0
+        if len(found) < len(raw):
+            self._complete(start)
+        self.write(offset, raw)
+        return sum(found[at : at + ENTRY_SIZE] != raw[at : at + ENTRY_SIZE] for at in range(0, len(raw), ENTRY_SIZE))
+
+    def _complete(self, start: int) -> None:
+        """Replaces a file that is too short by one of the right size with the same content."""
+        path = self._path(start)
+        held = self._disk.read_bytes(path)[: self._file_size]
+        self._open_files.forget(path)
+        self._disk.unlink(path)
+        file = self._disk.create(path, self._file_size, allocate=False)
+        file.pwrite(held, 0)
+        self._open_files.add(file)
+
+    def blank(self, start: int, end: int) -> None:
+        """Overwrites the entries of the file at `start` up to `end` with blank ones, synced."""
+        file = self.file(start)
+        file.pwrite(ENTRY_FILL * (end - start), 0)
+        file.sync()
+
+    def zero_from(self, offset: int) -> None:
+        """Removes the files behind an offset and makes the entries from there on zeros; see `take_zeroed`."""
+        for start in reversed(self.starts[1:]):
+            if start < offset:
+                break
+            self.remove(start)
+        if self.starts and offset < self.end:
+            file = self.file(self.starts[-1])
+            at = (offset - self.starts[-1]) * ENTRY_SIZE
+            file.zero(at, self._file_size - at)
+            self._zeroed = file.path
+
+    def take_zeroed(self) -> Path | None:
+        """Returns the file in which entries were made zeros since the last call; the caller syncs it at once.
+
+        Another record may soon be where a removed entry points. If the entry of that record and the zeros are both lost
+        with the power, the removed entry would be taken for it.
+        """
+        path, self._zeroed = self._zeroed, None
+        return path
+
+    # ---- making and removing files
+
+    def find(self) -> bool:
+        """Finds the files on the disk; False if files are missing or of a wrong size. Removes an empty last file."""
+        self.starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
+        starts = self.starts
+        sizes = {start: self._disk.size(self._path(start)) for start in starts}
+        if starts and sizes[starts[-1]] == 0:
+            self._disk.unlink(self._path(starts[-1]))
+            starts.pop()
+        first = starts[0] if starts else 0
+        expected = [first + number * self.file_entries for number in range(len(starts))]
+        return starts == expected and all(sizes[start] == self._file_size for start in starts)
+
+    def make(self, start: int, blank_count: int) -> File:
+        """Makes a file, not yet one of the queue's, that begins with blank entries. Blocking: its name is synced."""
+        self._disk.make_dirs(self._directory)
+        path = self._directory / segment_name(start * ENTRY_SIZE)
+        file = self._disk.create(path, self._file_size, allocate=False)
+        if blank_count:
+            try:
+                file.pwrite(ENTRY_FILL * blank_count, 0)
+            except OSError:
+                self._disk.unlink(path)  # so that the queue is brand new at the next attempt, too
+                raise
+        return file
+
+    def adopt(self, start: int, file: File) -> None:
+        """Takes over a file that was made as the last one of the queue."""
+        self.starts.append(start)
+        self._open_files.add(file)
+
+    def remove(self, start: int) -> None:
+        """Deletes a file."""
+        path = self._path(start)
+        self.starts.remove(start)
+        self._open_files.forget(path)
+        self._dirty.pop(path, None)
+        self._disk.unlink(path)
+
+    def forget(self) -> None:
+        """Resets to the state without files, and leaves those on the disk alone."""
+        self.starts = []
+        self._dirty.clear()
+
+    # ---- syncing
+
+    def take_dirty(self) -> list[Path]:
+        """Returns the files written since the last call; the caller syncs them or passes them to `mark_dirty`."""
+        paths = list(self._dirty)
+        self._dirty.clear()
+        return paths
+
+    def mark_dirty(self, paths: Set[Path]) -> None:
+        """Marks those of `paths` that are this queue's as not synced."""
+        for start in self.starts:
+            path = self._path(start)
+            if path in paths:
+                self._dirty[path] = None
+
+    def sync_from(self, offset: int) -> None:
+        """Syncs the files that have entries at or beyond an offset."""
+        for start in self.starts:
+            if start + self.file_entries > offset:
+                self.file(start).sync()

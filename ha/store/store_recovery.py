@@ -1,0 +1,199 @@
+"""Brings log, queues and index to one end at start, after a clean stop or a crash.
+
+recovery.py finds the end of the log; queues and index are truncated to it, and dispatch adds what they lack. A
+truncation that a crash interrupted is completed first. Source: DefaultMessageStore.recover.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import trio
+
+from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to
+from ha.store.checkpointer import Checkpointer
+from ha.store.key_index import KeyIndex
+from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends
+from ha.store.recovery import Recovered, recover_log
+from ha.store.rewrite import write_again
+from ha.store.segment_files import load_segments
+from ha.store.store_parts import StoreParts
+from ha.store.truncation import INTENT_FILE, finish_files, load_intent
+
+logger = logging.getLogger(__name__)
+
+FLUSHED_FIRST = b"SYNC_FLUSH"
+"""Content of the abort file of a master with SYNC_FLUSH: every record in its queues was flushed before (recovery.py).
+RocketMQ checks only whether the file exists; a store that it used meanwhile and crashed with has no sound checkpoint
+(checkpoint.py)."""
+_OPEN_QUEUES_MAX = 1 << 14
+"""Files of queues that are kept open, if the process may; each takes a KiB or two."""
+
+
+class RecoverySummary(msgspec.Struct, frozen=True):
+    """What a recovery found, for statistics."""
+
+    is_clean: bool = True
+    max_offset: int = 0
+    truncated_bytes: int = 0
+    duration_s: float = 0.0
+
+
+class StoreRecovery:
+    """The recovery of one store, once."""
+
+    def __init__(self, parts: StoreParts, checkpointer: Checkpointer) -> None:
+        self._parts = parts
+        self._checkpointer = checkpointer
+        self._is_clean = True
+        self._truncate_at: int | None = None
+
+    async def run(self) -> RecoverySummary:
+        """Recovers. CorruptLog if acknowledged data is damaged (nothing is deleted then). OSError."""
+        began = trio.current_time()
+        parts, run, root = self._parts, self._parts.run_blocking, self._parts.options.root
+        log, queues = parts.log, parts.queues
+        open_files_max = parts.options.open_files_max
+        queues.limit_open_files(min(open_files_max * 3 // 4, _OPEN_QUEUES_MAX))
+        await parts.epochs.load()
+        self._truncate_at = await run(load_intent, parts.disk, root / INTENT_FILE)
+        if self._truncate_at is not None:
+            await run(finish_files, parts.disk, parts.options, parts.checksums, self._truncate_at)
+        self._is_clean = not parts.disk.exists(root / "abort") and self._truncate_at is None
+        recovered, are_queues_whole = await self._recover_log()
+        dispatch_from = await self._recover_derived(recovered, are_queues_whole=are_queues_whole)
+        log.dispatched_offset.reset(dispatch_from)
+        await parts.dispatcher.catch_up()
+        if log.segments:
+            await run(queues.correct_min, max(log.min_offset, 0))
+        await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))
+        summary = RecoverySummary(
+            self._is_clean, recovered.max_offset, recovered.truncated_bytes, trio.current_time() - began
+        )
+        logger.info(
+            "store.recovered root=%s clean=%s min_offset=%d max_offset=%d truncated_bytes=%d dispatched_from=%d"
+            " duration_s=%.3f",
+            root,
+            summary.is_clean,
+            log.min_offset,
+            log.max_offset.value,
+            summary.truncated_bytes,
+            dispatch_from,
+            summary.duration_s,
+        )
+        return summary
+
+    async def _recover_log(self) -> tuple[Recovered, bool]:
+        """Loads checkpoint and queues and brings the log to its end; also returns whether the queues are complete."""
+        parts, checkpointer, run = self._parts, self._checkpointer, self._parts.run_blocking
+        disk, options, checksums, queues = parts.disk, parts.options, parts.checksums, parts.queues
+        checkpoint_path = options.root / "checkpoint"
+        checkpointer.checkpoint = checkpoint = await run(load_checkpoint, disk, checkpoint_path)
+        flushed_to = await run(load_flushed_to, disk, checkpoint_path)
+        if self._truncate_at is not None:
+            flushed_to = min(flushed_to, self._truncate_at)
+        # The checkpoint of a slave that was a master says nothing of the bytes that it gets from another now.
+        known_end = max(0 if options.is_slave else flushed_to, await run(checksums.known_end))
+        known_begin = await run(load_begin, disk, checkpoint_path)
+        segments, zero_filled = await run(
+            load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_begin, known_end
+        )
+        are_queues_whole: bool = await run(queues.load, self._is_clean)
+        queued_to = queues.max_physical_offset
+        if self._truncate_at is None:
+            queues.detect_lost_ends(await run(load_queue_ends, disk, options.root / QUEUE_ENDS_FILE))
+        else:
+            await run(queues.truncate, self._truncate_at)
+            queued_to = min(queued_to, self._truncate_at)
+        recovered = await recover_log(
+            segments,
+            zero_filled,
+            disk=disk,
+            options=options,
+            run_blocking=run,
+            is_clean=self._is_clean,
+            checkpoint=checkpoint,
+            queues=queues,
+            are_queues_whole=are_queues_whole,
+            queues_prove=not self._is_clean and await run(self._was_flushed_first),
+            checksums=checksums,
+            known_end=known_end,
+            damage=parts.damage,
+        )
+        if not self._is_clean:
+            unsure_from = max(recovered.scanned_from, known_end)
+            await run(write_again, recovered.segments, unsure_from, recovered.max_offset)
+        parts.log.adopt(recovered.segments, recovered.max_offset)
+        confirmed = checkpoint.confirm_physical_offset if options.dispatch_confirmed else 0
+        if options.dispatch_confirmed:
+            # Records in queues were confirmed. A consumer that got one would find the queue's end before it.
+            parts.log.limit_dispatch(min(max(confirmed, queued_to), recovered.max_offset))
+        is_shorter = recovered.max_offset < max(flushed_to, confirmed) or parts.log.min_offset < known_begin
+        if recovered.queues_kept_to or is_shorter or (flushed_to and options.is_slave):
+            await checkpointer.write()  # the next start must not conclude another end
+        await run(parts.verified.begin, recovered.scanned_from, recovered.max_offset)
+        parts.log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
+        parts.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
+        return recovered, are_queues_whole
+
+    def _was_flushed_first(self) -> bool:
+        """Returns whether the process that crashed added only flushed records to its queues. Blocking."""
+        is_own = self._checkpointer.checkpoint.physic_msg_timestamp_ms > 0
+        return is_own and self._parts.disk.read_bytes(self._parts.options.root / "abort") == FLUSHED_FIRST
+
+    async def _recover_derived(self, recovered: Recovered, *, are_queues_whole: bool) -> int:
+        """Truncates queues, index and epochs to the log's end; returns from where records have to be dispatched."""
+        parts = self._parts
+        queues, min_offset = parts.queues, max(parts.log.min_offset, 0)
+        if self._is_clean:
+            await parts.run_blocking(queues.truncate, recovered.max_offset)
+            dispatch_from = queues.max_physical_offset
+        else:
+            await self._drop_unsynced_entries(recovered)
+            dispatch_from = recovered.scanned_from
+        if parts.index is not None:
+            indexed_to = await self._recover_index(parts.index, recovered.max_offset)
+            dispatch_from = min_offset if indexed_to is None else min(dispatch_from, indexed_to)
+        if self._truncate_at is not None:
+            await self._finish_truncation(self._truncate_at, recovered)
+        await parts.epochs.drop_beyond(recovered.max_offset)
+        if queues.rebuild_from is not None:
+            dispatch_from = min(dispatch_from, queues.rebuild_from)
+        if not are_queues_whole:
+            dispatch_from = min_offset
+        return min(max(dispatch_from, min_offset), recovered.max_offset)
+
+    async def _drop_unsynced_entries(self, recovered: Recovered) -> None:
+        """After a crash: removes the queue entries that a power loss may have torn.
+
+        Records from `scanned_from` on are dispatched again. Until those entries are durable, the checkpoint must not
+        say that they are: the next crash may come before.
+        """
+        run, queues = self._parts.run_blocking, self._parts.queues
+        checkpoint, since_ms = self._checkpointer.checkpoint, recovered.scanned_from_timestamp_ms
+        if recovered.scanned_from < recovered.max_offset and since_ms < checkpoint.logics_msg_timestamp_ms:
+            checkpoint.logics_msg_timestamp_ms = since_ms
+            await self._checkpointer.write()
+        await run(queues.truncate, max(recovered.scanned_from, recovered.queues_kept_to))
+        if recovered.queues_kept_to:
+            await run(queues.sync_from, recovered.scanned_from)
+
+    async def _recover_index(self, index: KeyIndex, end: int) -> int | None:
+        """Loads the index up to the log's end; returns the last record in it (physical offset), None if it is empty."""
+        run, checkpoint = self._parts.run_blocking, self._checkpointer.checkpoint
+        await run(index.load, None if self._is_clean else checkpoint.index_msg_timestamp_ms)
+        if checkpoint.index_msg_timestamp_ms > index.safe_timestamp_ms:
+            # Deleted files are rebuilt with the same store times.
+            checkpoint.index_msg_timestamp_ms = index.safe_timestamp_ms
+            await self._checkpointer.write()
+        await run(index.drop_files_beyond, end)
+        return index.end_physical_offset
+
+    async def _finish_truncation(self, truncate_at: int, recovered: Recovered) -> None:
+        """Completes an interrupted truncation, and removes the intent."""
+        parts = self._parts
+        await self._checkpointer.cap_timestamps(recovered.last_store_timestamp_ms)
+        await self._checkpointer.save_truncated()
+        await parts.epochs.truncate_from(truncate_at)
+        await parts.run_blocking(parts.disk.unlink, parts.options.root / INTENT_FILE)
