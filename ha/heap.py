@@ -1,4 +1,4 @@
-"""What the process does with memory that it frees."""
+"""Keeps freed memory in the process for reuse."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _BLOCK_BYTES = 16 << 20
 
 @cache
 def keep_heap() -> None:
-    """Have the process keep up to 32 MiB that it frees, and use them again; once.
+    """Makes the process keep up to 32 MiB of freed memory and reuse it; has an effect once.
 
-    For who makes and drops much again and again. glibc has a block of 128 KiB or more mapped for each use, gives the
-    kernel what is free at the heap's end, and raises both limits only by what it sees freed: every page is made anew
-    for what comes next, which can take longer than what is done in it. It keeps twice the size of the largest such
-    block; an untouched one costs nothing. MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in the environment go
-    before it. Source: mallopt(3).
+    For workloads with large repeated allocations. glibc maps each block of 128 KiB or more separately and returns free
+    memory at the end of the heap to the kernel; it raises both limits only when such a block is freed. Until then every
+    allocation gets new pages, which can take longer than the work done in them. Freeing one large block makes glibc
+    keep twice its size; the block is untouched and costs nothing. MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in
+    the environment take precedence. Source: mallopt(3).
     """
     bytes(_BLOCK_BYTES)

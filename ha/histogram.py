@@ -1,4 +1,4 @@
-"""How long something took, counted where it is measured: by classes of duration, which /metrics reads."""
+"""Histograms of durations, for /metrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ BOUNDS_S = (
     *(0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of all classes but the last: from an append of one message, some tens of microseconds, to the longest
+"""Upper bounds of all buckets but the last: from the append of one message, some tens of microseconds, to the longest
 timeouts of a put."""
 
 
 class Histogram:
-    """Durations in seconds of any one clock. `counts[n]` are those up to `BOUNDS_S[n]`, the last one all above."""
+    """Durations in seconds of any one clock. `counts[n]` counts those up to `BOUNDS_S[n]`, the last one all above."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -23,6 +23,6 @@ class Histogram:
         self.sum_s = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Count a duration, `count` times: what came together took equally long."""
+        """Adds a duration, `count` times."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += count
         self.sum_s += seconds * count

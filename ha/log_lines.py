@@ -1,7 +1,7 @@
-"""Log lines that a thread writes: who logs waits neither for a file system nor for whoever reads a pipe.
+"""Writes log lines in a thread, so that logging never waits for a file system or for the reader of a pipe.
 
-A file on a disk that is busy deleting a segment took 12 to 68 ms for a line, and the event loop with it; a pipe that
-nobody reads would stop it for good.
+A write to a file on a disk that is busy deleting a segment took 12 to 68 ms, and would hold the event loop; a pipe that
+is not read would stop it for good.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 logger = logging.getLogger(__name__)
 
 LINE_COUNT_MAX = 10_000
-"""So many wait at most; what comes then is counted, and the count logged."""
+"""Maximum number of lines that wait to be written; further lines are dropped, and their number is logged."""
 
 
 class LogLines:
@@ -23,41 +23,41 @@ class LogLines:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._waiting: SimpleQueue[str | threading.Event] = SimpleQueue()
-        self._lost_count = 0  # counted by who logs, under logging's lock; the thread knows what it has told
+        self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
+        self._dropped_count = 0  # counted under logging's lock; the thread keeps the number that it has logged
         self._thread = threading.Thread(target=self._run, name="log lines", daemon=True)
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Have a line written. Never waits."""
-        # What the thread itself logs is how many were lost.
-        if self._waiting.qsize() < LINE_COUNT_MAX or threading.current_thread() is self._thread:
-            self._waiting.put(line)
+        """Queues a line. Never waits."""
+        # The thread itself logs only how many lines were dropped.
+        if self._queue.qsize() < LINE_COUNT_MAX or threading.current_thread() is self._thread:
+            self._queue.put(line)
         else:
-            self._lost_count += 1
+            self._dropped_count += 1
 
     def flush(self) -> None:
-        """Do nothing: called by logging after each line."""
+        """Does nothing: logging calls it after each line."""
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until what was logged before is written, but no longer than that."""
+        """Waits until the lines queued before are written, for at most `timeout_s`."""
         written = threading.Event()
-        self._waiting.put(written)
+        self._queue.put(written)
         written.wait(timeout_s)
 
     def _run(self) -> None:
-        told_count = 0
+        reported_count = 0
         while True:
-            waiting = self._waiting.get()
+            waiting = self._queue.get()
             if isinstance(waiting, threading.Event):
                 waiting.set()
                 continue
-            lost_count = self._lost_count
-            if lost_count > told_count:
-                count, told_count = lost_count - told_count, lost_count
+            dropped_count = self._dropped_count
+            if dropped_count > reported_count:
+                count, reported_count = dropped_count - reported_count, dropped_count
                 logger.warning("process.log_lines_dropped count=%d reason=%r", count, "stderr is not read fast enough")
             raw = memoryview(waiting.encode(errors="backslashreplace"))
-            with contextlib.suppress(OSError):  # nobody is there to read it, or its disk is full
-                # Not through sys.stderr, whose lock a thread that waits here would hold to the end of the process.
+            with contextlib.suppress(OSError):  # the pipe is closed, or its disk is full
+                # Not through sys.stderr, whose lock a blocked thread would hold until the process ends.
                 while raw:
                     raw = raw[os.write(self._descriptor, raw) :]

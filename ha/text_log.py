@@ -1,8 +1,8 @@
-"""Log records as text, one line each: UTC time, level, logger, message.
+"""Formats log records as text, one line each: UTC time, level, logger, message.
 
 Values come from peers: a line break in the name of a group would begin a line that looks like another record, and an
-escape sequence would change what a terminal shows of the lines before. So whatever is not printable is escaped here,
-for every record. A traceback follows in lines that begin with a tab, which no record does.
+escape sequence would change how a terminal shows the previous lines. So all characters that are not printable are
+escaped, in every record. A traceback follows in lines that begin with a tab, which no record does.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import time
 
 
 def escape(text: str) -> str:
-    """Replace each character that is not printable, line breaks of all kinds included, by its Python escape."""
+    """Replaces each character that is not printable, line breaks of all kinds included, by its Python escape."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 class TextFormatter(logging.Formatter):
-    """One line for each record, and those of its traceback, if it has one, indented below."""
+    """One line per record, followed by the indented lines of its traceback, if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Called by logging."""
+        """Formats a record."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         head = f"{moment}.{int(record.msecs):03}Z {record.levelname} {record.name}"
         lines = [escape(f"{head} {record.getMessage()}")]

@@ -49,7 +49,7 @@ class PullProcessor:
             options,
             run_blocking=store.run_blocking,
             corrects_offsets=lambda: not self._keeps_offsets,
-            mend=store.scrub.mend,
+            mend=store.scrub.repair_entry,
         )
         self.holds = PullHolds(
             self._resume,

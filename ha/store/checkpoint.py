@@ -1,13 +1,17 @@
-"""Reading and writing the checkpoint file: until when the log and what is derived from it are on the disk.
+"""Reads and writes the checkpoint file: times up to which the log and the files derived from it are durable.
 
-Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Behind its fields, where RocketMQ has
-zeros, halog puts "HSUM" and the CRC-32 of the fields: a flipped bit in a time would have recovery begin too late, or
-take a torn tail for damage. A checkpoint that is wrong counts as none, and recovery then looks at the whole log. So
-does one that RocketMQ wrote over halog's, after a crash.
+Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Where RocketMQ has zeros behind its fields,
+halog adds three parts:
 
-Behind that stands up to which physical offset the log of a master was flushed: "HEND", int64, and the CRC-32 of the
-fields and these. Checksums prove that as well (checksums.py), but the newest of them are not synced. Then, "HBEG" and
-the same way, where the log begins: a first segment that is gone, and that retention did not delete, is missed.
+    "HSUM", CRC-32 of the fields          a flipped bit in a time would make recovery begin too late, or take a torn
+                                          tail for damage
+    "HEND", int64, CRC-32 of all before   physical offset up to which a master's log was flushed; checksums prove it
+                                          too (checksums.py), but the newest of them are not synced
+    "HBEG", int64, CRC-32 of all before   physical offset at which the log begins, to detect missing first segments that
+                                          retention did not delete
+
+A damaged checkpoint counts as none, and so does, after a crash, one that RocketMQ wrote over halog's; recovery then
+scans the whole log.
 """
 
 from __future__ import annotations
@@ -36,47 +40,44 @@ _BEGIN_MAGIC = b"HBEG"
 
 
 def min_timestamp_ms(checkpoint: Checkpoint) -> int:
-    """Return until which store time records are in log and queues for sure: where abnormal recovery may start."""
+    """Returns the store time up to which records are certainly in log and queues: recovery may start there."""
     newest = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms)
     return max(0, newest - SAFETY_MARGIN_MS)
 
 
 def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
-    """Read the file. All zero if there is none or it is damaged: recovery then starts at the first segment."""
+    """Reads the file. All zero if there is none or it is damaged: recovery then starts at the first segment."""
     if not disk.exists(path):
         return Checkpoint()
     raw = disk.read_bytes(path)
     try:
         checkpoint = Checkpoint.unpack(raw)
         if raw[_GUARD_AT : _GUARD_AT + 4] == _GUARD_MAGIC and _guard(raw) != raw[_GUARD_AT : _GUARD_AT + _GUARD.size]:
-            raise RemoteProtocolError("its checksum is another one")
+            raise RemoteProtocolError("its checksum is wrong")
     except RemoteProtocolError as error:
-        logger.error("checkpoint.damage_found file=%s reason=%s: recovery looks at the whole log", path, error)
+        logger.error('checkpoint.damage_found file=%s reason=%r hint="recovery scans the whole log"', path, str(error))
         return Checkpoint()
     return checkpoint
 
 
 def load_flushed_to(disk: Disk, path: Path) -> int:
-    """Return up to which physical offset the log was flushed for sure; 0 if the file doesn't say."""
-    if not disk.exists(path):
-        return 0
-    raw = disk.read_bytes(path)
-    if len(raw) < _END_AT + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
-        return 0
-    _, flushed_to, _ = _END.unpack_from(raw, _END_AT)
-    return flushed_to if raw[_END_AT : _END_AT + _END.size] == _end(raw, _END_MAGIC, flushed_to) else 0
+    """Returns the physical offset up to which the log was certainly flushed; 0 if the file doesn't have it."""
+    return max(0, _load_offset(disk, path, _END_AT, _END_MAGIC))
 
 
 def load_begin(disk: Disk, path: Path) -> int:
-    """Return the physical offset that the log begins at, or began at when its first segments were about to be deleted;
-    -1 if the file doesn't say."""
-    if not disk.exists(path):
+    """Returns the physical offset at which the log begins, or was about to begin when its first segments were to be
+    deleted; -1 if the file doesn't have it."""
+    return _load_offset(disk, path, _BEGIN_AT, _BEGIN_MAGIC)
+
+
+def _load_offset(disk: Disk, path: Path, at: int, magic: bytes) -> int:
+    """Returns the offset in the part at `at`; -1 if there is none or its checksum is wrong."""
+    raw = disk.read_bytes(path) if disk.exists(path) else b""
+    if len(raw) < at + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
         return -1
-    raw = disk.read_bytes(path)
-    if len(raw) < _BEGIN_AT + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
-        return -1
-    _, begin, _ = _END.unpack_from(raw, _BEGIN_AT)
-    return begin if raw[_BEGIN_AT : _BEGIN_AT + _END.size] == _end(raw, _BEGIN_MAGIC, begin) else -1
+    offset: int = _END.unpack_from(raw, at)[1]
+    return offset if raw[at : at + _END.size] == _end(raw, magic, offset) else -1
 
 
 def _guard(fields: bytes) -> bytes:
@@ -89,10 +90,10 @@ def _end(fields: bytes, magic: bytes, offset: int) -> bytes:
 
 
 def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: int, begin: int) -> None:
-    """Write the file in place and sync it; all that changes lies in one sector. OSError if the disk refuses.
+    """Writes the file in place and syncs it; all changes lie in one sector. OSError if the disk refuses.
 
-    `flushed_to`: up to where the log is flushed, as far as it is to say that; else 0. `begin`: its first physical
-    offset, -1 if there is none.
+    `flushed_to`: physical offset up to which the log is flushed, 0 to leave it out. `begin`: its first physical offset,
+    -1 if there is none.
     """
     fields = checkpoint.pack()
     added = _guard(fields) + _end(fields, _END_MAGIC, flushed_to) + _end(fields, _BEGIN_MAGIC, begin)

@@ -1,7 +1,7 @@
-"""Saves, at intervals and when a store closes, what is derived from the log, and records how far that is durable.
+"""Saves queues and index, at intervals and when a store closes, and records up to where the store is durable.
 
-What it records is what recovery trusts after a crash: the checkpoint (checkpoint.py), the checksums of flushed bytes,
-and the ends of the queues. Nothing is recorded before it is on the disk. Source: StoreCheckpoint.
+Recovery trusts these records after a crash: the checkpoint (checkpoint.py), the checksums of flushed bytes, and the
+ends of the queues. Nothing is recorded before it is on the disk. Source: StoreCheckpoint.
 """
 
 from __future__ import annotations

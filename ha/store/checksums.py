@@ -1,8 +1,8 @@
-"""The checksum files of a store (`ha.protocol.checksum_file`): one for each segment, read whole, written by groups.
+"""The checksum files of a store (`ha.protocol.checksum_file`): one per segment, read as a whole, written in groups.
 
 An entry is written only for bytes that are flushed, so it also proves that they were: `known_end` is a lower bound of
-what the log must hold after any crash. Entries are not synced themselves; one that is lost is made again. They are
-taken back, synced, before the bytes that they are about may change (`truncate`).
+the log's end after any crash. Entries are not synced; lost ones are recomputed. They are removed, synced,
+before the bytes that they cover may change (`truncate`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ha.store.mapped_file import segment_starts
 logger = logging.getLogger(__name__)
 
 LOADED_COUNT_MAX = 64
-"""Segments whose entries are kept in memory: 256 KiB each at RocketMQ's segment size."""
+"""Number of segments whose entries are kept in memory: 256 KiB each at RocketMQ's segment size."""
 
 
 class SegmentSums:
-    """The entries of one segment, by block. `lengths` 0: none known."""
+    """The entries of one segment, by block. A length of 0: there is none."""
 
     __slots__ = ("crcs", "dirty", "lengths", "start", "walked")
 
@@ -41,17 +41,17 @@ class SegmentSums:
         self.lengths = array("I", bytes(4 * head.block_count))
         self.dirty: set[int] = set()
         self.walked = head.segment_start
-        """Records up to this physical offset were checked one by one, for blocks without an entry"""
+        """Records up to this physical offset were checked individually, because blocks have no entry"""
 
     def set(self, block: int, crc: int, length: int) -> None:
-        """Note a block's checksum; `Checksums.write_back` writes it."""
+        """Sets a block's checksum; `Checksums.write_back` writes it."""
         self.crcs[block] = crc
         self.lengths[block] = length
         self.dirty.add(block // GROUP_ENTRIES)
 
 
 class Checksums:
-    """All of a store's. Blocking, but for `peek`; one thread at a time."""
+    """All checksums of a store. Blocking, except `peek`; for one thread at a time."""
 
     def __init__(self, disk: Disk, directory: Path, segment_size: int, block_size: int) -> None:
         self._disk = disk
@@ -60,14 +60,14 @@ class Checksums:
         self.block_size = block_size
         self._loaded: dict[int, SegmentSums] = {}
         self.rebuilt_count = 0
-        """Files or groups of entries that were damaged, and are made anew"""
+        """Number of damaged files or groups of entries, which are recomputed"""
 
     def peek(self, start: int) -> SegmentSums | None:
-        """Return the entries of the segment at `start` if they are in memory."""
+        """Returns the entries of the segment at `start` if they are in memory."""
         return self._loaded.get(start)
 
     def load(self, start: int) -> SegmentSums:
-        """Return the entries of the segment at `start`; all unknown where nothing sound is on the disk."""
+        """Returns the entries of the segment at `start`, without those that are damaged or missing on the disk."""
         sums = self._loaded.get(start)
         if sums is None:
             sums = self._read(start)
@@ -81,7 +81,7 @@ class Checksums:
         return ChecksumHead(self.block_size, self.segment_size, start)
 
     def path_of(self, start: int) -> Path:
-        """Where the file of the segment at `start` is."""
+        """Returns the path of the file of the segment at `start`."""
         return self._directory / segment_name(start)
 
     def _read(self, start: int) -> SegmentSums:
@@ -99,7 +99,7 @@ class Checksums:
         if found is None:
             if any(raw[:GROUP_SIZE]):  # zeros: the process ended between the file's creation and this
                 self._note_damage(path, "its head")
-            with suppress(OSError):  # a full disk; it is done when the file is next read
+            with suppress(OSError):  # a full disk: the next read of the file tries again
                 self._disk.open(path).pwrite(head.pack(), 0)
         for number in range(head.group_count):
             at = GROUP_SIZE * (1 + number)
@@ -116,15 +116,15 @@ class Checksums:
 
     def _note_damage(self, path: Path, what: str) -> None:
         self.rebuilt_count += 1
-        logger.error("checksums.damage_found file=%s what=%s: it is made anew from the records", path, what)
+        logger.error('checksums.damage_found file=%s what=%r hint="recomputed from the records"', path, what)
 
     @property
     def is_dirty(self) -> bool:
-        """Whether anything is not in the files yet."""
+        """Whether any entry is not written yet."""
         return any(sums.dirty for sums in self._loaded.values())
 
     def write_back(self) -> None:
-        """Write what changed. OSError if the disk refuses, but not if it is full: it is written next time then."""
+        """Writes the changed entries. OSError if the disk refuses; if it is full, the next call writes them."""
         try:
             self._write_dirty()
         except OSError as error:
@@ -150,7 +150,7 @@ class Checksums:
         return file
 
     def verify_file(self, start: int) -> bool:
-        """Read the file again and write anew what on the disk isn't what is in memory; False if something was."""
+        """Reads the file again and rewrites what differs from the entries in memory; False if anything did."""
         sums = self._loaded.get(start)
         path = self.path_of(start)
         if sums is None or sums.dirty or not self._disk.exists(path):
@@ -158,7 +158,7 @@ class Checksums:
         head = self._head(start)
         try:
             raw = self._disk.read_bytes(path)
-        except FileNotFoundError:  # retention took it
+        except FileNotFoundError:  # deleted by retention
             return True
         groups = [pack_group(number, sums.crcs, sums.lengths) for number in range(head.group_count)]
         empty = bytes(GROUP_SIZE)
@@ -184,7 +184,7 @@ class Checksums:
         return False
 
     def covered_end(self, start: int) -> int:
-        """Return the physical offset behind the last byte of a segment that has an entry; `start` if none has."""
+        """Returns the physical offset behind the last byte of a segment that has an entry; `start` if none has."""
         sums = self.load(start)
         for block in range(len(sums.lengths) - 1, -1, -1):
             if sums.lengths[block]:
@@ -192,7 +192,7 @@ class Checksums:
         return start
 
     def known_end(self) -> int:
-        """Return up to where the log was flushed for sure; 0 if nothing is known."""
+        """Returns the physical offset up to which the log was certainly flushed; 0 if there are no entries."""
         for start in reversed(self.starts()):
             end = self.covered_end(start)
             if end > start:
@@ -200,17 +200,17 @@ class Checksums:
         return 0
 
     def starts(self) -> list[int]:
-        """Return the starts of the segments that have a file, ascending."""
+        """Returns the starts of the segments that have a file, ascending."""
         return segment_starts(self._disk.list_dir(self._directory))
 
     def is_of(self, start: int) -> bool:
-        """Tell whether a sound file says that the segment at `start` has the size that is configured."""
+        """Returns whether the segment at `start` has a sound checksum file for the configured segment size."""
         path = self.path_of(start)
         return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
 
     def truncate(self, physical_offset: int) -> None:
-        """Take back, synced, every entry that covers a byte at or beyond an offset."""
-        for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # of the newest there may be no file yet
+        """Removes, synced, every entry that covers a byte at or beyond an offset."""
+        for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # the newest may have no file yet
             if start >= physical_offset:
                 self.delete(start)
                 continue
@@ -229,12 +229,12 @@ class Checksums:
             break
 
     def delete(self, start: int) -> None:
-        """Remove the file of a segment that goes."""
+        """Deletes the file of a segment that is deleted."""
         self._loaded.pop(start, None)
         path = self.path_of(start)
         if self._disk.exists(path):
             self._disk.unlink(path)
 
     def forget(self) -> None:
-        """Be empty without touching files (somebody moved them)."""
+        """Resets to no entries without touching files, which were moved."""
         self._loaded.clear()

@@ -78,7 +78,7 @@ class CommitLog(SegmentedLog):
         self.maintenance_lock = trio.Lock()
         """Serializes saving, retention, truncation and reset. Taken before appends are held"""
         self.before_delete: Callable[[int], Awaitable[None]] = _no_note
-        """Called before a segment is deleted with the new begin of the log. OSError: the segment then stays"""
+        """Called before a segment is deleted, with the new first offset. OSError: the segment then stays"""
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """Returns the queue offset (entries) that the next message put to a queue gets."""
@@ -302,7 +302,7 @@ class CommitLog(SegmentedLog):
         disk = self._disk
         number = 1
         root = self._options.root
-        # The checkpoint first: its begin and flushed end are true of this log, and of nothing in the next one.
+        # The checkpoint first: its offsets describe this log, not the next one.
         if disk.exists(root / "checkpoint"):
             disk.unlink(root / "checkpoint")
         directories = [self._directory, root / "consumequeue", root / "index", root / "checksums"]

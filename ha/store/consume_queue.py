@@ -65,7 +65,7 @@ class ConsumeQueue:
     def read(self, queue_offset: int, count: int) -> list[QueueEntry]:
         """Returns up to `count` entries from `queue_offset` on; none outside [`min_offset`, `max_offset`).
 
-        What a file lacks at its end is read as entries of size 0. A caller that uses an entry checks that it is
+        A file that is too short is read as if entries of size 0 followed. A caller that uses an entry checks that it is
         plausible, and has it repaired (scrub.py) if not.
         """
         return list(map(QueueEntry._make, ENTRY.iter_unpack(self.read_raw(queue_offset, count))))

@@ -128,7 +128,7 @@ class DamageRegistry:
         self.on_healed()
 
     def shrink(self, damage: DamagedRange, begin: int, source: str) -> None:
-        """Moves the begin of a range to `begin`: the bytes before it are right again, from `source`."""
+        """Shrinks a range to begin at `begin`: the bytes before it are right again, from `source`."""
         assert damage.begin < begin < damage.end
         if damage not in self._open:
             return
@@ -166,7 +166,7 @@ class DamageRegistry:
         """Drops the ranges behind `end`, where the log was truncated.
 
         A range that extends beyond it becomes one of records, as the checksum of its last block is gone: it begins with
-        the record that `record_before` returns for its begin.
+        the record that `record_before` returns.
         """
         self.forget(end, 1 << 63)
         for damage in self._open:

@@ -1,7 +1,7 @@
-"""One timer for many deadlines: it is set when something new is due earlier, not each time that something is due.
+"""One timer for many deadlines: it is reset only by an earlier deadline, not by each one that passes.
 
-Requests that wait come and go thousands of times a second, nearly always with the latest deadline of all. A task that
-slept until the earliest of them would be woken, and its timer set anew, for every one.
+Requests arrive and finish thousands of times a second, nearly always with the latest deadline of all. A task that slept
+until the earliest of them would be woken, and its timer reset, for every one.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import trio
 
 
 class DeadlineTimer:
-    """Calls `expire` in time. `run` is its task; `note` is called by whoever adds a deadline (trio clock, seconds)."""
+    """Calls `expire` at each deadline. `run` is its task; `note` adds a deadline (trio clock, seconds)."""
 
     __slots__ = ("_changed", "_due", "_expire")
 
     def __init__(self, expire: Callable[[float], float]) -> None:
         """`expire(now)` ends what is due at `now` or earlier, and returns the next deadline; infinity if there is none.
 
-        It is called at each deadline that is still there then, and now and then when nothing is due.
+        It is called at each deadline that still exists then, and sometimes when nothing is due.
         """
         self._expire = expire
         self._due = math.inf
         self._changed = trio.lowlevel.ParkingLot()
 
     def note(self, deadline: float) -> None:
-        """Have `expire` called at `deadline` at the latest."""
+        """Makes `run` call `expire` at `deadline` at the latest."""
         if deadline < self._due:
             self._due = deadline
             self._changed.unpark_all()
 
     async def run(self) -> None:
-        """Keep time until cancelled."""
+        """Waits for deadlines until cancelled."""
         while True:
             self._due = self._expire(trio.current_time())
             with trio.move_on_at(self._due):

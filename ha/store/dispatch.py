@@ -122,7 +122,7 @@ class Dispatcher:
                 await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
 
     async def wait_files_made(self) -> None:
-        """If a worker makes files for queues, waits until what the log has now is dispatched, or can't be: 3 s at most.
+        """If a worker makes files for queues, waits until the present records are dispatched, or can't be: 3 s at most.
 
         Not a checkpoint if none does. A reader that finds nothing in a queue or in the index may look again afterwards:
         the producer of a queue's first message must find it.
@@ -190,7 +190,7 @@ class Dispatcher:
         return True
 
     async def _next_digest(self, position: int, end: int) -> RecordDigest | None:
-        """Returns the next records, or what is wrong there; None if the next record is incomplete, or the log changed.
+        """Returns the next records, or why there are none; None if the next one is incomplete, or the log changed.
 
         DamagedBytes, OffsetGone.
         """

@@ -1,14 +1,14 @@
-"""The epoch history of a log: which master's term began at which physical offset of it. The file `epochFileCheckpoint`.
+"""The epoch history of a log, which records where each master's term begins in it: the file `epochFileCheckpoint`.
 
-A log that was never part of a failover group has none, and no file. With it two nodes find out up to where their logs
-are the same (`consistent_point`); what it says of the log's bytes must therefore never be older than these:
+A log that was never part of a failover group has none, and no file. Two nodes compare their histories to find up to
+where their logs are the same (`consistent_point`), so a history must never be older than the bytes that it describes:
 
 - `append` returns when the entry is on the disk, before a byte of the term may be acknowledged;
-- the file and its copy, `.bak`, say the same when a call returns, so that either may be lost. RocketMQ has in the copy
-  what the file said before: who falls back to it takes bytes of the last term for those of the term before;
-- what names a place behind the log's end is dropped when the log is cut there, and at a start after its end was lost.
+- the file and its copy, `.bak`, have the same content when a call returns, so that either may be lost. RocketMQ's copy
+  has the previous content: a broker that falls back to it takes bytes of the last term for those of the term before;
+- entries behind the log's end are dropped when the log is truncated, and at a start after its end was lost.
 
-A crash may leave the two different: then the call that wrote them had not returned, and the file is the newer one.
+After a crash the two may differ: then the call that wrote them had not returned, and the file is the newer one.
 Sources: EpochFileCache, CheckpointFile.
 """
 
@@ -30,24 +30,24 @@ logger = logging.getLogger(__name__)
 EPOCH_FILE = "epochFileCheckpoint"
 BACKUP_SUFFIX = ".bak"
 _FRESH_SUFFIX = ".fresh"
-"""Of what is about to take a file's place, until it is complete"""
+"""Suffix of a file's replacement until it is complete."""
 
 
 class EpochHistory:
-    """One log's. `load` it first; then one call at a time changes it, however many ask. Reading never waits."""
+    """The history of one log. Call `load` first. Changes are serialized; reads never wait."""
 
     def __init__(self, disk: Disk, path: Path, *, run_blocking: RunBlocking) -> None:
         self._disk = disk
         self._path = path
         self._run_blocking = run_blocking
         self._entries: tuple[EpochEntry, ...] = ()
-        self._turn = trio.Lock()
+        self._lock = trio.Lock()
 
-    # ---- what it says
+    # ---- reading
 
     @property
     def entries(self) -> Sequence[EpochEntry]:
-        """All terms, ascending; a term ends where the next one begins, the last one goes on."""
+        """All terms, ascending; a term ends where the next one begins, the last one is open."""
         return self._entries
 
     @property
@@ -56,10 +56,10 @@ class EpochHistory:
         return self._entries[-1] if self._entries else None
 
     def consistent_point(self, own_end: int, master_entries: Sequence[EpochEntry], master_end: int) -> int | None:
-        """Return up to which physical offset this log, which ends at `own_end`, is a master's, which ends at
-        `master_end`; None if no term is in both histories (then nothing is known to be).
+        """Returns the physical offset up to which this log, which ends at `own_end`, equals a master's, which ends at
+        `master_end`; None if no term is in both histories (then it is unknown).
 
-        That is where the newest term that both began at the same place ends first. Source: EpochFileCache.
+        That is the earlier end of the newest term that begins at the same offset in both. Source: EpochFileCache.
         """
         theirs = dict(_ends(master_entries, master_end))
         for entry, end in reversed(_ends(self._entries, own_end)):
@@ -67,45 +67,45 @@ class EpochHistory:
                 return min(end, theirs[entry])
         return None
 
-    # ---- changing it
+    # ---- changing
 
     async def load(self) -> None:
-        """Read the file, or its copy if that is damaged or gone; no entries if there is neither.
+        """Reads the file, or its copy if that is damaged or missing; no entries if there is neither.
 
         CorruptLog if both are damaged, OSError if the disk refuses.
         """
-        async with self._turn:
+        async with self._lock:
             self._entries = await self._run_blocking(self._load)
 
     async def append(self, epoch: int, start_offset: int) -> None:
-        """Note that a term begins at a physical offset: durable on return.
+        """Adds a term that begins at a physical offset; durable on return.
 
-        ValueError unless both are larger than the last entry's: a term that left no byte is dropped first
-        (`truncate_from`). DiskFull if there is no room (nothing has changed then), DiskFailed if the disk refuses.
+        ValueError unless both are larger than the last entry's: drop a term without bytes first (`truncate_from`).
+        DiskFull if there is no room (nothing has changed then), DiskFailed if the disk refuses.
         """
-        async with self._turn:
+        async with self._lock:
             last = self.last
             if last is not None and (epoch <= last.epoch or start_offset <= last.start_offset):
                 raise ValueError(f"epoch {epoch} at {start_offset} can't follow {last}")
             await self._write((*self._entries, EpochEntry(epoch, start_offset)))
 
     async def truncate_from(self, offset: int) -> None:
-        """Drop the terms that begin at or behind a physical offset. DiskFull, DiskFailed."""
-        async with self._turn:
+        """Drops the terms that begin at or behind a physical offset. DiskFull, DiskFailed."""
+        async with self._lock:
             await self._write(tuple(entry for entry in self._entries if entry.start_offset < offset))
 
     async def drop_beyond(self, log_end: int) -> None:
-        """Drop the terms that begin behind the log's end, where it lost bytes. DiskFull, DiskFailed."""
+        """Drops the terms that begin behind the log's end, which lost bytes. DiskFull, DiskFailed."""
         await self.truncate_from(log_end + 1)
 
     async def drop_before(self, min_offset: int) -> None:
-        """Drop the terms that ended before the log's first byte: retention deleted them. DiskFull, DiskFailed."""
-        async with self._turn:
+        """Drops the terms that ended before the log's first byte: retention deleted them. DiskFull, DiskFailed."""
+        async with self._lock:
             ends = _ends(self._entries, 1 << 63)
             await self._write(tuple(entry for entry, end in ends if end >= min_offset))
 
     def forget(self) -> None:
-        """Be empty without touching files (somebody moved them)."""
+        """Drops all terms without touching files, which were moved."""
         self._entries = ()
 
     async def _write(self, entries: tuple[EpochEntry, ...]) -> None:
@@ -137,7 +137,7 @@ class EpochHistory:
                 decode_epoch_file(content)
             except RemoteProtocolError as error:
                 troubles.append(str(error))
-                logger.error("store.epoch_file_damaged file=%s reason=%s", path, error)
+                logger.error("store.epoch_file_damaged file=%s reason=%r", path, str(error))
             else:
                 found[path] = content
         if not found:
@@ -145,9 +145,9 @@ class EpochHistory:
                 raise CorruptLog(
                     self._path,
                     0,
-                    f"neither it nor its copy {self._backup.name} can be read ({troubles[0]}), so nothing tells up to"
-                    " where this log is its master's; put both back from a backup of this very store, or move the"
-                    " whole store directory away: the node then gets all of the log from its master",
+                    f"neither it nor its copy {self._backup.name} can be read ({troubles[0]}), so it is unknown up to"
+                    " where this log equals its master's; restore both from a backup of this store, or move the whole"
+                    " store directory away: the node then copies the log from its master",
                 )
             return ()
         content = next(iter(found.values()))
@@ -158,7 +158,7 @@ class EpochHistory:
         self._replace([self._path, self._backup], content)
 
     def _replace(self, paths: list[Path], content: bytes) -> None:
-        """Have files hold `content`, one after the other: at any moment each holds that or what it held before."""
+        """Replaces the content of files in order; at any moment each has its old or its new content."""
         fresh = [path.with_name(path.name + _FRESH_SUFFIX) for path in paths]
         for path in fresh:
             self._disk.write_bytes(path, content)  # both first: a full disk changes nothing
@@ -167,7 +167,7 @@ class EpochHistory:
 
 
 def _ends(entries: Sequence[EpochEntry], log_end: int) -> list[tuple[EpochEntry, int]]:
-    """Each term with the physical offset where it ends."""
+    """Returns each term with the physical offset where it ends."""
     ends = [entry.start_offset for entry in entries[1:]] + [log_end]
     return [(entry, min(end, log_end)) for entry, end in zip(entries, ends, strict=False)]
 

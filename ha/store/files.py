@@ -1,11 +1,11 @@
-"""The one place where the store touches the operating system's files.
+"""All access of the store to the operating system's files.
 
-`Disk` and `File` are the seam: `OsDisk` is the real thing, tests put a recording or failing disk in its place. Every
-call may block and raises OSError as the system does; nothing here knows what the bytes mean.
+`Disk` and `File` are the seam: `OsDisk` is the real disk, tests replace it by a recording or failing one. Every call
+may block and raises OSError as the system does; the bytes have no meaning here.
 
-A mapped region is handed out as a memoryview. It is never closed by force: whoever still holds a view keeps the
-mapping alive, also after the file was unlinked, and the last reference to go frees it. As that takes its time, a thread
-holds on to deleted files until nobody else does.
+A mapped region is passed on as a memoryview. It is never closed by force: every view keeps the mapping alive, even
+after the file was unlinked, and the last reference frees it. As that takes time, a thread keeps a reference to deleted
+files until no other is left.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ import trio
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 FILE_MODE = 0o640
 DIRECTORY_MODE = 0o750
-"""Of what is made here, whatever the umask is: the group may read, for jobs and backups that run as other users of it;
-nobody else may, as messages are in there. What is there already keeps its mode."""
+"""Modes of new files and directories, whatever the umask is: readable by the group, for jobs and backups that run as
+other users of it, but by no one else, as they contain messages. Existing ones keep their mode."""
 
 _COOL_STEP_BYTES = 1 << 20
 
 _WRITE_AND_WAIT = 7
 """SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER"""
 _SYNCED_AT_ONCE = 4
-"""Threads that wait for the disk side by side where many files are to be safe: it then makes several safe in one go"""
+"""Threads that sync many files in parallel: the disk then makes several durable at once"""
 _LARGE_BYTES = 32 << 20
-"""From this size on a deleted file is closed by a thread."""
+"""Deleted files of at least this size are closed by a thread."""
 _HELD_S_MAX = 60.0
-_HELD_LOOK_S = 0.1
-"""So long the map of a deleted file is kept for readers, who would otherwise be the ones to unmap it, and looked at"""
+_HELD_CHECK_S = 0.1
+"""Time for which the map of a deleted file is kept, so that no reader has to unmap it, and how often that is checked"""
 _OWN_REFERENCES = 2
-"""What sys.getrefcount tells of an object that only a list refers to"""
+"""sys.getrefcount of an object that only a list refers to"""
 
 
 class DiskUsage(NamedTuple):
-    """A file system's size and what an unprivileged process can still use of it, in bytes."""
+    """Size of a file system, and how much of it an unprivileged process can still use, in bytes."""
 
     total_bytes: int
     free_bytes: int
 
     @property
     def used_ratio(self) -> float:
-        """Share of the space that is gone, 0..1."""
+        """Share of the space that is used, 0..1."""
         return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
@@ -67,45 +67,45 @@ class File(Protocol):
     path: Path
 
     def map(self, size: int) -> memoryview:
-        """Return the first `size` bytes as shared, writable memory. They must exist and be allocated."""
+        """Returns the first `size` bytes as shared, writable memory. They must exist and be allocated."""
 
     def cool(self, position: int, size: int) -> None:
-        """Take a mapped range out of the resident set; its bytes stay in the file. A hint."""
+        """Removes a mapped range from the resident set; its bytes stay in the file. A hint."""
 
     def pread(self, size: int, position: int) -> bytes:
-        """Return up to `size` bytes from `position`; fewer only at the file's end."""
+        """Returns up to `size` bytes from `position`; fewer only at the file's end."""
 
     def pread_nowait(self, size: int, position: int) -> bytes | bytearray | None:
-        """Return what can be read without waiting for the disk (at least a byte), or None if nothing can."""
+        """Returns what can be read without waiting for the disk (at least a byte), or None if nothing can."""
 
     def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
-        """Write all of `chunk` at `position`. If the disk refuses (OSError), a part of it may be written.
+        """Writes all of `chunk` at `position`. If the disk refuses (OSError), a part of it may be written.
 
-        Keeps no view of `chunk`, nor does the error: its buffer can be resized afterwards.
+        Neither the file nor the error keeps a view of `chunk`: its buffer can be resized afterwards.
         """
 
     def next_range(self, position: int) -> tuple[int, int] | None:
-        """Return the next range (begin, end) at or after `position` that may hold anything but zeros."""
+        """Returns the next range (begin, end) at or after `position` that may hold anything but zeros."""
 
     def zero(self, position: int, size: int) -> None:
-        """Make a range read as zeros; its space stays allocated."""
+        """Fills a range with zeros; its space stays allocated."""
 
     def write_back(self, position: int, size: int) -> None:
-        """Have a range written to the disk, and wait for it. It is not safe there before `sync`; OSError as for it.
+        """Writes a range back to the disk, and waits for it. It is not durable before `sync`; OSError as for `sync`.
 
-        A write to a page waits while the kernel hands the disk the pages of one sync, that one among them. With what
-        nobody writes to any more out of the way, it waits for the few that are left.
+        A write to a page waits while the kernel submits the pages of a sync that includes it. If pages that are no
+        longer written to were written back before, the sync has only few pages left.
         """
 
     def sync(self) -> None:
-        """Return when everything written to the file, also through its map, is on the disk (fdatasync)."""
+        """Returns when everything written to the file, even through its map, is on the disk (fdatasync)."""
 
 
 def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
-    """The ranges (begin, end) within [`position`, `end`) that may hold anything but zeros.
+    """Returns the ranges (begin, end) within [`position`, `end`) that may hold anything but zeros.
 
-    All are asked for before one is read: what was only reserved counts as data once it was read, or read ahead, and the
-    whole rest of a file would follow piece by piece.
+    Collect all of them before reading one: reserved space counts as data once it was read, or read ahead, so the whole
+    rest of a file would follow range by range.
     """
     found = []
     while position < end and (following := file.next_range(position)) is not None and following[0] < end:
@@ -115,10 +115,10 @@ def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
 
 
 def write_all(write: Callable[[memoryview, int], int], chunk: bytes | bytearray | memoryview, position: int) -> None:
-    """Write all of `chunk` at `position`. `write` takes a part, as pwrite(2) does, and returns its size, or raises.
+    """Writes all of `chunk` at `position`. `write` writes a part, as pwrite(2) does, and returns its size, or raises.
 
-    Every view is released before an error leaves: its traceback keeps the frames, and what they refer to, for as long
-    as anyone keeps the error, and a buffer of which there is a view can't be resized.
+    Every view is released before an error is raised: its traceback keeps the frames, and what they refer to, as long as
+    the error exists, and a buffer with a view can't be resized.
     """
     with memoryview(chunk) as view:
         written = 0
@@ -128,76 +128,76 @@ def write_all(write: Callable[[memoryview, int], int], chunk: bytes | bytearray 
 
 
 class Lock(Protocol):
-    """An exclusive hold of a file against other processes, and against other stores of this one."""
+    """An exclusive lock of a file against other processes, and against other stores of this one."""
 
     def release(self) -> None:
-        """Give it up."""
+        """Releases the lock."""
 
 
 class Disk(Protocol):
-    """What the store needs of a file system."""
+    """The operations of a file system that the store needs."""
 
     def make_dirs(self, path: Path) -> None:
-        """Make a directory and its parents, if missing; their names are safe on the disk on return."""
+        """Makes a directory and its parents, if missing; their names are durable on return."""
 
     def list_dir(self, path: Path) -> list[str]:
-        """Return the names in a directory, sorted; none if it does not exist."""
+        """Returns the names in a directory, sorted; none if it does not exist."""
 
     def exists(self, path: Path) -> bool:
-        """Tell whether there is such a file or directory."""
+        """Returns whether there is such a file or directory."""
 
     def size(self, path: Path) -> int:
-        """Return a file's size in bytes."""
+        """Returns a file's size in bytes."""
 
     def modified_ms(self, path: Path) -> int:
-        """Return when a file was last written, ms since the epoch."""
+        """Returns when a file was last written, ms since the epoch."""
 
     def create(self, path: Path, size: int, *, allocate: bool) -> File:
-        """Make a file of `size` zeros appear under `path`, whole or not at all, its name safe on the disk.
+        """Creates a file of `size` zeros at `path`, completely or not at all, its name durable.
 
         `allocate`: its space is reserved (OSError ENOSPC if there is none), so that it may be mapped; otherwise it is
-        sparse and each write may find the disk full. FileExistsError if the name is taken.
+        sparse and each write may find the disk full. FileExistsError if the name exists.
         """
 
     def open(self, path: Path) -> File:
-        """Open an existing file for reading and writing."""
+        """Opens an existing file for reading and writing."""
 
     def sync_all(self, paths: Sequence[Path]) -> None:
-        """Return when everything written to these files is on the disk; those that are gone are left out."""
+        """Returns when everything written to these files is on the disk; ignores files that don't exist."""
 
     def read_bytes(self, path: Path) -> bytes:
-        """Return a small file's content."""
+        """Returns a small file's content."""
 
     def write_bytes(self, path: Path, content: bytes) -> None:
-        """Create or overwrite a small file and sync it; not atomic."""
+        """Creates or overwrites a small file and syncs it; not atomic."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file or directory, the names safe on the disk on return."""
+        """Renames a file or directory; the names are durable on return."""
 
     def unlink(self, path: Path) -> None:
-        """Remove a file's name; whoever has it open or mapped keeps it. Safe on the disk on return."""
+        """Removes a file's name, durable on return; open and mapped files stay usable."""
 
     def remove_dir(self, path: Path) -> None:
-        """Remove an empty directory."""
+        """Removes an empty directory."""
 
     def usage(self, path: Path) -> DiskUsage:
-        """Return how full the file system of `path` is."""
+        """Returns how full the file system of `path` is."""
 
     def lock(self, path: Path, content: bytes) -> Lock | None:
-        """Lock byte 0 of a file, made if missing; None if somebody else has it (RocketMQ: FileChannel.lock)."""
+        """Locks byte 0 of a file, created if missing; None if it is locked already (RocketMQ: FileChannel.lock)."""
 
 
 def _close_deleted(descriptor: int, kept: list[mmap.mmap | None]) -> None:
-    """Close a deleted file when nobody holds a view of its map any more, of which `kept` is the last reference then."""
+    """Closes a deleted file when `kept` is the last reference to its map."""
     latest = time.monotonic() + _HELD_S_MAX
     while kept[0] is not None and sys.getrefcount(kept[0]) > _OWN_REFERENCES and time.monotonic() < latest:
-        time.sleep(_HELD_LOOK_S)
+        time.sleep(_HELD_CHECK_S)
     kept.clear()
     os.close(descriptor)
 
 
 def _ignore(outcome: object) -> None:
-    """A file that is gone can't be closed any better."""
+    """Does nothing: there is no use for the result of closing a deleted file."""
 
 
 class OsFile:
@@ -214,15 +214,15 @@ class OsFile:
     def __del__(self) -> None:
         descriptor, mapped = self._descriptor, self._map
         status = os.fstat(descriptor)
-        # Where the interpreter ends a thread that is started never runs, and who starts it would wait for that.
+        # While the interpreter ends, a new thread never runs, and starting one would wait for it.
         if status.st_nlink or status.st_size < _LARGE_BYTES or sys.is_finalizing():
             os.close(descriptor)
             return
-        # It was deleted: the last close gives its space back, 60 ms for 256 MiB, and any reader may be the last.
+        # A deleted file: the last close frees its space, 60 ms for 256 MiB, and any reader may be the last.
         self._map = None
         try:
             trio.lowlevel.start_thread_soon(partial(_close_deleted, descriptor, [mapped]), _ignore)
-        except RuntimeError:  # no thread any more: the interpreter ends
+        except RuntimeError:  # no new threads: the interpreter ends
             os.close(descriptor)
 
     def map(self, size: int) -> memoryview:
@@ -266,7 +266,7 @@ class OsFile:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            self._nowait = False  # this file system can't tell; every read of the file goes to a worker
+            self._nowait = False  # not supported by this file system; a worker does every read of the file
             return None
         if count == 0:
             return None
@@ -290,7 +290,7 @@ class OsFile:
         return (position, end) if position < end else None
 
     def zero(self, position: int, size: int) -> None:
-        # Written, not punched: a hole would give the space back and a full disk would then be SIGBUS under the map.
+        # Written, not punched: a hole would free the space and a full disk would then be SIGBUS under the map.
         zeros = bytes(min(size, 1 << 20))
         for begin, stop in data_ranges(self, position, position + size):
             while begin < stop:
@@ -299,11 +299,11 @@ class OsFile:
                 if self.pread(step, begin) != expected:  # a file system may report zeros as data
                     self.pwrite(expected, begin)
                 begin += step
-        self._forget(position, size)
+        self._evict(position, size)
 
-    def _forget(self, position: int, size: int) -> None:
-        # What was only reserved, and read, is in memory, and counts as data for as long as it is: the next look for
-        # data would read all of it, and a bit more ahead, at each start.
+    def _evict(self, position: int, size: int) -> None:
+        # Pages that were preallocated and then read stay in the page cache and count as data until they are evicted:
+        # each start would read all of them, and some more ahead, when it searches for data.
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
@@ -311,8 +311,8 @@ class OsFile:
         call = _sync_file_range()
         if call is not None and call(self._descriptor, position, size, _WRITE_AND_WAIT):
             number = ctypes.get_errno()
-            if number not in (errno.ENOSYS, errno.EINVAL):  # else this system has to do with `sync` alone
-                # Raised, as the kernel tells each descriptor of a failure once.
+            if number not in (errno.ENOSYS, errno.EINVAL):  # not supported: `sync` alone does it
+                # Must be raised, as the kernel reports a failure once per descriptor.
                 raise OSError(number, os.strerror(number), str(self.path))
 
     def sync(self) -> None:
@@ -321,7 +321,7 @@ class OsFile:
 
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """sync_file_range(2), which Python's os does not have; None where the C library hasn't, either. Without the GIL."""
+    """Returns sync_file_range(2), which Python's os lacks; None if the C library lacks it too. Releases the GIL."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -354,9 +354,9 @@ class OsDisk:
                 if not os.path.isdir(each):
                     raise
             else:
-                # mkdir's own mode is cut by the umask; a group that is handed down stays so.
+                # The umask restricts the mode of mkdir; an inherited group is kept.
                 os.chmod(each, DIRECTORY_MODE | os.stat(each).st_mode & stat.S_ISGID)
-                # A synced file in a directory whose own name was lost is lost too.
+                # A synced file is lost if the name of its directory is.
                 self._sync_dir(each.parent)
         if not os.path.isdir(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -378,7 +378,7 @@ class OsDisk:
 
     def create(self, path: Path, size: int, *, allocate: bool) -> File:
         # An unnamed file gets its name when it is complete: a crash in between must not leave a short file, which
-        # RocketMQ refuses to load, nor one with a name that it can't parse.
+        # RocketMQ refuses to load, nor one with a name that RocketMQ can't parse.
         try:
             descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
@@ -422,7 +422,7 @@ class OsDisk:
         return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def sync_all(self, paths: Sequence[Path]) -> None:
-        # Not syncfs: that would wait for whatever others write to the same file system, and tells of an error but once.
+        # Not syncfs: it would wait for all writes to the file system, and reports an error only once.
         def sync_some(first: int) -> None:
             for path in paths[first::_SYNCED_AT_ONCE]:
                 with suppress(FileNotFoundError):
@@ -470,7 +470,7 @@ class OsDisk:
     def lock(self, path: Path, content: bytes) -> Lock | None:
         # Java's FileChannel.lock is a POSIX lock: it belongs to the process, so a second store of this process would
         # not notice it, and closing any descriptor of the file releases it. Locks of the open file description have
-        # neither fault, and conflict with POSIX locks of other processes.
+        # neither problem, and conflict with POSIX locks of other processes.
         existed = os.path.exists(path)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         try:
@@ -495,7 +495,7 @@ class OsDisk:
 
 
 class OpenFiles:
-    """Keeps the most recently used of many files open, so that thousands of queues don't need as many descriptors."""
+    """LRU cache of open files, so that thousands of queues don't need as many descriptors."""
 
     def __init__(self, disk: Disk, count_max: int = 512) -> None:
         self._disk = disk
@@ -503,7 +503,7 @@ class OpenFiles:
         self._files: dict[Path, File] = {}
 
     def get(self, path: Path) -> File:
-        """Return `path`, opened if it is not open."""
+        """Returns an open file."""
         file = self._files.pop(path, None)
         if file is None:
             file = self._disk.open(path)
@@ -512,42 +512,42 @@ class OpenFiles:
         return file
 
     def limit(self, count_max: int, *, room_for: int = 0) -> None:
-        """Keep at most so many open from now on."""
+        """Keeps at most `count_max` files open from now on, and makes room for more within that."""
         self._count_max = count_max
         while len(self._files) > count_max - room_for:
             del self._files[next(iter(self._files))]
 
     def add(self, file: File) -> None:
-        """Take in a file that was just created."""
+        """Adds a file that was just created."""
         self._files[file.path] = file
 
     def forget(self, path: Path) -> None:
-        """Let go of a file that was removed or renamed."""
+        """Drops a file that was removed or renamed."""
         self._files.pop(path, None)
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether `error` means that the disk, or the quota on it, is used up."""
+    """Returns whether `error` means that the disk, or a quota, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_passing(error: OSError) -> bool:
-    """Tell whether nothing is broken: the disk is full, or no file can be opened, and later that may be otherwise."""
+    """Returns whether an error is temporary: the disk is full, or too many files are open."""
     return is_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def zeros(size: int) -> memoryview:
-    """Return `size` (> 0) zero bytes of memory, writable. Blocking, and nobody is kept from the GIL meanwhile.
+    """Returns `size` (> 0) zero bytes of writable memory. Blocking, without the GIL.
 
-    As a bytearray or an array is made, 20 MB hold it for 20 ms: the system fills each page, and Python copies.
+    Making a bytearray or an array of 20 MB would hold the GIL for 20 ms: the system fills each page, and Python copies.
     """
     memory = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    # Has the pages now, and not when they are used; without a descriptor left for it that is all the same.
+    # Allocates the pages now, not at their first use; that can be skipped if no descriptor is left.
     with suppress(OSError), open("/dev/zero", "rb", buffering=0) as source:
         source.readinto(memory)
     return memory
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Tell whether users who are neither the file's nor of its group may read it. OSError."""
+    """Returns whether users other than the file's owner and group may read it. OSError."""
     return bool(os.stat(path).st_mode & stat.S_IROTH)

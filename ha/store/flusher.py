@@ -1,10 +1,9 @@
-"""Putting the log on the disk, and telling those who wait for it.
+"""Flushes the log to the disk, and answers the requests that wait for it.
 
-SYNC_FLUSH: one fdatasync after another while there is something new; each serves every request that came before it
-(group commit). ASYNC_FLUSH: every interval, if enough pages are dirty. Always in a worker, never through the map
-(msync would hold the GIL), and of large parts the log's tail comes last (Segment.sync). A sync that failed is never
-tried again: the kernel may have dropped the pages and would then report success. Sources: CommitLog.GroupCommitService,
-FlushRealTimeService.
+SYNC_FLUSH: one fdatasync after another while there is new data; each serves every request that came before it (group
+commit). ASYNC_FLUSH: at intervals, if enough pages are dirty. Always in a worker, never through the map (msync would
+hold the GIL), and of large ranges the tail comes last (Segment.sync). A failed sync is never retried: the kernel may
+have dropped the pages and would then report success. Sources: CommitLog.GroupCommitService, FlushRealTimeService.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ class Flusher:
         """The sync that failed; nothing is flushed after it"""
         self.sync_count = 0
         self.sync_times = Histogram()
-        """What the disk took for each"""
+        """Durations of the syncs"""
         self.flushed_timestamp_ms = 0
         """Store time up to which records are on the disk [checkpoint: physicMsgTimestamp]"""
 
     @property
     def waiting_count(self) -> int:
-        """Requests not yet answered."""
+        """Number of requests not yet answered."""
         return len(self._waiters)
 
     def request(self, physical_offset: int, deadline: float, on_done: OnDone) -> None:
-        """Call `on_done` with PUT_OK once everything before an offset is flushed, or FLUSH_DISK_TIMEOUT at `deadline`.
+        """Calls `on_done` with PUT_OK when everything before an offset is flushed, or FLUSH_DISK_TIMEOUT at `deadline`.
 
-        `deadline` is of trio's clock. `on_done` is called exactly once, synchronously, before return if the answer is
+        `deadline` is in trio's clock. `on_done` is called exactly once, synchronously, before return if the answer is
         known by then.
         """
         if self._log.flushed_offset.value >= physical_offset:
@@ -67,17 +66,17 @@ class Flusher:
         self._timer.note(deadline)
 
     async def run(self) -> None:
-        """Flush until cancelled. DiskFailed if a sync fails; whoever waits is then told FLUSH_DISK_TIMEOUT."""
+        """Flushes until cancelled. DiskFailed if a sync fails; waiting requests then get FLUSH_DISK_TIMEOUT."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._timer.run)
-                await (self._flush_at_once() if self._options.is_sync_flush else self._flush_now_and_then())
+                await (self._flush_at_once() if self._options.is_sync_flush else self._flush_at_intervals())
         finally:
             for on_done in self._waiters.drain():
                 on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 
     async def flush(self) -> None:
-        """Flush everything written by now. DiskFailed if that fails, or failed before."""
+        """Flushes everything that is written when it is called. DiskFailed if that fails, or failed before."""
         log = self._log
         async with self._flush_lock:
             if self.failure is not None:
@@ -97,7 +96,7 @@ class Flusher:
             self.sync_count += 1
             self.sync_times.observe(trio.current_time() - began)
             if generation != log.generation:
-                return  # the log was set aside, or cut, meanwhile
+                return  # the log was set aside or truncated meanwhile
             log.flushed_offset.raise_to(target)
             self.flushed_timestamp_ms = max(self.flushed_timestamp_ms, stored_ms)
         for on_done in self._waiters.reach(target):
@@ -114,7 +113,7 @@ class Flusher:
             await log.max_offset.wait_beyond(log.flushed_offset.value)
             await self.flush()
 
-    async def _flush_now_and_then(self) -> None:
+    async def _flush_at_intervals(self) -> None:
         log = self._log
         options = self._options
         thorough_at = trio.current_time() + options.flush_thorough_interval_s

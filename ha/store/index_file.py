@@ -1,12 +1,11 @@
 """One file of the key index: from a key's hash to the physical offsets of records.
 
-    header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the one before it
+    header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the previous one
 
-Entry numbers begin at 1. What is new in the newest file is kept in memory and written now and then by a worker
-(`take_unwritten`): single slots in random places would cost one system call each, and who adds an entry to a file
-whose slots are just getting their places on the disk waits for that, tens of milliseconds. Keys that come while a
-worker writes wait (key_index.py). After a kill the file therefore describes the state of the last such moment.
-Source: IndexFile.
+Entry numbers begin at 1. New entries and slots of the newest file are kept in memory and written at intervals by a
+worker (`take_unwritten`): single slots in random places would cost one system call each, and a write to a file waits
+while the file system allocates its blocks, tens of milliseconds. Keys that arrive while a worker writes wait
+(key_index.py). After a kill the file therefore has the state of the last such write. Source: IndexFile.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from ha.store.files import File, zeros
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
-"""Pages of the slot table that are copied, turned and written at once: all of it is 20 MB."""
+"""Pages of the slot table that are copied, byte-swapped and written at once: all of it is 20 MB."""
 _CHECK_ENTRIES = 4096
 _PIECE_SLOTS = 65536
-"""So many are turned, or compared, at once: nobody else runs meanwhile."""
+"""Slots that are byte-swapped, or compared, at once, with the GIL held."""
 
 
 def blank_slots(count: int) -> Slots:
-    """Return so many slots that lead nowhere."""
+    """Returns `count` empty slots."""
     return zeros(count * INDEX_SLOT_SIZE).cast("i")
 
 
 class _NewEntries:
-    """Entries from number `first` on, not yet in the file. Only added to; what is written is replaced by another."""
+    """Entries from number `first` on that are not in the file yet. Append-only; replaced when written."""
 
     __slots__ = ("first", "raw")
 
@@ -54,7 +53,7 @@ class _NewEntries:
 
 
 class IndexFile:
-    """One file. Only the newest of an index is written; `slots` is then its slot table."""
+    """One file. Only the newest of an index is written to; `slots` is then its slot table."""
 
     def __init__(self, file: File, slot_count: int, entry_count_max: int) -> None:
         self.file = file
@@ -75,7 +74,7 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """How many keys it still takes."""
+        """Number of keys that it still has room for."""
         return max(0, self.entry_count_max - self.next_entry)
 
     @property
@@ -84,7 +83,7 @@ class IndexFile:
         return self.next_entry >= self.entry_count_max
 
     def load_slots(self) -> bool:
-        """Read the slot table; False if it does not agree with the header."""
+        """Reads the slot table; False if it does not agree with the header."""
         slots = blank_slots(self.slot_count)
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
             piece = self._slots_on_disk(begin)
@@ -92,12 +91,12 @@ class IndexFile:
                 return False
             slots[begin : begin + len(piece)] = memoryview(piece)
         self.slots = slots
-        # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
-        # these chains led to may be lost, so the file is of no use.
+        # A crash between writing slots and header leaves slots that point beyond the entries known to be good. The
+        # entries of those chains may be lost, so the file is useless.
         return lead_within(slots, self.next_entry)
 
     def _slots_on_disk(self, begin: int) -> array[int]:
-        """A piece of the slot table as the file has it; less if the file is too short."""
+        """Returns a part of the slot table in the file; less if the file is too short."""
         count = min(_PIECE_SLOTS, self.slot_count - begin)
         raw = self.file.pread(count * INDEX_SLOT_SIZE, index_slot_position(begin))
         slots = array("i", raw[: len(raw) - len(raw) % INDEX_SLOT_SIZE])
@@ -113,7 +112,7 @@ class IndexFile:
         return key_hash, physical_offset, seconds, previous
 
     def _raw(self, number: int, count: int) -> bytes:
-        """Entries from a number on, as they are in the file or will be; fewer if the file is too short."""
+        """Returns entries from a number on, in the file's format; fewer if the file is too short."""
         new = self._new  # once: a worker may write them meanwhile
         stop = number + count
         kept = b""
@@ -127,9 +126,9 @@ class IndexFile:
         return written + kept
 
     def put(self, keys: bytes, new_bytes_max: int) -> int:
-        """Add keys (`record_digest.KEY`), ascending by physical offset, until full; return how many were taken.
+        """Adds keys (`record_digest.KEY`), ascending by physical offset, until full; returns how many.
 
-        What is new is written first if it is `new_bytes_max` or more. OSError if that can't be; nothing changed then.
+        Writes the new entries first if they are `new_bytes_max` or more. OSError: nothing has changed then.
         """
         assert self.slots is not None
         first = self.next_entry
@@ -151,7 +150,7 @@ class IndexFile:
         return count
 
     def first_from(self, physical_offset: int) -> int:
-        """Return the number of the first entry of a record at or beyond a physical offset; `next_entry` if none is."""
+        """Returns the number of the first entry of a record at or beyond a physical offset, else `next_entry`."""
         numbers = range(1, self.next_entry)
         return 1 + bisect_left(numbers, physical_offset, key=lambda number: self._entry(number)[1])
 
@@ -172,23 +171,22 @@ class IndexFile:
                 self._dirty_pages[slot // PAGE_SLOTS] = 1
                 self.used_slots -= previous == 0
             stop = begin
-        left = _NewEntries(min(number, self._new.first))
-        left.raw += self._new.raw[: max(0, number - self._new.first) * INDEX_ENTRY_SIZE]
-        self._new = left
+        remaining = _NewEntries(min(number, self._new.first))
+        remaining.raw += self._new.raw[: max(0, number - self._new.first) * INDEX_ENTRY_SIZE]
+        self._new = remaining
         self.end_physical_offset = self._entry(number - 1)[1]
         self.end_timestamp_ms = end_timestamp_ms
         self.is_dirty = True
 
     def count_last(self, physical_offset: int) -> int:
-        """Return how many of the newest entries are of one record."""
+        """Returns how many of the newest entries are of one record."""
         number = self.next_entry
         while number > 1 and self._entry(number - 1)[1] == physical_offset:
             number -= 1
         return self.next_entry - number
 
     def take_unwritten(self) -> Unwritten:
-        """Take out what has to be written. Not blocking, and not beside `put`, which must not be called before it is
-        written, or given back."""
+        """Returns what has to be written. Not blocking. `put` must not be called before it is written or given back."""
         pages: list[int] = []
         if self.is_dirty:
             pages = [page for page, is_dirty in enumerate(self._dirty_pages) if is_dirty]
@@ -198,13 +196,13 @@ class IndexFile:
         return taken
 
     def give_back(self, unwritten: Unwritten) -> None:
-        """Have it written again: it is not on the disk after all."""
+        """Marks it as not written."""
         self.is_dirty = True
         for page in unwritten.pages:
             self._dirty_pages[page] = 1
 
     def write(self, unwritten: Unwritten) -> None:
-        """Write what was taken out, to be synced. Blocking. OSError."""
+        """Writes what `take_unwritten` returned, to be synced. Blocking. OSError."""
         slots, pages = self.slots, unwritten.pages
         assert slots is not None
         self._write_new()
@@ -222,14 +220,14 @@ class IndexFile:
         self.file.pwrite(unwritten.header, 0)
 
     def _write_new(self) -> None:
-        """Write the new entries; they are read from the file then. OSError. Not beside `put`."""
+        """Writes the new entries, which are then read from the file. OSError. Not concurrently with `put`."""
         new = self._new
         if new.raw:
             self.file.pwrite(new.raw, index_entry_position(self.slot_count, new.first))
             self._new = _NewEntries(new.first + len(new.raw) // INDEX_ENTRY_SIZE)
 
     def write_header(self) -> None:
-        """Write the 40 bytes that say what is valid."""
+        """Writes the 40 bytes that define which entries are valid."""
         self.file.pwrite(self._header().pack(), 0)
 
     def _header(self) -> IndexHeader:
@@ -243,7 +241,7 @@ class IndexFile:
         )
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return up to `count_max` physical offsets under a hash, stored within [begin_ms, end_ms], newest first."""
+        """Returns up to `count_max` physical offsets for a hash, stored within [begin_ms, end_ms], newest first."""
         slot = key_hash % self.slot_count
         if self.slots is not None:
             number = self.slots[slot]
@@ -263,7 +261,7 @@ class IndexFile:
         return found
 
     def trouble(self) -> str:
-        """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
+        """Reads all entries and returns what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
         newest = blank_slots(self.slot_count)  # a dict of a full file's would be 500 MB
         used_count = 0
         last_physical = -1
@@ -280,7 +278,7 @@ class IndexFile:
             used_count += free_count
             number += count
         if is_written_to:
-            return ""  # its slots and header are those in memory, and further by now
+            return ""  # its slots and header are in memory, and newer than those in the file
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
             expected = newest[begin : begin + _PIECE_SLOTS]
             found = self._slots_on_disk(begin)
@@ -301,13 +299,13 @@ class IndexFile:
         return ""
 
     def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
-        """Return up to `count` entries from a number on: key hash, physical offset, seconds, number before in slot."""
+        """Returns up to `count` entries: key hash, physical offset, seconds, number of the slot's previous entry."""
         return _unpacked(self._raw(number, min(count, self.next_entry - number)))
 
     async def fetch_entries(
         self, number: int, count: int, run_blocking: RunBlocking
     ) -> list[tuple[int, int, int, int]]:
-        """As `entries`, by a worker where that would wait for the disk."""
+        """Like `entries`, but a worker reads what is not cached."""
         count = min(count, self.next_entry - number)
         if number >= self._new.first:
             return _unpacked(self._raw(number, count))
@@ -317,7 +315,7 @@ class IndexFile:
 
 
 class Unwritten(NamedTuple):
-    """What of one file is to be written: pages of slots, then the header."""
+    """The part of one file that is to be written: pages of slots, then the header."""
 
     file: IndexFile
     is_dirty: bool

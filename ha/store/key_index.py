@@ -34,7 +34,7 @@ _BEYOND = "beyond the end of the log"
 
 
 class _Saving(Enum):
-    """What a worker is doing with the newest entries.
+    """State of the worker that saves the newest entries.
 
     IDLE ─ take_unwritten ─▶ WRITING ─▶ SYNCING ─ give_back ─▶ IDLE
     """
@@ -155,7 +155,7 @@ class KeyIndex:
         return file.trouble() if size == self._size else f"size {size}, expected {self._size}"
 
     def detach(self) -> list[IndexFile]:
-        """Drops all files and stops dispatch from adding to the index, to rebuild it from the begin of the log.
+        """Drops all files and stops dispatch from adding to the index, to rebuild it from the log's first record.
 
         Returns the files, to be deleted before anything is put.
         """

@@ -1,9 +1,9 @@
-"""Looking at the records of some neighbouring segments: which are good, where they end, where they go on.
+"""Scans the records of contiguous segments: which are good, where they end, and where they continue.
 
-Of recovery, and of whoever looks for records behind a damaged place while the store runs. A good record has the sizes,
-the magic number, the physical offset and the body CRC that belong together. The CRC covers the body only: a record
-whose topic or properties lie on a page that never reached the disk would pass, with zeros in them; after a crash such
-a record is taken for torn, unless a checksum says that it was flushed.
+For recovery, and for searches behind damage while the store runs. A good record has consistent sizes, magic number,
+physical offset and body CRC. The CRC covers the body only: a record whose topic or properties lie on a page that never
+reached the disk would pass, with zeros in them; after a crash such a record counts as torn, unless a checksum shows
+that it was flushed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAGIC_PREFIX = b"\xda\xa3\x20"  # of both record magics
 _MAGIC_AT = 4
 _MAGIC_LAST_BYTES = (0xA7, 0xAB)
 DAMAGE_COUNT_MAX = 1000
-"""So many bad places are gone past"""
+"""Number of bad places that a scan skips."""
 
 
 class LogEnd(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class LogEnd(msgspec.Struct, frozen=True):
 
 
 class LogScan:
-    """Looks at the records of some neighbouring segments. Blocking."""
+    """Scans contiguous segments. Blocking."""
 
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool, known_end: int = 0) -> None:
         self.segments = list(segments)
@@ -52,7 +52,7 @@ class LogScan:
         self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
 
     def head_at(self, physical_offset: int) -> RecordHead | None:
-        """Head of the record at an offset; None if no good one is there."""
+        """Returns the head of the record at an offset; None if there is no good one."""
         segment = self.segment_at(physical_offset)
         if segment is None:
             return None
@@ -70,17 +70,17 @@ class LogScan:
         return head
 
     def segment_at(self, physical_offset: int) -> Segment | None:
-        """Return the segment that holds an offset; None if none of these does."""
+        """Returns the segment that holds an offset; None if none of these does."""
         number = (physical_offset - self.segments[0].start) // self.segments[0].size
         return self.segments[number] if 0 <= number < len(self.segments) else None
 
     def timestamp_at(self, physical_offset: int) -> int:
-        """Store time of the good record at an offset."""
+        """Returns the store time of the good record at an offset, 0 if there is none."""
         head = self.head_at(physical_offset)
         return head.store_timestamp_ms if head is not None else 0
 
     async def find_end(self, first: int, run_blocking: RunBlocking) -> LogEnd:
-        """Check records from physical offset `first` on until one is not good."""
+        """Checks records from physical offset `first` on until one is not good."""
         last_record = -1
         for segment in self.segments:
             if segment.end <= first:
@@ -95,15 +95,15 @@ class LogScan:
         return LogEnd(self.segments[-1].end, "end of the last segment", last_record)
 
     def check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
-        """Check one chunk's records; return where to go on, the position of the last good one, and what is wrong."""
+        """Checks one chunk of records; returns where to continue, the position of the last good one, and the error."""
         size = min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position)
         raw = segment.file.pread(size, position)
         end = len(raw)
-        is_last_chunk = end < size or position + end >= segment.size  # a file may have been cut while it was open
+        is_last_chunk = end < size or position + end >= segment.size  # an open file may have been truncated
         verify = verify_record
         offset_at = _INT64.unpack_from
         start = segment.start + position
-        # What is not known to have been flushed is looked at more closely.
+        # Records that may not have been flushed are checked more strictly.
         at, last = sound_records(raw, start, min(end, max(self._known_end - start, 0)))
         if last >= 0:
             last += position
@@ -131,10 +131,10 @@ class LogScan:
         return position + at, last, ""
 
     def _is_unfinished(self, raw: bytes, at: int, size: int, segment: Segment, position: int) -> bool:
-        """Whether the good record at `at`, whose last byte is zero, is one of which only a part was written.
+        """Returns whether the good record at `at`, whose last byte is zero, is only partly written.
 
-        A slave takes bytes as they come and may stop, or be killed, inside a record; a master may be killed while it
-        writes one. The CRC says nothing of topic and properties. What is followed by anything was whole.
+        A slave writes bytes as it receives them and may stop, or be killed, inside a record; a master may be killed
+        while it writes one. The CRC does not cover topic and properties. A record that is followed by data is complete.
         """
         if self._is_clean and not self._is_slave:
             return False
@@ -146,7 +146,7 @@ class LogScan:
         return not is_without_properties or raw[topic_end - 1] == 0
 
     def sound_prefix(self, raw: bytes, begin: int, end: int, segment: Segment) -> int:
-        """Return how many bytes of `raw`, at physical offset `begin`, are whole sound records within [begin, end)."""
+        """Returns how many bytes of `raw`, at physical offset `begin`, are whole sound records within [begin, end)."""
         at = 0
         try:
             while at < len(raw):
@@ -162,7 +162,8 @@ class LogScan:
         return at
 
     def next_good_record(self, physical_offset: int, last_ms: int) -> RecordHead | None:
-        """The first good record behind an offset that is not older than the ones before it (those are leftovers)."""
+        """Returns the first good record behind an offset with a store time of at least `last_ms`: older ones are
+        leftovers."""
         for segment in self.segments:
             if segment.end <= physical_offset:
                 continue
@@ -180,7 +181,7 @@ class LogScan:
 
     @staticmethod
     def _candidates(segment: Segment, begin: int, stop: int) -> Iterator[int]:
-        """Physical offsets at which a record's magic number says that one might begin."""
+        """Yields the physical offsets where, judging by a magic number, a record may begin."""
         while begin < stop:
             raw = segment.file.pread(min(_CHUNK_BYTES, stop + len(_MAGIC_PREFIX) - begin, segment.size - begin), begin)
             if not raw:
@@ -199,7 +200,7 @@ class LogScan:
             begin += max(1, len(raw) - len(_MAGIC_PREFIX))
 
     def store_times(self, physical_offset: int, oldest_ms: int) -> Iterator[tuple[int, int]]:
-        """Offset and store time of good records from one on, also behind what is bad between them."""
+        """Yields offset and store time of the good records from an offset on, skipping bad places."""
         bad_count = 0
         while (segment := self.segment_at(physical_offset)) is not None and bad_count <= DAMAGE_COUNT_MAX:
             position = physical_offset - segment.start
@@ -225,7 +226,7 @@ class LogScan:
                 bad_count += 1
 
     def claimed_ms(self, physical_offset: int) -> int:
-        """Store time in the head of the bad record at an offset; -1 if no head of a record is there."""
+        """Returns the store time in the head of the bad record at an offset; -1 if there is no record head."""
         segment = self.segment_at(physical_offset)
         if segment is None:
             return -1
@@ -240,10 +241,10 @@ class LogScan:
 
 
 def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
-    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins or ends.
+    """Returns whether topic or properties of the good record at `at` contain a zero at the border of a sector.
 
-    Not where its last sector begins, if the next record begins in that one: then it was written with all that it has.
-    A RocketMQ broker that was killed within a record, and takes it for whole when it starts again, leaves such zeros.
+    Except where its last sector begins, if the next record begins in it: then that sector was written as a whole. A
+    RocketMQ broker that was killed within a record, and takes it for complete at its next start, leaves such zeros.
     """
     end = at + size
     first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
@@ -251,7 +252,7 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
         return False
     topic_at, topic_end = _topic_of(raw, at)
     for boundary in range(first, topic_at - 1, -_SECTOR_SIZE):
-        # Lost altogether it begins with a zero; as it was when less of the record had been written it ends with one.
+        # A lost sector begins with a zero; one written before the record was complete ends with a zero.
         for position in (boundary, boundary - 1):
             is_length = topic_end <= position < topic_end + 2
             if topic_at <= position < end and not is_length and raw[position] == 0:
@@ -262,7 +263,7 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
 
 
 def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
-    """Where the topic of the good record at `at` begins and ends; the length of its properties follows, then they."""
+    """Returns begin and end of the topic of the good record at `at`; length and content of its properties follow."""
     (magic_last,) = raw[at + 7 : at + 8]
     (sys_flag,) = _INT32.unpack_from(raw, at + 36)
     body_at = at + _BODY_AT_MIN + 12 * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
@@ -273,7 +274,7 @@ def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _store_ms(raw: bytes, at: int) -> int:
-    """Store time in the head of the record at `at`."""
+    """Returns the store time in the head of the record at `at`."""
     (sys_flag,) = _INT32.unpack_from(raw, at + 36)
     (store_ms,) = _INT64.unpack_from(raw, at + 56 + 12 * (sys_flag >> 4 & 1))
     return int(store_ms)

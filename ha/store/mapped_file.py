@@ -1,4 +1,4 @@
-"""Segments: the fixed-size files that the commitlog consists of, and the worker that makes the next one in time.
+"""Segments, the fixed-size files of the commitlog, and the worker that makes the next one in advance.
 
 A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
 all, with its space reserved, so that no put finds the disk full. Sources: MappedFile, AllocateMappedFileService.
@@ -23,24 +23,24 @@ logger = logging.getLogger(__name__)
 _TAIL_BYTES = 1 << 16
 """Appends are nearly always in pages behind the last multiple of this."""
 _BULK_BYTES = 1 << 20
-"""From so much on what is before those pages goes to the disk first. Of less they wait for a moment only, and who waits
-for the sync would wait for the disk twice."""
+"""From this size on, the pages before the tail are written back before the sync. With less, appends are blocked only
+for a moment during the sync, and the write-back would make it wait for the disk twice."""
 
 
 class RunBlocking(Protocol):
-    """Runs `call(*arguments)` where it may block and returns its result; `trio.to_thread.run_sync` or its like."""
+    """Runs `call(*arguments)` where it may block, and returns its result; like `trio.to_thread.run_sync`."""
 
     def __call__(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-        """Run it."""
+        """Runs the call."""
 
 
 async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a blocking call in a worker thread; it is waited for even if the caller is cancelled."""
+    """Runs a blocking call in a worker thread, and waits for it even if the caller is cancelled."""
     return await trio.to_thread.run_sync(call, *arguments)
 
 
 async def fetch(file: File, size: int, position: int, run_blocking: RunBlocking) -> bytes | bytearray:
-    """Read up to `size` bytes, by a worker where that would wait for the disk. No checkpoint where it would not."""
+    """Reads up to `size` bytes, in a worker unless they are cached. Not a checkpoint if they are."""
     cached = file.pread_nowait(size, position)
     if cached is not None and len(cached) == size:
         return cached
@@ -49,12 +49,12 @@ async def fetch(file: File, size: int, position: int, run_blocking: RunBlocking)
 
 
 def segment_starts(names: list[str]) -> list[int]:
-    """Return the starts of those `names` that name segments, ascending."""
+    """Returns the starts of those `names` that name segments, ascending."""
     return sorted(start for name in names if (start := segment_start(name)) is not None)
 
 
 class Segment:
-    """One file of the commitlog. `view` is its map, or None while it is only read from the file."""
+    """One file of the commitlog. `view` is its map, or None if it is only read from the file."""
 
     __slots__ = ("file", "size", "start", "view")
 
@@ -70,15 +70,14 @@ class Segment:
         return self.start + self.size
 
     def map(self) -> memoryview:
-        """Map the file, if it is not; returns the map."""
+        """Maps the file, if it is not mapped, and returns the map."""
         view = self.view
         if view is None:
             view = self.view = self.file.map(self.size)
         return view
 
     def sync(self, flushed: int, target: int) -> None:
-        """Put what is in [`flushed`, `target`) on the disk, physical offsets of which a part may be in here. Blocking;
-        OSError if that failed."""
+        """Flushes this segment's part of the physical offsets [`flushed`, `target`). Blocking. OSError."""
         begin = max(flushed - self.start, 0)
         tail = min(target - self.start, self.size)
         tail -= tail % _TAIL_BYTES
@@ -88,7 +87,7 @@ class Segment:
 
 
 class SegmentAllocator:
-    """Makes segments ahead of their use, in a worker. At most one is ready and one being made."""
+    """Makes segments in advance, in a worker. At most one is ready and one being made."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class SegmentAllocator:
         return self._failure
 
     def want(self, start: int) -> None:
-        """Have the segment at `start` made, unless it is there, in the making, or just failed."""
+        """Makes `run` create the segment at `start`, unless it is ready, being made, or just failed."""
         if self._wanted == start or (self._ready is not None and self._ready.start == start):
             return
         if self._failure is not None and trio.current_time() < self._retry_at:
@@ -127,7 +126,7 @@ class SegmentAllocator:
         self._work.unpark_all()
 
     def take_nowait(self, start: int) -> Segment | None:
-        """Return the segment at `start` if it is ready; it is then the caller's."""
+        """Returns the segment at `start` if it is ready; the caller then owns it."""
         ready = self._ready
         if ready is None or ready.start != start:
             return None
@@ -135,7 +134,7 @@ class SegmentAllocator:
         return ready
 
     async def take(self, start: int, timeout_s: float) -> Segment:
-        """Wait for the segment at `start`. DiskFull or OSError if it can't be made, TooSlowError after `timeout_s`."""
+        """Waits for the segment at `start`. DiskFull or OSError if it can't be made, TooSlowError after `timeout_s`."""
         self.want(start)
         with trio.fail_after(timeout_s):
             while True:
@@ -149,7 +148,7 @@ class SegmentAllocator:
                 await self._takers.park()
 
     async def drop_ready(self) -> None:
-        """Remove a segment that was made but not taken, so that nothing but the log's own files remains."""
+        """Deletes a segment that was made but not taken, so that only the log's own files remain."""
         self._wanted = None
         ready, self._ready = self._ready, None
         if ready is not None:
@@ -157,7 +156,7 @@ class SegmentAllocator:
             await self._run_blocking(self._disk.unlink, ready.file.path)
 
     async def run(self) -> None:
-        """Serve `want` until cancelled."""
+        """Makes the segments that `want` asks for, until cancelled."""
         while True:
             start = self._wanted
             if start is None:
@@ -171,12 +170,15 @@ class SegmentAllocator:
                 self._failure = DiskFull(path, self._segment_size) if is_full(error) else error
                 self._retry_at = trio.current_time() + self._retry_s
                 logger.error(
-                    "commitlog.segment_create_failed file=%s size_bytes=%d reason=%s", path, self._segment_size, error
+                    "commitlog.segment_create_failed file=%s size_bytes=%d reason=%r",
+                    path,
+                    self._segment_size,
+                    str(error),
                 )
             if self._wanted == start:
                 self._wanted = None
                 self._ready = segment
-            elif segment is not None:  # nobody wants it any more: the log was reset meanwhile
+            elif segment is not None:  # no longer needed: the log was reset meanwhile
                 await self._run_blocking(self._disk.unlink, segment.file.path)
             self._takers.unpark_all()
 

@@ -74,7 +74,7 @@ class StoreDamage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreState(Enum):
-    """What a store is doing.
+    """State of a store.
 
     RECOVERING ─▶ SERVING ◀─▶ TRUNCATING        only a SERVING store, without a failed write or sync, can be closed
                      └─▶ CLOSED                 cleanly; any other is left to recovery, as after a crash
@@ -230,7 +230,7 @@ class MessageStore:
                 await self._set_next_offsets()
 
     async def become_master(self) -> None:
-        """Makes the log accept puts, when no master's bytes are appended any more.
+        """Makes the log accept puts, after the last append of a master's bytes.
 
         Removes an incomplete last record. Reads the next queue offsets and the last store time from the records that
         are not dispatched yet, so that puts need not wait for dispatch. CorruptLog or DamagedBytes if that can't be
@@ -244,7 +244,7 @@ class MessageStore:
             self.log.is_slave = False
 
     def become_slave(self) -> None:
-        """Makes the log accept a master's bytes, when no messages are put any more."""
+        """Makes the log accept a master's bytes, after the last put."""
         self.log.is_slave = True
 
     async def _read_undispatched(self) -> Undispatched:

@@ -1,7 +1,7 @@
-"""Requests that wait for an offset to be reached, each with a deadline of its own.
+"""Requests that wait until an offset is reached, each with its own deadline.
 
 Serves group commit (offset = flushed) and group transfer (offset = acknowledged by n slaves). No request can block
-another: the ones that an offset satisfies are found by offset, the ones that are late by deadline, each in O(log n).
+another: those that an offset satisfies are found by offset, late ones by deadline, each in O(log n).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class OffsetWaiters(Generic[T]):
         return len(self._waiting)
 
     def add(self, offset: int, deadline: float, item: T) -> None:
-        """Let `item` wait until `reach(offset)` or `expire(deadline)`."""
+        """Adds `item`, which waits until `reach(offset)` or `expire(deadline)`."""
         number = next(self._sequence)
         self._waiting[number] = item
         heappush(self._by_offset, (offset, number))
         heappush(self._by_deadline, (deadline, number))
 
     def reach(self, offset: int) -> list[T]:
-        """Take out every item that waits for `offset` or less, lowest first."""
+        """Removes and returns every item that waits for `offset` or less, lowest first."""
         heap = self._by_offset
         reached = []
         while heap and heap[0][0] <= offset:
@@ -47,7 +47,7 @@ class OffsetWaiters(Generic[T]):
         return reached
 
     def expire(self, now: float) -> list[T]:
-        """Take out every item whose deadline is `now` or earlier, earliest first."""
+        """Removes and returns every item whose deadline is `now` or earlier, earliest first."""
         heap = self._by_deadline
         late = []
         while heap and heap[0][0] <= now:
@@ -58,14 +58,14 @@ class OffsetWaiters(Generic[T]):
         return late
 
     def take_beyond(self, offset: int) -> list[T]:
-        """Take out every item that waits for more than `offset`, lowest first. O(n): for what hardly ever happens."""
+        """Removes and returns every item that waits for more than `offset`, lowest first. O(n): for rare events."""
         beyond = sorted(each for each in self._by_offset if each[0] > offset and each[1] in self._waiting)
         items = [self._waiting.pop(number) for _, number in beyond]
         self._drop_finished()
         return items
 
     def drain(self) -> list[T]:
-        """Take out everything, oldest first."""
+        """Removes and returns all items, oldest first."""
         items = list(self._waiting.values())
         self._waiting.clear()
         self._by_offset.clear()
@@ -83,8 +83,8 @@ class OffsetWaiters(Generic[T]):
         return self._by_deadline[0][0] if self._by_deadline else math.inf
 
     def _drop_finished(self) -> None:
-        # An item taken out by one order is still listed in the other. Late items go roughly in the order of their
-        # offsets, so clearing the tops keeps both lists from growing while no slave ever acknowledges.
+        # An item removed by one order is still listed in the other. Items expire roughly in the order of their
+        # offsets, so clearing the tops keeps both lists from growing while no slave acknowledges.
         for heap in (self._by_offset, self._by_deadline):
             while heap and heap[0][1] not in self._waiting:
                 heappop(heap)

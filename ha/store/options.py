@@ -1,4 +1,4 @@
-"""What the store can be told. Names say the unit; the RocketMQ key is in brackets."""
+"""Options of the store. Names contain the unit; the RocketMQ key is in brackets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ha.protocol.properties import DELAY_LEVELS_MS
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A store's directory, sizes, rhythms and limits; defaults are RocketMQ's unless the comment says otherwise."""
+    """Directory, sizes, intervals and limits of a store; defaults are RocketMQ's unless the comment says otherwise."""
 
     root: Path
     """[storePathRootDir]"""
@@ -33,8 +33,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_slave: bool = False
     """[brokerRole=SLAVE] dispatch then waits at bytes that are no record instead of skipping them"""
     dispatch_confirmed: bool = False
-    """[enableControllerMode] a start dispatches no further than what was known to be confirmed before it, and the limit
-    stays there until it is moved"""
+    """[enableControllerMode] a start dispatches only records confirmed before, and the limit stays until it is moved"""
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
     """[brokerIP1:listenPort] as `encode_host` returns it"""
     message_size_max: int = 4 << 20
@@ -57,54 +56,54 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_s: float = 1.0
 
     open_files_max: int = 2048
-    """So many files the process may have open, a quarter of them queues'; while it starts, and nobody else needs any,
-    three quarters"""
+    """Number of files that the process may open. Queues use a quarter of them; during recovery, when nothing else needs
+    any, three quarters"""
     recovery_scan_bytes: int = 64 << 20
-    """After a clean stop the last so many bytes are checked record by record (RocketMQ: the last segment or three)"""
+    """Size of the log's end that is checked record by record after a clean stop (RocketMQ: last segment or three)"""
 
     segment_wait_s: float = 5.0
     """How long a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
     allocate_retry_s: float = 1.0
-    """After a segment could not be created, puts fail at once for so long; then one tries again"""
+    """Time for which puts fail at once after a segment could not be created; then one tries again"""
     hot_window_bytes: int = 64 << 20
     """The part of the map behind the end that is kept resident; older bytes are read from the file"""
 
     checksum_block_size: int = 32 << 10
-    """Bytes of the log that one checksum is about; what is damaged at least, and read at least when read cold"""
+    """Bytes of the log that one checksum covers: the smallest damaged range, and the smallest cold read"""
     scrub_bytes_per_s: int = 5 << 20
-    """[scrubBytesPerSecond] how fast the scrub goes through the log; 0: not at all"""
+    """[scrubBytesPerSecond] rate of the scrub; 0 disables it"""
     scrub_pause_s: float = 3600.0
-    """[scrubPauseSeconds] between two rounds of the scrub"""
+    """[scrubPauseSeconds] pause between two rounds of the scrub"""
     scrub_first_s: float = 60.0
-    """The first round begins so long after the start"""
+    """Time between the start and the first round"""
 
     clean_interval_s: float = 10.0
     """[cleanResourceInterval]"""
     clean_first_s: float = 60.0
-    """Nothing is deleted so soon after the start"""
+    """Time after the start in which nothing is deleted"""
     delete_when_hours: frozenset[int] = frozenset({4})
     """[deleteWhen] local hours of the day"""
     reserved_h: float = 72.0
     """[fileReservedTime]"""
     disk_used_ratio_max: float = 0.75
-    """[diskMaxUsedSpaceRatio / 100] above it expired segments go at any hour"""
+    """[diskMaxUsedSpaceRatio / 100] above it expired segments are deleted at any hour"""
     clean_forcibly: bool = True
     """[cleanFileForciblyEnable]"""
     disk_used_ratio_forcible: float = 0.85
-    """[diskSpaceCleanForciblyRatio] above it segments go before they expire, if `clean_forcibly`"""
+    """[diskSpaceCleanForciblyRatio] above it segments are deleted before they expire, if `clean_forcibly`"""
     disk_used_ratio_warning: float = 0.90
-    """[diskSpaceWarningLevelRatio] above it the store takes no puts"""
+    """[diskSpaceWarningLevelRatio] above it the store refuses puts"""
     delete_files_max: int = 10
-    """[deleteFileBatchMax] segments a round"""
+    """[deleteFileBatchMax] segments per round"""
     retain_bytes_max: int = 8 << 30
-    """At most so much past its time is kept for a registered slave that still needs it (RocketMQ keeps nothing)"""
+    """Maximum size of expired segments that are kept for a registered slave that needs them (RocketMQ keeps none)"""
 
     stop_timeout_s: float = 8.0
-    """The last flush and checkpoint may take so long"""
+    """Timeout of the last flush and checkpoint"""
 
     @property
     def commitlog_path(self) -> Path:
-        """Where the segments are."""
+        """Directory of the segments."""
         return self.commitlog_directory or self.root / "commitlog"
 
     @property

@@ -1,10 +1,11 @@
-"""Where each consume queue ended when it was synced last: the file `queueends`, halog's own.
+"""The file `queueends`, halog's own: the end of each consume queue at its last sync.
 
-A queue that lost its end while the node was down, its last entries zeroed or its last file gone, looks as one that ends
-there. Whoever knows better has the lost part dispatched again; without, a master would give the queue offsets in it to
-other messages. RocketMQ leaves the file alone: its queues only grow meanwhile, and one that ends later is no loss.
+A queue that lost its end while the node was down, because its last entries were zeroed or its last file is gone, looks
+like one that ends there. The recorded end reveals the loss, and the lost part is dispatched again; otherwise a master
+would give its queue offsets to other messages. RocketMQ ignores the file: its queues only grow meanwhile, and a queue
+that ends later has lost nothing.
 
-The content is JSON, topic -> queue id -> end (entries), behind its CRC-32 (8 hex digits) and a newline.
+The content is JSON, topic -> queue id -> end (entries), preceded by its CRC-32 (8 hex digits) and a newline.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ _DECODER = msgspec.json.Decoder(dict[str, dict[_Number, _Number]])
 
 
 def load_queue_ends(disk: Disk, path: Path) -> QueueEnds:
-    """Read the file; empty if there is none or it is damaged: then nothing is known."""
+    """Reads the file; empty if there is none or it is damaged."""
     if not disk.exists(path):
         return {}
     guard, _, content = disk.read_bytes(path).partition(b"\n")
     try:
         if guard == _guard(content):
             return _DECODER.decode(content)
-        reason = "its checksum is another"
+        reason = "its checksum is wrong"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = str(error)
-    logger.error("queue.ends_damaged file=%s reason=%r: queues that lost their ends go unnoticed", path, reason)
+    logger.error('queue.ends_damaged file=%s reason=%r hint="lost ends of queues can\'t be detected"', path, reason)
     return {}
 
 
 def save_queue_ends(disk: Disk, path: Path, ends: QueueEnds) -> None:
-    """Write the file and sync it. OSError if the disk refuses; what it says is then unknown."""
+    """Writes and syncs the file. OSError if the disk refuses; its content is then unknown."""
     content = msgspec.json.encode(ends)
     disk.write_bytes(path, _guard(content) + b"\n" + content)
 

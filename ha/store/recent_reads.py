@@ -1,9 +1,9 @@
-"""What was read from the disk and verified of late, for reads of bytes that lie between or next to them.
+"""Cache of bytes that were recently read from the disk and verified, with read-ahead.
 
-Who comes back for what follows gets more read at once than was asked for, and finds it here the next time.
+A reader that continues where it ended gets more read at once than it asked for, and finds it here the next time.
 
-A consumer asks one queue after the other, and their messages lie in the log side by side: of four queues in turns each
-read would fetch, and compare with its checksums, the bytes of all four.
+A consumer pulls one queue after the other, and their messages lie interleaved in the log: with four queues each read
+would fetch and verify the bytes of all four.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import deque
 
 AHEAD_BYTES_MAX = 512 << 10
-"""So much at most is read at once because it is likely to be asked for next"""
+"""Maximum read-ahead."""
 _AHEAD_BLOCKS = 4
-"""A read so many blocks behind what is kept goes on from there"""
+"""A read counts as sequential if it begins at most this many blocks behind cached bytes."""
 BYTES_MAX = 16 << 20
-"""At most so much is kept: what 16 queues in turns need with messages of 1 KiB, 1,024 a time."""
+"""Size of the cache: what 16 queues need that are pulled in turn, 1,024 messages of 1 KiB each time."""
 
 
 class RecentReads:
-    """The latest `bytes_max` bytes that were read, by the blocks in which they begin. Offsets are physical."""
+    """The latest `bytes_max` bytes that were read, found by block. Offsets are physical."""
 
     def __init__(self, block_size: int, bytes_max: int = BYTES_MAX) -> None:
         self._block_size = block_size
@@ -29,7 +29,7 @@ class RecentReads:
         self._by_block: dict[int, tuple[int, memoryview]] = {}
 
     def find(self, physical_offset: int) -> memoryview | None:
-        """What is kept from an offset on, at least one byte; None if nothing is."""
+        """Returns the cached bytes from an offset on, at least one; None if there are none."""
         found = self._by_block.get(physical_offset // self._block_size)
         if found is None:
             return None
@@ -38,8 +38,8 @@ class RecentReads:
         return verified[at:] if 0 <= at < len(verified) else None
 
     def ahead(self, physical_offset: int) -> int:
-        """How many bytes are worth reading from an offset of which nothing is kept: twice as many as the last time if
-        what is before it was read lately, else 0."""
+        """Returns how many bytes to read from an offset that is not cached: twice as many as the last time if the bytes
+        before it are cached, else 0."""
         block = physical_offset // self._block_size
         for before in range(block, block - _AHEAD_BLOCKS - 1, -1):
             found = self._by_block.get(before)
@@ -48,7 +48,7 @@ class RecentReads:
         return 0
 
     def keep(self, begin: int, verified: memoryview) -> None:
-        """Keep bytes of one segment that were found to be right, and drop the oldest of what is too much."""
+        """Adds verified bytes of one segment, and evicts the oldest ones."""
         each = begin, verified
         self._kept.append(each)
         self._size += len(verified)
@@ -62,7 +62,7 @@ class RecentReads:
                     del self._by_block[block]
 
     def clear(self) -> None:
-        """Forget all: what is there may not be what the log holds now."""
+        """Drops everything, because the log's bytes change."""
         self._kept.clear()
         self._by_block.clear()
         self._size = 0

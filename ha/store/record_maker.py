@@ -1,7 +1,7 @@
-"""What messages that are put here become: records one behind the other, each with the next offset of its queue.
+"""Makes contiguous records of messages, each with the next offset of its queue, and refuses illegal messages.
 
-Says of each message what became of it, and why it was refused; knows no files, and never waits. What a record looks
-like is `ha/protocol/record_encoding.py`'s. Sources: CommitLog (DefaultAppendMessageCallback), MessageExtEncoder.
+No files, no waits. `ha/protocol/record_encoding.py` defines the format of a record. Sources: CommitLog
+(DefaultAppendMessageCallback), MessageExtEncoder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ha.protocol.topic_names import DLQ_PREFIX, NAME_SIZE_MAX, RETRY_PREFIX
 from ha.store.options import StoreOptions
 
 RECORD_OVERHEAD_MAX = 64 * 1024
-"""A record may exceed maxMessageSize, which is about the body alone, by so much (RocketMQ: MessageExtEncoder)."""
+"""By how much a record may exceed maxMessageSize, which limits the body alone (RocketMQ: MessageExtEncoder)."""
 
 NO_ROOM = -1
-"""`room` where no record fits, not even one of no bytes"""
+"""Value of `room` if no record fits, not even one of no bytes."""
 
 TOPIC_ALWAYS_FITS = 31
 """Length in characters up to which any topic fits in TOPIC_SIZE_V1_MAX bytes: UTF-8 takes at most 4 for each"""
@@ -30,7 +30,7 @@ _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of one message. Offsets, size, time are −1 unless `status.is_stored`; `remark` says why it isn't."""
+    """The result for one message. Offsets, size, time are −1 unless `status.is_stored`; `remark` says why it isn't."""
 
     status: PutStatus
     physical_offset: int = -1
@@ -46,7 +46,7 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordMaker:
-    """Makes the records of one log, and counts the offsets of its queues."""
+    """Makes the records of one log, and assigns queue offsets."""
 
     def __init__(self, options: StoreOptions, initial_queue_offset: Callable[[str, int], int]) -> None:
         self.room_max = options.segment_size - FILLER_SIZE_MIN
@@ -62,7 +62,7 @@ class RecordMaker:
     # ---- offsets of queues
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset (entries) that the next message of a queue gets."""
+        """Returns the queue offset (entries) that the next message of a queue gets."""
         return self._next_offsets.get((topic, queue_id)) or self._initial_queue_offset(topic, queue_id)
 
     def set_next_offsets(self, next_offsets: dict[tuple[str, int], int]) -> None:
@@ -78,8 +78,8 @@ class RecordMaker:
     def run(
         self, messages: Sequence[Message], first: int, physical_offset: int, room: int, now_ms: int
     ) -> tuple[bytes, list[AppendResult]]:
-        """Return the records of `messages[first:]`, stored at `now_ms`, the first one at `physical_offset`, and what
-        became of each message: it is in the records, or refused. Ends before one whose record doesn't fit `room` bytes.
+        """Returns the records of `messages[first:]`, stored at `now_ms`, the first one at `physical_offset`, and the
+        result of each message: stored in the records, or refused. Ends before one whose record doesn't fit `room` bytes.
         """
         records: list[bytes] = []
         results: list[AppendResult] = []

@@ -1,33 +1,33 @@
-"""Finding the end of the commitlog at start, and what to do about what lies behind it.
+"""Finds the end of the commitlog at start, and decides how to treat the bytes behind it.
 
 The last good record decides. Behind it there may be nothing (zeros); a torn tail, written but not synced when the
-machine died; or damage. A torn tail is cut off and zeroed. Damage is told from it by what was flushed there for sure:
+machine stopped; or damage. A torn tail is removed and zeroed. Damage differs from it by what was certainly flushed:
 
-- a block has a checksum only if it was flushed, so one that doesn't match it is damaged, and the end of the last such
-  block is where the log ended at least. A master's checkpoint says so as well (`known_end` is the later one).
-- after a clean stop everything was flushed. A good record behind the bad place shows that flushed data was lost.
-- after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
-  a record that the checkpoint says was flushed (store time < physicMsgTimestamp) proves that all before it was: any
-  good one behind the bad place, not only the next, whose store time may have been hit as well; or the bad one itself,
-  by the store time in its head. If a good one follows, a checkpoint newer than the last good one before is enough;
-  by itself that proves nothing (docs/corruption.md).
-- files are made, and are in a synced directory, one after another, and cut from the last one on: a crash leaves none
-  that is missing before others. If a good record follows a missing file, it is kept.
-- a master with SYNC_FLUSH dispatches what it has flushed and nothing else: an entry of its queues is not written before
-  the sync of its record has succeeded, so it is on the disk only if that is, in whatever order the pages got there, and
-  proves that the record was flushed (`queues_prove`). Only if all entries from the begin of the scan on lie end to end,
-  with one end where the good records end: a flipped bit, or a torn page, must not make up a record.
+- A block has a checksum only if it was flushed, so one that doesn't match its checksum is damaged, and the log ended at
+  the end of the last such block or later. A master's checkpoint has such an end, too (`known_end` is the later one).
+- After a clean stop everything was flushed. A good record behind the bad place shows that flushed data was lost.
+- After a crash, unsynced pages may have reached the disk in any order, so good records may follow a torn one. But a
+  record that was flushed according to the checkpoint (store time < physicMsgTimestamp) proves that all before it was:
+  any good one behind the bad place, not only the next, whose store time may be damaged too; or the bad one itself, by
+  the store time in its head. If a good one follows, a checkpoint newer than the last good one before is enough; alone
+  it proves nothing (docs/corruption.md).
+- Files are made, and synced in their directory, in order, and truncated from the last one on: a crash never leaves a
+  missing file before others. A good record behind a missing file is kept.
+- A master with SYNC_FLUSH dispatches flushed records only: an entry of its queues is not written before the sync of its
+  record succeeded. So an entry on the disk proves that its record was flushed, in whatever order the pages got there
+  (`queues_prove`). This holds only if all entries from the start of the scan on are contiguous, and one ends where the
+  good records end: a flipped bit or a torn page must not fake a record.
 
-A damaged range is listed, the scan goes on behind it, and the node serves the rest while the range is healed from a
-peer. The same with a file that is too short or missing between others: it is made whole with zeros, which are damage.
+A damaged range is listed, the scan continues behind it, and the node serves the rest while the range is healed from a
+peer. So are files that are too short or missing between others: they are completed with zeros, which are damage.
 
 RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
-acknowledged messages, and a slave never learns of them. halog raises CorruptLog, and deletes nothing, only where it
-can't know where the log ended (after a clean stop a queue knows a record behind the last good one, after a crash the
-bad record says that it was flushed, and nothing tells how many followed) or what the files are (all of another size):
-going on could give a second history to offsets that slaves hold. After a crash a slave cuts what nothing sound follows:
-its master's clock may have been set back, and it gets the bytes again. A log of which nothing at all is sound, and that
-begins with what no crash leaves there, is somebody else's, and is left to him.
+acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, only if it can't
+determine where the log ended (after a clean stop a queue has a record behind the last good one, after a crash the bad
+record was flushed, and nothing shows how many followed) or what the files are (all of another size): continuing could
+give a second history to offsets that slaves hold. After a crash a slave truncates what no sound record follows: its
+master's clock may have been set back, and it gets the bytes again. A log without any sound record, which begins with
+what no crash leaves there, was written by another program, and is left alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 _ANY_END = 1 << 63
 _SAFE_WITHIN_BYTES = 4 << 20
-"""So close to the last record that is known to be safe the scan begins after a crash"""
+"""Maximum distance in bytes between the last safe record and the start of the scan after a crash."""
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,16 +64,16 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     max_offset: int
     """End of the last good record, 0 without segments"""
     scanned_from: int
-    """Where the scan began: records from here on may be missing in queues and index after a crash"""
+    """Start of the scan: records from here on may be missing in queues and index after a crash"""
     last_store_timestamp_ms: int
     """Of the last good record; 0 if there is none"""
     scanned_from_timestamp_ms: int = 0
     """Of the record at `scanned_from`; 0 if there is none"""
     truncated_bytes: int
-    """How much of a torn tail was cut off"""
+    """Size of the torn tail that was removed"""
     queues_kept_to: int = 0
-    """After a crash: the queues know all records from `scanned_from` to here, the end of the last damaged range, which
-    can't be dispatched again; 0 if there is none, or they don't"""
+    """After a crash: the queues have all records from `scanned_from` to here, the end of the last damaged range, which
+    can't be dispatched again; 0 if there is none, or they lack some"""
 
 
 async def recover_log(
@@ -130,7 +130,7 @@ async def recover_log(
         raise recovery.corrupt(
             end,
             f"{end.reason}; nothing in this log is a record of RocketMQ 4 or 5: another version wrote it. Start that "
-            "one, or give storePathRootDir another directory",
+            "version, or set storePathRootDir to another directory",
         )
     for each in zero_filled:
         if each.end <= first:
@@ -150,7 +150,7 @@ async def recover_log(
 
 
 class LogRecovery:
-    """What a start concludes from the scan of one log, and does about it. Blocking."""
+    """Decides, for one log, where it ends and what is damaged. Blocking."""
 
     def __init__(
         self,
@@ -178,10 +178,10 @@ class LogRecovery:
         self._queues_prove = queues_prove
 
     def find_start(self, queues_end: int) -> int:
-        """Physical offset of the record to scan from: a queue's entry not far from the end, or a segment's begin.
+        """Returns the physical offset of the record to scan from: a queue entry near the end, or a segment's start.
 
-        `queues_end` is the end of the last record that a queue knows, 0 if queues are missing. After a crash the record
-        must be known to be flushed, in the log and in the queues.
+        `queues_end` is the end of the last record that a queue has, 0 if queues are missing. After a crash the record
+        must certainly be flushed, in the log and in the queues.
         """
         distance, unsure_from = self._scan_bytes, queues_end
         while queues_end - distance > self.scan.segments[0].start:
@@ -207,13 +207,13 @@ class LogRecovery:
         return self.scan.segments[0].start
 
     def _is_safe(self, head: RecordHead) -> bool:
-        """Whether a record was flushed, in the log and in the queues, when the checkpoint was written."""
+        """Returns whether a record was flushed, in the log and in the queues, when the checkpoint was written."""
         return 0 < head.store_timestamp_ms <= self._start_ms
 
     def _last_safe(self, head: RecordHead, unsure_from: int) -> int:
-        """Physical offset of a record that is safe, as `head` is, and not far before the last one of its queue that is.
+        """Returns the physical offset of a safe record, like `head`, near the last safe one of its queue.
 
-        What is from `unsure_from` on need not be looked at. One queue is asked, as there may be thousands.
+        Records from `unsure_from` on need no check. Searches one queue, as there may be thousands.
         """
         begin, end = head.physical_offset, unsure_from
         queue = self._queues.get(head.topic, head.queue_id)
@@ -228,9 +228,9 @@ class LogRecovery:
         return begin
 
     def is_foreign(self) -> bool:
-        """Whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit.
+        """Returns whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit.
 
-        Nor the begin of one: a slave may have been stopped, or killed, when it had so much of its first record.
+        Nor with part of one: a slave may have been stopped, or killed, within its first record.
         """
         raw = self.scan.segments[0].file.pread(4, 4)
         magic, begun = int.from_bytes(raw, "big"), raw.rstrip(b"\0")
@@ -238,10 +238,10 @@ class LogRecovery:
         return all((magic ^ each).bit_count() > 1 and not each.to_bytes(4, "big").startswith(begun) for each in known)
 
     def damage_end(self, first: int, end: LogEnd, last_ms: int) -> int | None:
-        """If what lies behind an end shows that flushed data is lost there: where the log goes on. CorruptLog if that
-        can't be told. None: it ends there.
+        """Returns where the log continues if the bytes behind an end show that flushed data is lost there; None if the
+        log ends there. CorruptLog if that can't be determined.
 
-        `first` is where the scan began, `last_ms` the store time of the last good record before the end. What is older
+        `first` is the start of the scan, `last_ms` the store time of the last good record before the end. Older records
         behind it are leftovers.
         """
         is_clean, flushed_ms, known_end = self._is_clean, self._flushed_ms, self._known_end
@@ -253,12 +253,12 @@ class LogRecovery:
                 return found.physical_offset
             if not self._is_as_written(end.position, known_end):
                 return known_end
-            # What is as it was written is the begin of a record that a slave had not got whole.
+            # Intact bytes that are no whole record are the first part of one that a slave was receiving.
         if is_clean:
             if found is not None:
                 return found.physical_offset
             if self._queues.has_record_at(end.position):
-                raise self.corrupt(end, f"{end.reason}; a consume queue knows the record")
+                raise self.corrupt(end, f"{end.reason}; a consume queue has the record")
             return None
         queued_to = self._queued_to(first, end)
         if queued_to is not None:
@@ -276,42 +276,42 @@ class LogRecovery:
         return None
 
     def _has_missing(self, begin: int, end: int) -> bool:
-        """Whether a file of [begin, end) was missing."""
+        """Returns whether a file of [begin, end) was missing."""
         return any(begin < each.end and each.begin < end for each in self._missing)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:
-        """Up to where the queues prove that the log was flushed, None if not beyond an end; `first` as above.
+        """Returns up to where the queues prove that the log was flushed, None if not beyond an end; `first` as above.
 
-        CorruptLog if that is in a file that is gone.
+        CorruptLog if that is in a missing file.
         """
         if not self._queues_prove or self._queues.first_record_from(end.position) is None:
             return None
         segment = self.scan.segment_at(end.position)
-        if not self._queues_know(max(first, segment.start) if segment is not None else first, end.position):
+        if not self._queues_have(max(first, segment.start) if segment is not None else first, end.position):
             return None
         reached = self._queues.contiguous_end(end.position, _ANY_END, segment_size=self.scan.segments[0].size)
         if reached == end.position:
             return None
         if reached > self.scan.segments[-1].end:
-            raise self.corrupt(end, f"{end.reason}; the consume queues know records up to {reached}")
+            raise self.corrupt(end, f"{end.reason}; the consume queues have records up to {reached}")
         return reached
 
     def queues_kept_to(self, first: int, damaged_to: int) -> int:
-        """Return `damaged_to` if the queues know, after a crash, every record from `first` to there; else 0."""
-        return damaged_to if not self._is_clean and self._queues_know(first, damaged_to) else 0
+        """Returns `damaged_to` if the queues have, after a crash, every record from `first` to there; else 0."""
+        return damaged_to if not self._is_clean and self._queues_have(first, damaged_to) else 0
 
-    def _queues_know(self, first: int, end: int) -> bool:
-        """Whether the records from `first` on have entries end to end, the last of which ends, with or without the
-        filler behind it, at `end`."""
+    def _queues_have(self, first: int, end: int) -> bool:
+        """Returns whether the records from `first` on have contiguous entries, the last of which ends, with or without
+        the filler behind it, at `end`."""
         size = self.scan.segments[0].size
-        known_to = self._queues.contiguous_end(first, end, segment_size=size)
-        return end in (known_to, -(-known_to // size) * size)
+        queued_to = self._queues.contiguous_end(first, end, segment_size=size)
+        return end in (queued_to, -(-queued_to // size) * size)
 
     def _newest_ms(self, first: int, end: LogEnd) -> int:
-        """The newest store time, of the good records in [`first`, `end`), that the checkpoint says was flushed.
+        """Returns the newest store time, of the good records in [`first`, `end`), that the checkpoint covers.
 
-        For an end behind a record that is newer than the checkpoint: one not flushed, or one whose store time was hit,
-        beside which all that follows would look like leftovers.
+        For an end behind a record that is newer than the checkpoint: one not flushed, or one whose store time is
+        damaged, compared with which all that follow would look like leftovers.
         """
         if self.scan.claimed_ms(end.position) < 0 and self.scan.next_good_record(end.position, 0) is None:
             return self._flushed_ms
@@ -324,7 +324,7 @@ class LogRecovery:
         return newest
 
     def _is_as_written(self, begin: int, end: int) -> bool:
-        """Whether all of [begin, end) has checksums, and has them rightly."""
+        """Returns whether all of [begin, end) has checksums and matches them."""
         return not self._bad_blocks(begin, end) and all(
             self._is_covered(max(begin, each.start), min(end, each.end))
             for each in self.scan.segments
@@ -332,7 +332,7 @@ class LogRecovery:
         )
 
     def _bad_blocks(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the blocks (physical offsets) overlapping [begin, end) whose bytes don't have their checksum."""
+        """Returns the blocks (physical offsets) overlapping [begin, end) whose bytes don't match their checksum."""
         bad = []
         size = self._checksums.block_size
         for segment in self.scan.segments:
@@ -347,7 +347,7 @@ class LogRecovery:
         return bad
 
     def list_zero_filled(self, damage: DamageRegistry, zero_filled: ZeroFilled) -> None:
-        """List what lies in a remade range, which the scan for the log's end does not come by."""
+        """Lists the damage in a zero-filled range before the start of the scan."""
         if self._is_covered(zero_filled.begin, zero_filled.end):
             if self._bad_blocks(zero_filled.begin, zero_filled.end):
                 self.list_damage(damage, zero_filled.begin, zero_filled.end, zero_filled.reason)
@@ -368,7 +368,7 @@ class LogRecovery:
             )
 
     def _is_covered(self, begin: int, end: int) -> bool:
-        """Whether all of a segment's [begin, end) has checksums."""
+        """Returns whether all of [begin, end), within one segment, has checksums."""
         checksums = self._checksums
         start = begin - begin % checksums.segment_size
         sums, size = checksums.load(start), checksums.block_size
@@ -378,8 +378,8 @@ class LogRecovery:
         )
 
     def list_damage(self, damage: DamageRegistry, begin: int, end: int, reason: str) -> None:
-        """List [begin, end), by segments: the bad blocks in it if all of it has checksums, else from record to
-        record."""
+        """Lists [begin, end), by segment: its bad blocks if all of it has checksums, else the range between two
+        records."""
         for segment in self.scan.segments:
             first, stop = max(begin, segment.start), min(end, segment.end)
             if first >= stop:
@@ -392,7 +392,7 @@ class LogRecovery:
                 damage.add(first, stop, file=name, reason=reason, found_by="recovery", by_checksum=False)
 
     def corrupt(self, end: LogEnd, reason: str) -> CorruptLog:
-        """Return the error that names the place."""
+        """Returns the error, with file and position."""
         segment = self.scan.segment_at(end.position) or self.scan.segments[-1]
         return CorruptLog(segment.file.path, end.position - segment.start, reason)
 

@@ -1,8 +1,8 @@
-"""Deleting what is old, or what the disk has no room for, and saying when the disk is too full to write.
+"""Deletes old segments, and refuses puts when the disk is too full.
 
-Each round deletes segments from the oldest on, never the last, at most so many: those past their time at the appointed
-hour or when the disk is rather full; the oldest whatever their age when it is very full. A segment that a registered
-slave still needs is kept past its time, up to a bound. Queues, index and terms follow the log's new begin.
+Each round deletes a limited number of segments from the oldest on, never the last: expired ones at the configured hours
+or when the disk is rather full; the oldest, whatever their age, when it is very full. A segment that a registered slave
+still needs is kept beyond its time, up to a limit. Queues, index and epochs are adjusted to the log's new first offset.
 Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
 """
 
@@ -28,7 +28,7 @@ _MS_PER_H = 3_600_000
 
 
 class Retention:
-    """Keeps one store within its time and its disk."""
+    """Retention of one store."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Retention:
 
     @property
     def is_writable(self) -> tuple[bool, str]:
-        """Whether the disk leaves room for puts, and if not, how full it is."""
+        """Whether the disk has room for puts, and if not, how full it is."""
         if not self._is_too_full:
             return True, ""
         limit = self._options.disk_used_ratio_warning
         return False, f"disk is {self.disk_used_ratio:.1%} full, puts are refused above {limit:.0%}"
 
     async def run(self) -> None:
-        """Watch the disk and delete, every `clean_interval_s`, until cancelled."""
+        """Checks the disk and deletes segments, every `clean_interval_s`, until cancelled."""
         options = self._options
         clean_at = trio.current_time() + options.clean_first_s
         while True:
@@ -78,10 +78,10 @@ class Retention:
                 except OSError as error:
                     if not is_passing(error):
                         raise
-                    logger.warning("retention.postponed reason=%s", error)
+                    logger.warning("retention.postponed reason=%r", str(error))
 
     async def check_disk(self) -> None:
-        """Find out how full the disk is."""
+        """Updates `disk_used_ratio`."""
         usages = [
             await self._run_blocking(self._disk.usage, path)
             for path in {self._options.commitlog_path, self._options.root}
@@ -94,7 +94,7 @@ class Retention:
             logger.error("store.became_%s disk_used_ratio=%.3f", state, self.disk_used_ratio)
 
     async def clean(self, *, at_any_hour: bool = False) -> int:
-        """Delete what is due now; return how many segments. `at_any_hour`: as if it were the appointed hour."""
+        """Deletes what is due now; returns how many segments. `at_any_hour`: as if it were a configured hour."""
         async with self._log.maintenance_lock:
             return await self._clean(at_any_hour=at_any_hour)
 
@@ -113,13 +113,13 @@ class Retention:
                 if self._is_undispatched(segment) or (not is_forcible and self._is_needed(segment)):
                     break
                 path = segment.file.path
-                del segment  # nobody here may be the last to hold it
+                del segment  # the last reference must not be here: dropping it waits for the disk
                 await self._log.delete_first()
                 deleted += 1
                 logger.info("retention.segment_deleted file=%s reason=%s", path, "disk" if is_forcible else "age")
         if deleted:
             self.deleted_count += deleted
-            await self._follow()
+            await self._trim_derived()
         return deleted
 
     async def _is_expired(self, segment: Segment, now_ms: int) -> bool:
@@ -130,23 +130,21 @@ class Retention:
         return self._log.dispatched_offset.value < segment.end
 
     def _is_needed(self, segment: Segment) -> bool:
-        """Whether a slave needs it and what is kept for slaves is within its bound.
+        """Returns whether a slave needs it and the limit for segments kept for slaves is not reached.
 
-        Not asked when the disk is nearly full: a slave that is away must not stop the producers.
+        Ignored when the disk is nearly full: a disconnected slave must not stop the producers.
         """
         needed = self.lowest_needed()
         is_pinned = needed is not None and needed < segment.end
         if is_pinned and self._log.max_offset.value - segment.start > self._options.retain_bytes_max:
-            logger.warning(
-                "retention.slave_limit_reached file=%s needed_from=%s reason=bound", segment.file.path, needed
-            )
+            logger.warning("retention.slave_limit_reached file=%s needed_from=%s", segment.file.path, needed)
             is_pinned = False
         if is_pinned and not self._is_pinned:
             logger.warning("retention.segment_kept file=%s needed_from=%s", segment.file.path, needed)
         self._is_pinned = is_pinned
         return is_pinned
 
-    async def _follow(self) -> None:
+    async def _trim_derived(self) -> None:
         min_offset = self._log.min_offset
         await self._run_blocking(self._queues.correct_min, min_offset)
         if self._index is not None:

@@ -1,10 +1,10 @@
-"""Making sure, after a crash, that what the log shows is also on the disk.
+"""Makes sure, after a crash, that the log on the disk is the log that is read.
 
 A process that ended without closing its store may have written bytes that were never synced; and if it ended because a
-sync failed, the kernel has marked its pages clean although they are not on the disk: they still read as written, and
-no later sync writes them (https://lwn.net/Articles/752063/). Whoever then takes the log as it reads, goes on behind it
-and acknowledges, loses all of that at the next power loss, since recovery ends at the first hole. So what is not known
-to have been synced is written once more, which makes its pages dirty, and synced.
+sync failed, the kernel has marked its pages clean although they are not on the disk: they still read as written, and no
+later sync writes them (https://lwn.net/Articles/752063/). A process that appended behind them and acknowledged would
+lose all of that at the next power loss, since recovery ends at the first hole. So everything that is not known to be
+synced is written again, which makes its pages dirty, and synced.
 
 RocketMQ neither writes nor syncs anything here (CommitLog.recoverAbnormally).
 """
@@ -20,9 +20,9 @@ _PAGE_BYTES = 4096
 
 
 def write_again(segments: Sequence[Segment], begin: int, end: int) -> None:
-    """Write the bytes of physical offsets [begin, end) to their files again, as they read, and sync these.
+    """Writes the bytes of physical offsets [begin, end) to their files again, as they read, and syncs them.
 
-    Blocking; before anybody appends. OSError if the disk refuses: what is on it is then still in doubt.
+    Blocking; before anything is appended. OSError if the disk refuses: its content is then still unknown.
     """
     for segment in segments:
         if segment.end <= begin or segment.start >= end:

@@ -1,14 +1,14 @@
-"""The scrub: all of the log read again at a bounded rate, compared with its checksums, and what is derived with it.
+"""The scrub reads the whole log at a bounded rate, and compares it with its checksums and with what is derived from it.
 
-One round goes from the log's begin to what is dispatched. Reading is what verifies the log (verified_reads.py). The
-records that were read say what the consume queues and the key index must hold:
+One round goes from the log's first record to the last dispatched one. Reading verifies the log (verified_reads.py), and
+its records determine the content of the consume queues and the key index:
 
-- a queue entry that differs is written anew, at once; so is one that a reader stumbles over (`mend`);
-- an index file that differs is deleted with those after it, and built again from the log while dispatch goes on.
+- a queue entry that differs is rewritten at once; so is one that a reader finds wrong (`repair_entry`);
+- an index file that differs is deleted with those after it, and rebuilt from the log while dispatch continues.
 
-A damaged range of the log is passed over; what is derived of it is compared in the next round, which begins as soon as
-the range has been healed. The scrub runs on the event loop in steps of a millisecond, and sleeps in between what the
-rate says, and at least `_REST` times as long as a step took.
+A damaged range of the log is skipped; its entries are compared in the next round, which begins as soon as
+the range is healed. The scrub runs on the event loop in steps of a millisecond, and sleeps in between as the rate
+requires, at least `_REST` times as long as a step took.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 128 << 10
 _REST = 9
-_MEND_BYTES_MAX = 256 << 20
-"""A missing entry's record is looked for in so much of the log; beyond it is left to the scrub."""
-_MEND_AHEAD_BYTES = 1 << 20
+_REPAIR_BYTES_MAX = 256 << 20
+"""Maximum part of the log that is searched for the record of a wrong entry; the scrub finds it otherwise."""
+_REPAIR_AHEAD_BYTES = 1 << 20
 _BACK_ENTRIES_MAX = 64
 _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 class ScrubStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the scrub is, and what it and readers mended."""
+    """Progress of the scrub, and what it and readers repaired."""
 
     round_count: int
     """Rounds completed since the start"""
     position: int
-    """Physical offset up to which this round has come; -1 between two rounds"""
+    """Physical offset that this round has reached; -1 between two rounds"""
     scrubbed_bytes: int
     queue_entries_mended_count: int
     index_rebuilt_count: int
 
 
 class Scrub:
-    """One store's. `run` is its task; `mend` is for readers."""
+    """The scrub of one store. `run` is its task; `repair_entry` is for readers."""
 
     def __init__(
         self,
@@ -75,45 +75,45 @@ class Scrub:
         self._round_count = 0
         self._position = -1
         self._scrubbed_bytes = 0
-        self._mended_count = 0
+        self._repaired_count = 0
         self._index_rebuilt_count = 0
-        self._mending = trio.Lock()
+        self._repair_lock = trio.Lock()
         self._round_ended = trio.lowlevel.ParkingLot()
-        self._is_wanted = trio.Event()
+        self._wanted = trio.Event()
 
     def statistics(self) -> ScrubStatistics:
-        """Return this moment's figures."""
+        """Returns the current figures."""
         return ScrubStatistics(
             round_count=self._round_count,
             position=self._position,
             scrubbed_bytes=self._scrubbed_bytes,
-            queue_entries_mended_count=self._mended_count,
+            queue_entries_mended_count=self._repaired_count,
             index_rebuilt_count=self._index_rebuilt_count,
         )
 
     async def run(self) -> None:
-        """Go round after round until cancelled; with a rate of 0 only when `want` says so."""
+        """Runs rounds until cancelled; with a rate of 0 only those that `want` requests."""
         options = self._options
         wait_s = options.scrub_first_s
         while True:
             with trio.move_on_after(wait_s if options.scrub_bytes_per_s else float("inf")):
-                await self._is_wanted.wait()
-            self._is_wanted = trio.Event()
+                await self._wanted.wait()
+            self._wanted = trio.Event()
             await self.round()
             wait_s = options.scrub_pause_s
 
     @property
     def _end(self) -> int:
-        """Up to where records are dispatched. A filler is as a whole when its head is there; the rest may be coming."""
+        """End of the dispatched records. A filler is dispatched when its head is there; the rest may be missing."""
         log = self._log
         return min(log.dispatched_offset.value, log.max_offset.value)
 
     def want(self) -> None:
-        """Begin the next round now."""
-        self._is_wanted.set()
+        """Begins the next round now."""
+        self._wanted.set()
 
     async def round(self) -> None:
-        """Go through all of the store once."""
+        """Checks the whole store once."""
         log = self._log
         generation = log.generation
         is_index_sound = await self._check_index_files()
@@ -130,19 +130,19 @@ class Scrub:
                 if cursor is not None:
                     cursor.skip()
             except OSError as error:  # unreadable where no checksum tells what should be there; or the disk is full
-                logger.error("scrub.failed segment=%d at=%d reason=%s", start, self._position, error)
+                logger.error("scrub.failed segment=%d at=%d reason=%r", start, self._position, str(error))
                 cursor = None
         if self._index is not None and not (is_index_sound and self._index.is_attached):
             try:
                 await self._rebuild_index()
             except OSError as error:
-                logger.error("index.rebuild_failed reason=%s", error)
+                logger.error("index.rebuild_failed reason=%r", str(error))
         self._round_count += 1
         self._position = -1
         self._round_ended.unpark_all()
 
     async def _scrub_segment(self, start: int, cursor: IndexCursor | None) -> bool:
-        """Go through one segment; False if the index, along which `cursor` goes, differs from its records."""
+        """Checks one segment; False if the index, at the position of `cursor`, differs from its records."""
         log = self._log
         generation = log.generation
         position = start
@@ -151,7 +151,7 @@ class Scrub:
             end = min(start + log.segment_size, self._end)
             if position >= end or generation != log.generation:
                 if cursor is not None and position < start + log.segment_size:
-                    cursor.close()  # more may be dispatched here before the next segment's turn
+                    cursor.close()  # more may be dispatched here before the next segment is checked
                 return True
             self._position = position
             began = trio.current_time()
@@ -160,16 +160,16 @@ class Scrub:
             except DamagedBytes as damaged:
                 if cursor is not None:
                     cursor.close()
-                position = await self._behind(position, damaged.end)
+                position = await self._resume_after(position, damaged.end)
                 continue
             if generation != log.generation:
                 return True
-            await self._mend(heads)
+            await self._repair(heads)
             if cursor is not None and not await cursor.follows(heads, self._run_blocking):
                 logger.error("index.mismatch_found begin=%d end=%d", position, behind)
                 return False
             if behind == position:
-                return True  # what is no record, to dispatch neither
+                return True  # no record, for dispatch neither
             self._scrubbed_bytes += behind - position
             rate = self._options.scrub_bytes_per_s
             took_s = trio.current_time() - began
@@ -177,14 +177,14 @@ class Scrub:
             position = behind
 
     async def wait_round(self) -> None:
-        """Begin a round and wait for its end; for tools and tests."""
+        """Begins a round and waits for its end; for tools and tests."""
         self.want()
         await self._round_ended.park()
 
     # ---- records
 
     async def _heads(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """Return the records at a physical offset and after, some of them, and where they end."""
+        """Returns some records from a physical offset on, and where they end."""
         log = self._log
         size = _STEP_BYTES
         while True:
@@ -206,17 +206,17 @@ class Scrub:
             if heads or position + len(raw) >= end:
                 return heads, at
             if len(raw) <= size // 2 or size == len(raw) < _STEP_BYTES:
-                # A damaged place begins before the record ends.
+                # Damage begins before the record ends.
                 await self._read(position + len(raw), 1)
             size *= 4
 
     async def _read_through(self, position: int, end: int) -> None:
-        """Have the end of a segment verified, in which there are no records."""
+        """Verifies the end of a segment, which contains no records."""
         while position < end:
             position += len(await self._read(position, min(_STEP_BYTES, end - position)))
 
     async def _read(self, position: int, size: int) -> memoryview:
-        """Read at least one byte. OffsetGone, too, if the log was cut there meanwhile."""
+        """Reads at least one byte. OffsetGone, too, if the log was truncated there meanwhile."""
         log = self._log
         raw = await log.read(position, size, "scrub")
         if not raw:
@@ -232,10 +232,10 @@ class Scrub:
             yield found
             at += found.total_size
 
-    async def _behind(self, position: int, end: int) -> int:
-        """Return where records go on behind damage: at the next one that is sound, at most the segment's end.
+    async def _resume_after(self, position: int, end: int) -> int:
+        """Returns the offset of the next sound record behind damage, at most the segment's end.
 
-        What else is damaged up to there, or to the segment's end, is found on the way.
+        Reads on, and so finds other damage up to there, or to the segment's end.
         """
         segment = self._log.segment_at(position)
         at, stop = end, min(segment.end, self._end)
@@ -253,8 +253,8 @@ class Scrub:
 
     # ---- queues
 
-    async def _mend(self, heads: list[RecordHead]) -> None:
-        """Compare the entries of these records, and write those that differ."""
+    async def _repair(self, heads: list[RecordHead]) -> None:
+        """Compares the entries of these records, and rewrites those that differ."""
         generation = self._log.generation
         for (topic, queue_id), group in _by_queue(heads).items():
             queue = self._queues.get(topic, queue_id)
@@ -269,46 +269,51 @@ class Scrub:
                 entries = [ENTRY.pack(head.physical_offset, head.total_size, head.tags_code) for head in group[at:run]]
                 found = await queue.fetch_raw(first, len(entries), self._run_blocking)
                 if generation != self._log.generation:
-                    return  # the end of the log was cut off meanwhile
-                mended = queue.repair(first, entries) if found != b"".join(entries) else 0
-                if mended:
-                    self._mended_count += mended
+                    return  # the log was truncated meanwhile
+                repaired = queue.repair(first, entries) if found != b"".join(entries) else 0
+                if repaired:
+                    self._repaired_count += repaired
                     logger.error(
-                        "queue.entries_repaired topic=%s queue_id=%d first=%d count=%d", topic, queue_id, first, mended
+                        "queue.entries_repaired topic=%s queue_id=%d first=%d count=%d",
+                        topic,
+                        queue_id,
+                        first,
+                        repaired,
                     )
                 at = run
 
-    async def mend(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """Write an entry of a queue anew that a reader found wrong; False if its record isn't found in the log.
+    async def repair_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Rewrites an entry of a queue that a reader found wrong; False if its record isn't found in the log.
 
-        DamagedBytes if that may lie where the log is damaged. The entries after it are compared as well.
+        DamagedBytes if the record may lie where the log is damaged. Also compares the entries after it.
         """
-        async with self._mending:
-            before = self._mended_count
+        async with self._repair_lock:
+            before = self._repaired_count
             await self._log.wait_truncated()
             generation = self._log.generation
             position = await self._record_before(queue, queue_offset)
-            stop = min(self._end, position + _MEND_BYTES_MAX)
+            stop = min(self._end, position + _REPAIR_BYTES_MAX)
             while position < stop:
                 try:
                     heads, behind = await self._heads(position, stop)
                 except OffsetGone:
                     break
                 if generation != self._log.generation:
-                    break  # the end of the log was cut off meanwhile
+                    break  # the log was truncated meanwhile
                 mine = [h for h in heads if h.topic == queue.topic and h.queue_id == queue.queue_id]
-                await self._mend(mine)
+                await self._repair(mine)
                 if any(head.queue_offset >= queue_offset for head in mine):
-                    stop = min(stop, behind + _MEND_AHEAD_BYTES)
+                    stop = min(stop, behind + _REPAIR_AHEAD_BYTES)
                 if behind == position:
                     break
                 position = behind
-            if self._mended_count == before:
+            if self._repaired_count == before:
                 self.want()
-            return self._mended_count > before
+            return self._repaired_count > before
 
     async def _record_before(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """Physical offset of a record of the queue before an offset, proven by the log; the log's begin without."""
+        """Returns the physical offset of a record of the queue before an offset, proven by the log; else the log's
+        first offset."""
         log = self._log
         for offset in range(queue_offset - 1, max(queue.min_offset, queue_offset - _BACK_ENTRIES_MAX) - 1, -1):
             for entry in queue.read(offset, 1):
@@ -329,18 +334,18 @@ class Scrub:
     # ---- the key index
 
     async def _check_index_files(self) -> bool:
-        """Whether each index file is consistent in itself."""
+        """Returns whether each index file is internally consistent."""
         if self._index is None:
             return True
         for file in list(self._index.files):
             trouble = await self._run_blocking(self._index.trouble_in, file)
             if trouble:
-                logger.error("index.damage_found file=%s reason=%s", file.path, trouble)
+                logger.error("index.damage_found file=%s reason=%r", file.path, trouble)
                 return False
         return True
 
     async def _rebuild_index(self) -> None:
-        """Delete the index and build it again from the log, while dispatch goes on without it."""
+        """Deletes the index and rebuilds it from the log, while dispatch continues without it."""
         index, log = self._index, self._log
         assert index is not None
         self._index_rebuilt_count += 1
@@ -350,7 +355,7 @@ class Scrub:
         generation = log.generation
         while position < self._end:
             await log.wait_truncated()
-            if generation != log.generation:  # set aside, or cut, meanwhile: what is indexed may be gone
+            if generation != log.generation:  # set aside or truncated meanwhile: indexed records may be gone
                 generation, position = log.generation, max(log.min_offset, 0)
                 await self._run_blocking(index.delete, index.detach())
                 continue
@@ -359,7 +364,7 @@ class Scrub:
             try:
                 heads, behind = await self._heads(position, end)
             except DamagedBytes as damaged:
-                behind = await self._behind(position, damaged.end)
+                behind = await self._resume_after(position, damaged.end)
                 heads = []
             except OffsetGone:
                 behind, heads = max(log.min_offset, 0), []

@@ -1,8 +1,7 @@
-"""The files of the commitlog as a start finds them: opened, and made whole with zeros where they are too short or gone;
-and what is done to them where the log is cut.
+"""Opens the files of the commitlog at start, completing files that are too short or missing with zeros, and truncates
+them.
 
-What was put there is damage, which recovery lists. Nothing is judged by its content here: only names, sizes and what
-the checksums say of them.
+The zeros are damage, which recovery lists. Content is not checked here: only names, sizes and the checksum files.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ from ha.store.mapped_file import Segment, segment_starts
 logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 1 << 20
-_REMADE_COUNT_MAX = 16
-"""More segments missing than this is no damage of a disk: somebody moved files."""
-_NOTED_BYTES_MAX = 8 << 20
-"""So much of what is cut is looked at, to say how many bytes it was"""
+_ZERO_FILLED_COUNT_MAX = 16
+"""More missing segments than this are no damage of a disk: files were moved."""
+_LOGGED_BYTES_MAX = 8 << 20
+"""Maximum size of the removed part that is read to log its size."""
 _WHOLE_SUFFIX = ".whole"
-"""Of the copy that replaces a file that is too short, until it is complete"""
+"""Suffix of the copy that replaces a file that is too short, until it is complete."""
 
 
 class ZeroFilled(msgspec.Struct, frozen=True):
-    """Bytes [`begin`, `end`) of the log are zeros, put where a file was too short or missing."""
+    """Bytes [`begin`, `end`) of the log were filled with zeros, because a file was too short or missing."""
 
     begin: int
     end: int
     reason: str
     was_missing: bool = False
-    """There was no file at all, which no crash leaves before others."""
+    """The file did not exist. A crash never leaves a missing file before others"""
 
 
 def load_segments(
     disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_begin: int, known_end: int
 ) -> tuple[list[Segment], list[ZeroFilled]]:
-    """Open the files of the commitlog; those too short, or missing before others or before `known_end`, are remade.
+    """Opens the files of the commitlog. Completes those that are too short, or missing before others or `known_end`.
 
-    `known_begin`: retention deleted nothing from there on; -1 if that is unknown, and the first file then is the first
-    that there was. `known_end`: the log was flushed up to there, at least. CorruptLog if the files are of another size
-    altogether, or too many are missing. An empty last file, which a crash of RocketMQ can leave, is removed, unless it
-    is known that it wasn't empty. Without any file there is nothing: the log was deleted.
+    `known_begin`: retention deleted nothing from there on; -1 if that is unknown: then the log begins with the first
+    file. `known_end`: the log was flushed up to there, at least. CorruptLog if all files are of another size, or too
+    many are missing. An empty last file, which a crash of RocketMQ can leave, is removed, unless `known_end` shows that
+    it wasn't empty. No files: the log was deleted.
     """
     names = disk.list_dir(directory)
     for name in names:
@@ -62,7 +61,7 @@ def load_segments(
     for start, size in sizes.items():
         path = directory / segment_name(start)
         if start % segment_size:
-            raise CorruptLog(path, 0, f"its name is no multiple of mappedFileSizeCommitLog {segment_size}")
+            raise CorruptLog(path, 0, f"its name is not a multiple of mappedFileSizeCommitLog {segment_size}")
         is_ours = segment_size in sizes.values() or checksums.is_of(start)
         if size > segment_size or (size < segment_size and not is_ours):
             raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
@@ -70,9 +69,9 @@ def load_segments(
     first = min(known_begin, *sizes) if known_begin >= 0 and known_begin % segment_size == 0 else min(sizes)
     expected = range(first, stop, segment_size)
     missing = [start for start in expected if start not in sizes]
-    if len(missing) > _REMADE_COUNT_MAX:
+    if len(missing) > _ZERO_FILLED_COUNT_MAX:
         path = directory / segment_name(missing[0])
-        hint = "put them back; where the first ones are meant to be gone, delete the file checkpoint"
+        hint = "put them back; if the first ones were deleted on purpose, delete the file checkpoint"
         raise CorruptLog(path, 0, f"{len(missing)} segments are missing, from {path.name} on: {hint}")
     segments: list[Segment] = []
     zero_filled: list[ZeroFilled] = []
@@ -85,7 +84,7 @@ def load_segments(
             file = disk.create(path, segment_size, allocate=True)
             zero_filled.append(ZeroFilled(start, start + segment_size, "the file was missing", was_missing=True))
         else:
-            file = _made_whole(disk, path, size, segment_size)
+            file = _completed(disk, path, size, segment_size)
             zero_filled.append(ZeroFilled(start + size, start + segment_size, f"the file ended after {size} bytes"))
         segments.append(Segment(start, segment_size, file))
     for each in zero_filled:
@@ -94,28 +93,28 @@ def load_segments(
 
 
 def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
-    """Zero what lies behind `end` in the last of some neighbouring segments, synced, and delete those behind it, which
-    leave the list; return how many bytes were not zero.
+    """Truncates contiguous segments at `end`: removes those behind it from the list and the disk, and fills the rest of
+    the last one with zeros, synced; returns how many of its bytes were not zero.
 
-    The last one first: a crash in between must not leave a gap between segments. The first one stays, all zeros, if
-    `end` is where it begins.
+    Deletes the last one first: a crash in between must not leave a gap. The first segment stays, all zeros, if it
+    begins at `end`.
     """
     cut_bytes = 0
     while segments and (segments[-1].start > end or (segments[-1].start == end and len(segments) > 1)):
-        _note(segments[-1], 0, reason)
+        _log_removed(segments[-1], 0, reason)
         disk.unlink(segments[-1].file.path)
         segments.pop()
     if segments and segments[-1].end > end:
         segment = segments[-1]
         position = end - segment.start
-        cut_bytes = _note(segment, position, reason)
+        cut_bytes = _log_removed(segment, position, reason)
         segment.file.zero(position, segment.size - position)
         segment.file.sync()
     return cut_bytes
 
 
 def truncate_files(disk: Disk, directory: Path, end: int) -> None:
-    """Do to the files of a log what `truncate_segments` does, whatever their sizes are; a start checks those later."""
+    """Does to the files of a log what `truncate_segments` does, whatever their sizes, which recovery checks later."""
     segments = []
     for start in segment_starts(disk.list_dir(directory)):
         path = directory / segment_name(start)
@@ -123,8 +122,8 @@ def truncate_files(disk: Disk, directory: Path, end: int) -> None:
     truncate_segments(disk, segments, end, "truncation interrupted by a crash")
 
 
-def _note(segment: Segment, position: int, reason: str) -> int:
-    raw = segment.file.pread(min(_NOTED_BYTES_MAX, segment.size - position), position)
+def _log_removed(segment: Segment, position: int, reason: str) -> int:
+    raw = segment.file.pread(min(_LOGGED_BYTES_MAX, segment.size - position), position)
     used = len(raw.rstrip(b"\x00"))
     if used:
         logger.warning(
@@ -133,8 +132,8 @@ def _note(segment: Segment, position: int, reason: str) -> int:
     return used
 
 
-def _made_whole(disk: Disk, path: Path, size: int, segment_size: int) -> File:
-    """Replace a file that is too short by one with zeros at its end, its space reserved."""
+def _completed(disk: Disk, path: Path, size: int, segment_size: int) -> File:
+    """Replaces a file that is too short by one with zeros at its end and its space reserved."""
     old = disk.open(path)
     fresh_path = path.with_name(path.name + _WHOLE_SUFFIX)
     fresh = disk.create(fresh_path, segment_size, allocate=True)

@@ -85,7 +85,7 @@ class StoreRecovery:
         return summary
 
     async def _recover_log(self) -> tuple[Recovered, bool]:
-        """Loads checkpoint and queues and brings the log to its end; also returns whether the queues are complete."""
+        """Loads checkpoint and queues and finds the end of the log; also returns whether the queues are complete."""
         parts, checkpointer, run = self._parts, self._checkpointer, self._parts.run_blocking
         disk, options, checksums, queues = parts.disk, parts.options, parts.checksums, parts.queues
         checkpoint_path = options.root / "checkpoint"

@@ -1,7 +1,7 @@
-"""The records at a log's end that are not dispatched yet, as far as whoever is about to put more must know of them.
+"""Reads the records at a log's end that are not dispatched yet, for a node that is about to put more.
 
-A node that becomes a master goes on where its log ends, not where dispatch is: that waits until the other members of
-the group have what is behind (`dispatch_limit`). The next message of a queue comes behind those, too. RocketMQ waits
+A node that becomes a master continues at the end of its log, not where dispatch is, which waits until the other members
+of the group have the rest (`dispatch_limit`). The next message of a queue follows those records, too. RocketMQ waits
 for dispatch to reach the end (BrokerController.changeToMaster, recoverTopicQueueTable).
 """
 
@@ -21,9 +21,9 @@ _VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
 
 
 class Undispatched(NamedTuple):
-    """`end`: where the last whole record ends (physical offset). `next_offsets`: of the queues that have one there.
+    """`end`: end of the last complete record (physical offset). `next_offsets`: of the queues that have such records.
 
-    `store_timestamp_ms`: when the last of them was stored, -1 if there is none.
+    `store_timestamp_ms`: of the last of them, -1 if there is none.
     """
 
     end: int
@@ -32,9 +32,9 @@ class Undispatched(NamedTuple):
 
 
 async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
-    """Go along the records from where one begins to the log's end, while nobody appends.
+    """Reads the records from `begin`, where one begins, to the end of the log, while nothing is appended.
 
-    CorruptLog if there is something else, DamagedBytes if it isn't what was written: nobody can go on behind that.
+    CorruptLog if there is anything else, DamagedBytes if it isn't what was written: no log can continue behind that.
     """
     position, end = begin, log.max_offset.value
     next_offsets: dict[tuple[str, int], int] = {}
@@ -47,7 +47,7 @@ async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
         store_timestamp_ms = max(store_timestamp_ms, last_ms)
         if not consumed:
             if position + len(raw) >= min(segment.end, end):
-                break  # only a part of it has come
+                break  # an incomplete record
             size *= 4
             continue
         position, size = min(position + consumed, end), _CHUNK_BYTES
@@ -58,13 +58,13 @@ async def read_undispatched(log: CommitLog, begin: int) -> Undispatched:
 def _count(
     raw: Readable, base: int, segment_end: int, log: CommitLog, next_offsets: dict[tuple[str, int], int]
 ) -> tuple[int, int]:
-    """Note the queue offsets of the records at the begin of `raw`; return how many bytes they take, and when the last
-    was stored (-1: there is none)."""
+    """Adds the queue offsets of the first records of `raw`; returns how many bytes they take, and the store time of the
+    last one (-1: there is none)."""
     at, last_ms = 0, -1
     while at < len(raw):
         found = scan_record(raw, at, len(raw))
         if isinstance(found, Filler):
-            # Of a filler that a master sends in pieces the rest may be missing: it is no record's begin.
+            # The rest of a filler that a master sends in pieces may be missing: no record begins there.
             return segment_end - base if base + at + found.total_size <= log.max_offset.value else at, last_ms
         if isinstance(found, RecordHead) and found.physical_offset == base + at:
             if found.sys_flag & SysFlag.TRANSACTION_MASK in _VISIBLE:
@@ -74,7 +74,7 @@ def _count(
         elif found is None:
             break
         else:
-            reason = found.reason if isinstance(found, Unparsable) else f"a record of {found.physical_offset}"
+            reason = found.reason if isinstance(found, Unparsable) else f"a record for {found.physical_offset}"
             segment = log.segment_at(base)
             raise CorruptLog(segment.file.path, base + at - segment.start, f"no record is there: {reason}")
     return at, last_ms

@@ -1,7 +1,7 @@
-"""A physical offset that only grows and that tasks can wait on.
+"""A physical offset that tasks can wait on.
 
 Not trio_util.AsyncValue, which evaluates one predicate per waiter at each set: an offset is raised once per chunk of
-messages and mostly nobody waits for a particular value, so raising one with no waiter is an integer comparison.
+messages and few tasks wait for a particular value, so raising one without waiters is an integer comparison.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import trio
 
 
 class WatchedOffset:
-    """An offset in bytes with waiters. Raised by its one owner, read and awaited by anyone.
+    """An offset in bytes. Raised by its one owner, read and awaited by any task.
 
-    Raising wakes every waiting task once; a woken task looks at the value and waits again if it is still too small.
-    Who has something better to do than wait is called instead.
+    Raising wakes every waiting task once; a woken task checks the value and waits again if it is still too small.
+    Callers that can't wait subscribe.
     """
 
     __slots__ = ("_callbacks", "_lot", "_reset_count", "value")
@@ -27,7 +27,7 @@ class WatchedOffset:
         self._lot = trio.lowlevel.ParkingLot()
 
     def raise_to(self, value: int) -> bool:
-        """Set the offset to `value` if that is larger, waking all waiters; tell whether it was."""
+        """Sets the offset to `value` if that is larger, and wakes all waiters; returns whether it was."""
         if value <= self.value:
             return False
         self.value = value
@@ -38,15 +38,15 @@ class WatchedOffset:
         return True
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each raise and reset, until `unsubscribe`. It must not raise."""
+        """Calls `callback` after each raise and reset, until `unsubscribe`. It must not raise."""
         self._callbacks += (callback,)
 
     def unsubscribe(self, callback: Callable[[], None]) -> None:
-        """Call it no more."""
+        """Stops calling `callback`."""
         self._callbacks = tuple(each for each in self._callbacks if each != callback)
 
     def reset(self, value: int) -> None:
-        """Set the offset to any `value`, lower ones too (truncation, recovery), and end every wait."""
+        """Sets the offset to any `value`, even a lower one (truncation, recovery), and ends every wait."""
         self.value = value
         self._reset_count += 1
         self._lot.unpark_all()
@@ -54,9 +54,9 @@ class WatchedOffset:
             callback()
 
     async def wait_beyond(self, offset: int) -> int:
-        """Wait until the offset is greater than `offset`, or is reset, and return it. A checkpoint in every case.
+        """Waits until the offset is greater than `offset`, or is reset, and returns it. Always a checkpoint.
 
-        After a reset the offset may be smaller: what the caller waited for may then never come.
+        After a reset the offset may be smaller, and may never reach what the caller waited for.
         """
         if self.value > offset:
             await trio.lowlevel.checkpoint()

@@ -173,7 +173,7 @@ async def test_without_a_readable_history_the_node_does_not_start_and_says_what_
     await history(disk, (7, 7000))
     disk.write_bytes(PATH, b"")
     disk.write_bytes(BACKUP, b"1\n5\n7-7000\n")
-    with pytest.raises(CorruptLog, match="put both back from a backup") as caught:
+    with pytest.raises(CorruptLog, match="restore both from a backup") as caught:
         await history(disk)
     assert caught.value.file == PATH
 

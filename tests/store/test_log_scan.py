@@ -36,7 +36,7 @@ class ReservedFile:
     def pwrite(self, content: bytes, position: int) -> None:
         self.content = self.content[:position] + content + self.content[position + len(content) :]
 
-    def _forget(self, position: int, size: int) -> None:
+    def _evict(self, position: int, size: int) -> None:
         if position + size == SIZE:
             self.data_end = max(-(-position // 4096) * 4096, -(-len(self.content) // 4096) * 4096)
 

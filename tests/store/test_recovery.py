@@ -177,7 +177,7 @@ async def test_damage_after_a_clean_stop_is_listed_and_the_rest_is_served(
     harm(disk, bad)
     before = snapshot(disk)
     if which == -1 and not has_checksums:  # nobody can know how many messages followed
-        with pytest.raises(CorruptLog, match="queue knows") as caught:
+        with pytest.raises(CorruptLog, match="queue has the record") as caught:
             async with open_small(disk):
                 pass
         assert (caught.value.file, caught.value.position) == segment(disk, bad)
@@ -411,7 +411,7 @@ async def test_a_missing_last_segment_is_noticed_after_a_clean_stop(has_checksum
             assert [each.file for each in store.damage.open] == [last]
         return
     forget_checksums(disk)
-    with pytest.raises(CorruptLog, match="queue knows"):
+    with pytest.raises(CorruptLog, match="queue has the record"):
         async with open_small(disk):
             pass
 
@@ -867,7 +867,7 @@ async def test_a_file_that_is_gone_where_the_queues_know_records_is_missed(autoj
     forget_checksums(disk)
     for path in segment_paths(disk, from_offset=offsets[-1][0]):
         del disk.inodes[path]
-    with pytest.raises(CorruptLog, match="the consume queues know records up to"):
+    with pytest.raises(CorruptLog, match="the consume queues have records up to"):
         async with open_small(disk, flush_mode="SYNC_FLUSH"):
             pass
 
