@@ -79,7 +79,7 @@ class RecordMaker:
         self, messages: Sequence[Message], first: int, physical_offset: int, room: int, now_ms: int
     ) -> tuple[bytes, list[AppendResult]]:
         """Returns the records of `messages[first:]`, stored at `now_ms`, the first one at `physical_offset`, and the
-        result of each message: stored in the records, or refused. Ends before one whose record doesn't fit `room` bytes.
+        result of each message: stored in the records, or refused. Ends before a record that doesn't fit `room` bytes.
         """
         records: list[bytes] = []
         results: list[AppendResult] = []
@@ -114,7 +114,7 @@ class RecordMaker:
         return b"".join(records), results
 
     def _unusual(self, message: Message, physical_offset: int, now_ms: int) -> tuple[bytes, AppendResult]:
-        """Return the record of a message that no run may have: the first of its queue, or one with a long topic."""
+        """Returns the record of a message that no run contains: the first of its queue, or one with a long topic."""
         is_counted = message.sys_flag & SysFlag.TRANSACTION_MASK not in _UNCOUNTED
         queue_offset = self.next_queue_offset(message.topic, message.queue_id) if is_counted else 0
         record = encode_record(
@@ -130,7 +130,7 @@ class RecordMaker:
         return record, AppendResult(PutStatus.PUT_OK, physical_offset, len(record), queue_offset, now_ms)
 
     def batch_size(self, messages: Sequence[Message]) -> int | AppendResult:
-        """Return the size in bytes of the records of `messages`, or why none of them may be stored."""
+        """Returns the size in bytes of the records of `messages`, or why none of them may be stored."""
         size_max = min(self._record_size_max, self.room_max)
         body_size_max, properties_size_max = self._body_size_max, self._properties_size_max
         total = fixed_size = 0
