@@ -125,8 +125,9 @@ def test_missing_commands_are_detected() -> None:
     assert len([command for page in PAGES for command in commands_in_text(page)]) > 80
 
 
-@each_page
-def test_named_tests_exist(page: Path) -> None:
-    for path, function in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
-        source = (ROOT / path).read_text()
-        assert not function or re.search(rf"^(async )?def {function}\(", source, re.MULTILINE), function
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "ARCHITECTURE.md"], ids=lambda page: page.name)
+def test_named_files_and_tests_exist(page: Path) -> None:
+    for path, function in re.findall(r"`((?:\w+/)+\w+\.py)(?:::(\w+))?`", page.read_text()):
+        sources = [file.read_text() for file in (ROOT / path, ROOT / "ha" / path) if file.exists()]
+        assert sources, path
+        assert not function or re.search(rf"^(async )?def {function}\(", sources[0], re.MULTILINE), function
