@@ -1,4 +1,4 @@
-"""Brokers that answer when the test says so, a producer of them, and sends that run meanwhile."""
+"""A producer and brokers that answer on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SINGLE, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 
 
 def bodies(command: RemotingCommand) -> list[bytes]:
-    """Of the messages in a request."""
+    """The bodies of the messages in a request."""
     if command.code == SINGLE:
         return [bytes(command.body)]
     assert command.code == BATCH
@@ -32,14 +32,13 @@ def bodies(command: RemotingCommand) -> list[bytes]:
 
 
 async def settled() -> None:
-    """Until every task that can has gone on: as far as one gets that needs no answer."""
+    """Runs until every task waits for an answer."""
     for _ in range(10):
         await anyio.lowlevel.checkpoint()
 
 
 class Broker:
-    """Stores what it is sent: each queue counts its messages. Answers at once, or as long as it is `held` not at
-    all."""
+    """Stores every message; each queue counts its messages. Answers at once, or after `release` while held."""
 
     def __init__(self, refuse: Callable[[RemotingCommand], int | None] = lambda command: None) -> None:
         self.commands: list[RemotingCommand] = []
@@ -84,7 +83,7 @@ class Broker:
 
 
 class World:
-    """A producer with brokers named a, b, …; `send` starts a send whose outcome lands in `outcomes` by its body."""
+    """A producer with brokers named a, b, …; `send` starts a send whose outcome is added to `outcomes` by its body."""
 
     def __init__(self, producer: Producer, servers: list[FakeServer], tasks: anyio.abc.TaskGroup) -> None:
         self.producer = producer
@@ -100,7 +99,7 @@ class World:
         timeout_s: float | None = None,
         scope: anyio.CancelScope | None = None,
     ) -> None:
-        """Returns when the send waits for something (or has ended), so that the next one comes after it."""
+        """Returns when the send waits or has ended, so that the next one is sent after it."""
         known = message if isinstance(message, Message) else Message("T", message)
 
         async def run() -> None:
@@ -135,7 +134,7 @@ async def open_world(
     delay_max_s: float = 60,
     outcome_count: int = 0,
 ) -> AsyncIterator[World]:
-    """A producer and one broker per handler. Batches wait for the request before them at most `delay_max_s`.
+    """A producer and one broker per handler. A batch waits for the request before it at most `delay_max_s`.
 
     Once the producer is closed, waits until `outcome_count` sends have ended."""
     with pytest.MonkeyPatch.context() as patch:

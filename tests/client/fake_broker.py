@@ -1,4 +1,4 @@
-"""A server for the SDK's tests: real sockets and frames, and answers that the test writes."""
+"""A server for the SDK's tests: real sockets and frames, with answers written by the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FakeServer:
         self.chunks: list[list[RemotingCommand]] = []
         """The commands of each chunk received, in order."""
         self.memberships: list[RemotingCommand] = []
-        """Heartbeats and unregistrations: they come beside everything else, and are answered here."""
+        """Heartbeats and unregistrations, which may arrive at any time and are answered here."""
         self.connection_count = 0
         self.streams: list[SocketStream] = []
         self._grown = anyio.Event()
@@ -37,19 +37,19 @@ class FakeServer:
         return [command for chunk in self.chunks for command in chunk]
 
     async def received(self, count: int) -> None:
-        """Waits until so many commands have come."""
+        """Waits until `count` commands have arrived."""
         while len(self.commands) < count:
             self._grown = anyio.Event()
             await self._grown.wait()
 
     async def told(self, count: int) -> None:
-        """Waits until so many heartbeats and unregistrations have come."""
+        """Waits until `count` heartbeats and unregistrations have arrived."""
         while len(self.memberships) < count:
             self._grown = anyio.Event()
             await self._grown.wait()
 
     async def ask(self, command: RemotingCommand) -> None:
-        """Sends a request of the server's own to the first client, between its answers."""
+        """Sends a request from the server to the first client, between its answers."""
         await self._send(self.streams[0], encode_command(command))
 
     async def _send(self, stream: SocketStream, frames: bytes) -> None:
@@ -99,7 +99,7 @@ class FakeServer:
 
 @asynccontextmanager
 async def serving(handler: Handler, port: int = 0) -> AsyncIterator[FakeServer]:
-    """A FakeServer on 127.0.0.1 for as long as the block lasts."""
+    """Runs a FakeServer on 127.0.0.1."""
     server = FakeServer(handler)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     server.address = f"127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
@@ -117,7 +117,7 @@ async def serving_all(handlers: Iterable[Handler]) -> AsyncIterator[list[FakeSer
 
 
 def route_body(brokers: dict[str, dict[int, str]], queue_nums: int = 4, perm: int = 6) -> bytes:
-    """TopicRouteData as a name server sends it when asked for standard JSON."""
+    """TopicRouteData as sent by a name server that is asked for standard JSON."""
     return msgspec.json.encode(
         {
             "brokerDatas": [
@@ -155,7 +155,7 @@ def name_server(routes: dict[str, bytes]) -> Handler:
 def stored(
     command: RemotingCommand, queue_offset: int = 0, code: int = 0, remark: str | None = None
 ) -> RemotingCommand:
-    """A broker's answer to a send that it stored."""
+    """A broker's answer to a stored message."""
     queue_id = command.ext_fields["e"]
     fields = {"msgId": "7F00000100002A9F0000000000000000", "queueId": queue_id, "queueOffset": str(queue_offset)}
     return command.reply(code, remark, fields)

@@ -1,4 +1,6 @@
-"""A broker of one broker set, small enough to be told to misbehave: queues of one topic, offsets, locks, give-backs."""
+"""A small broker of one broker set that can be made to misbehave: queues of one topic, offsets, locks, sent-back
+messages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Override = Callable[[RemotingCommand], Answer]
 
 
 class GroupBroker:
-    """Topic T with as many queues as the route says. `overrides` answer in place of the broker, by request code."""
+    """Topic T with as many queues as in the route. `overrides` answer instead of the broker, by request code."""
 
     def __init__(self) -> None:
         self.records: dict[int, list[bytes]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The SDK and a whole broker of ours in one process, without sockets and by a clock that jumps to what comes next."""
+"""The SDK and a complete halog broker in one process, without sockets and with a mock clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = "names:9876"
 
 
 class _OverTrio(ByteStream):
-    """A stream of trio's as the SDK takes it."""
+    """A trio stream as the SDK expects it."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
@@ -53,7 +53,7 @@ class _OverTrio(ByteStream):
 
 
 def run_with_our_broker(folder: Path, body: Callable[[Node, ClientOptions], Awaitable[None]]) -> None:
-    """Runs `body` with a broker, and with what a client needs to reach it through the name server NAMES."""
+    """Runs `body` with a broker, and with options to reach it through the name server NAMES."""
 
     async def main() -> None:
         async with open_node(folder) as node, trio.open_nursery() as nursery:
@@ -73,7 +73,7 @@ def run_with_our_broker(folder: Path, body: Callable[[Node, ClientOptions], Awai
 
 
 async def _answer_routes(stream: trio.abc.Stream, node: Node) -> None:
-    """A name server that knows the broker's topics as soon as it has them."""
+    """A name server that knows the broker's topics as soon as they exist."""
     parser = RemotingParser()
     while received := await stream.receive_some(65536):
         for command in parser.feed(bytes(received)):

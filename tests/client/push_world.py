@@ -1,4 +1,4 @@
-"""A name server, a broker set that does what a test says, and push consumers of it."""
+"""A name server, a broker set with scripted answers, and push consumers of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class World:
         return PushConsumer(self.names, handler or self.handle, group="g", **{**usual, **arguments})
 
     def route(self, *ids: int, queue_nums: int = 2) -> None:
-        """Which brokers the name server knows."""
+        """Sets the brokers that the name server knows."""
         addresses = {i: server.address for i in ids if (server := self.brokers[i].server) is not None}
         self.routes["T"] = route_body({"a": addresses}, queue_nums)
         self.routes["%RETRY%g"] = route_body({"a": addresses}, 1)
@@ -74,7 +74,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def tell(world: World, code: int, body: bytes = b"", opaque: int = 99, **fields: str) -> RemotingCommand | None:
-    """Ask the consumer something over the master's connection; its answer, unless it is a oneway."""
+    """Sends a request to the consumer over the master's connection; returns its answer, None for a oneway request."""
     server = world.master.server
     assert server is not None
     count = len(server.commands)

@@ -1,7 +1,8 @@
-"""Who gets which queues: what RocketMQ 5.5.0's AllocateMessageQueueAveragely said, for up to 17 queues and 9 members.
+"""Allocation of queues equals that of RocketMQ 5.5.0's AllocateMessageQueueAveragely, for up to 17 queues and 9
+members.
 
-`allocation-5.5.0.txt` is its output: queue count, member count, then each member with its queues, in the order of their
-names. Queue i is b(i mod 3):(i div 3).
+`allocation-5.5.0.txt` is its output: queue count, member count, then each member with its queues, sorted by name. Queue
+i is b(i mod 3):(i div 3).
 """
 
 from __future__ import annotations
@@ -34,6 +35,6 @@ def test_non_member_gets_no_queue(count: int) -> None:
 
 
 def test_names_are_sorted_in_java_order() -> None:
-    """By UTF-16 units: what lies beyond the basic plane comes before U+E000 and what follows it."""
+    """By UTF-16 units, characters outside the basic plane sort before U+E000 and its successors."""
     queues = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
     assert allocate_averagely(queues, ["\ue000", "\U0001f600"], "\U0001f600") == queues[:1]

@@ -1,5 +1,4 @@
-"""Sends that travel together, against servers that answer when the test says so: what leaves when, and what each is
-told."""
+"""Automatic batching with servers that answer on demand: which messages are sent when, and their results."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ async def test_lone_messages_are_sent_singly_and_round_robin(world: World, broke
         await world.producer.send(Message("T", b"%d" % number))
     assert {command.code for command in broker.commands} == {SINGLE}
     assert Counter(command.ext_fields["e"] for command in broker.commands) == {str(i): 2 for i in range(4)}
-    # Two at a time: one in flight, the other one waits, and is alone too.
+    # Two at a time: one in flight, the other waits, and is sent alone as well.
     broker.hold()
     await world.send(b"x")
     await world.send(b"y")
@@ -138,7 +137,7 @@ async def test_chosen_queue_keeps_the_order_of_mixed_sends(world: World, broker:
 
 @on_both_backends(open_world_of_one)
 async def test_incompatible_messages_are_not_batched(world: World, broker: Broker) -> None:
-    """Neither two topics, nor two queues, nor with and without waiting. What a broker puts aside waits for nobody."""
+    """Different topics or queues, or a different `wait_stored`. Messages that a broker stores elsewhere never wait."""
     broker.hold()
     for topic, queue in (("T", None), ("Other", None), ("T", QUEUE), ("T", MessageQueue("T", "a", 2))):
         await world.send(Message(topic, f"first of {topic} {queue}".encode()), queue)
@@ -217,8 +216,8 @@ async def test_failed_batch_fails_all_its_messages() -> None:
             assert isinstance(error, BrokerError)
             assert (error.code, error.remark) == (ResponseCode.SYSTEM_BUSY, "no")
             assert str(error) == f"{world.servers[0].address} answered 2: no"
-        assert len({id(error) for error in errors}) == 3  # else one would gather the tracebacks of all
-        # As a send alone: tried again, and then given up.
+        assert len({id(error) for error in errors}) == 3  # otherwise one would collect the tracebacks of all
+        # Like a single send: retried, and then failed.
         assert [len(request) for request in broker.sent] == [1, 3, 3, 3]
         await world.send(b"next")
         await world.until_all(5)
@@ -237,7 +236,7 @@ async def test_batch_is_retried_after_a_lost_connection(world: World, broker: Br
     await world.servers[0].disconnect()
     broker.release()
     await world.until_all(5)
-    # To a chosen queue nothing is repeated; the request that was in flight is lost, those that waited go on.
+    # A send to a chosen queue is not retried; the request in flight is lost, the waiting ones continue.
     assert isinstance(world.outcomes[b"first"], ConnectionFailed)
     assert world.result(b"a").queue_offset + 1 == world.result(b"b").queue_offset
     assert world.result(b"c").status is SendStatus.SEND_OK
@@ -283,7 +282,7 @@ async def test_rejected_batch_is_sent_message_by_message(queue: MessageQueue | N
         if queue is not None:
             assert broker.sent[2:] == [[b"0"], [b"1"], [b"2"]]
             assert [world.result(b"%d" % number).queue_offset for number in range(3)] == [1, 2, 3]
-        # And so do those that come next, without waiting.
+        # Later messages are sent singly too, without waiting.
         broker.hold()
         for number in range(10, 13):
             await world.send(b"%d" % number, queue)
@@ -307,7 +306,7 @@ async def test_rejected_message_does_not_fail_its_batch() -> None:
         assert isinstance(bad, BrokerError)
         assert bad.code == ResponseCode.MESSAGE_ILLEGAL
         assert world.result(b"0").message_id != world.result(b"1").message_id
-        # The broker takes batches all the same.
+        # The broker still gets batches.
         broker.hold()
         for sent in (b"2", b"3", b"4"):
             await world.send(sent)
@@ -337,7 +336,7 @@ async def test_cancelled_waiting_send_is_withdrawn(world: World, broker: Broker)
     base = world.result(b"1").queue_offset
     assert [world.result(each).queue_offset - base for each in (b"1", b"2", b"4")] == [0, 1, 2]
 
-    # One is left of two, or none: it is no batch then, or nothing at all.
+    # With one message left it is not sent as a batch; with none, nothing is sent.
     broker.hold()
     await world.send(b"second")
     scopes = [anyio.CancelScope(), anyio.CancelScope()]
@@ -366,7 +365,7 @@ async def test_cancelled_send_in_flight_does_not_affect_its_batch(world: World, 
     for number in range(3):
         await world.send(b"%d" % number, scope=scopes[number])
     await world.came(1)
-    # The one in flight alone: the others go on without its answer.
+    # The lone request in flight: the others continue without its answer.
     scopes[3].cancel()
     await world.came(2)
     assert broker.sent == [[b"first"], [b"0", b"1", b"2"]]
@@ -398,7 +397,7 @@ async def test_batch_size_is_limited(world: World, broker: Broker) -> None:
     await world.send(b"!" * (2 * BATCH_BYTES_MAX))
     broker.release()
     await world.until_all(2 * BATCH_COUNT_MAX + 17)
-    # Two of a third and their properties leave no room for the third third.
+    # Two of a third each, with their properties, leave no room for a third one.
     assert [len(request) for request in broker.sent[-4:]] == [1, 2, 2, 1]
 
 
@@ -446,7 +445,7 @@ async def test_concurrency_returns_to_one_once_the_broker_is_fast() -> None:
         async with anyio.create_task_group() as tasks:
             for task in range(8):
                 tasks.start_soon(send, task)
-                await world.came(min(task + 1, 4))  # each by the end of its patience, until four are in flight
+                await world.came(min(task + 1, 4))  # each after the maximum delay, until four are in flight
             batching._BATCH_DELAY_MAX_S = 60
             broker.release()
         assert max(in_flight) >= 4
@@ -521,7 +520,7 @@ async def test_without_batching_each_message_is_a_request(world: World, broker: 
 
 @on_both_backends()
 async def test_batch_stored_as_one_record() -> None:
-    """RocketMQ 5's queues of type BatchCQ: one place, consecutive offsets."""
+    """RocketMQ 5's queues of type BatchCQ: one offset message id, consecutive queue offsets."""
 
     def answer(command: RemotingCommand) -> RemotingCommand:
         fields = {"msgId": "place", "queueId": command.ext_fields["e"], "queueOffset": "7"}

@@ -1,4 +1,4 @@
-"""The pull consumer against servers that answer as the test says: who is asked, what each answer becomes."""
+"""The pull consumer with scripted servers: choice of the broker, and handling of each answer."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_topic_unknown_to_its_broker_is_looked_up_again() -> None:
 @on_both_backends()
 @pytest.mark.parametrize("code", [2, 14])
 async def test_unavailable_broker_causes_a_route_lookup(code: int) -> None:
-    """It may be the master no longer: of the new one name servers know."""
+    """It may no longer be the master; name servers know the new one."""
     routes: dict[str, bytes] = {}
     async with (
         serving(lambda c: c.reply(code, "this is a SLAVE")) as old,
@@ -182,7 +182,7 @@ async def test_long_poll_timeout_includes_the_brokers_check_interval(
 
 @on_both_backends()
 async def test_tags_with_equal_hashes_are_distinguished() -> None:
-    assert (31 * ord("A") + ord("a")) == (31 * ord("B") + ord("B"))  # "Aa" and "BB", Java's classic pair
+    assert (31 * ord("A") + ord("a")) == (31 * ord("B") + ord("B"))  # "Aa" and "BB" have the same hash in Java
     found = record(0, TAGS="Aa") + record(1, TAGS="BB") + record(2, TAGS="Cc")
     async with open_consumer({0: lambda c: pulled(c, 0, found, 3)}) as (consumer, _):
         result = await consumer.pull(QUEUE, 0, tags=" Aa || Cc ")
@@ -206,7 +206,7 @@ async def test_choice_of_the_broker() -> None:
             suggest = 2
             assert (await consumer.pull(QUEUE, 0)).broker_id == 0
             assert (await consumer.pull(QUEUE, 0)).broker_id == 2
-            suggest = 7  # nobody has that id
+            suggest = 7  # no broker has that id
             assert (await consumer.pull(QUEUE, 0)).broker_id == 2
             assert (await consumer.pull(QUEUE, 0)).broker_id == 0
         async with PullConsumer(names, read_from=5) as consumer:
@@ -301,7 +301,7 @@ async def test_inflated_bytes_per_pull_are_limited() -> None:
 
 @on_both_backends()
 async def test_bodies_deflated_by_java_producers_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as if it were not installed
     text = b"flight " * 1000
     zlib_flag = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
     found = (
@@ -331,7 +331,7 @@ async def test_invalid_records_are_a_remote_protocol_error(found: bytes) -> None
 
 @on_both_backends()
 async def test_concurrent_route_lookups_share_one_request() -> None:
-    """Somebody finds a route wrong and asks, and the periodic refresh comes in between: one question, no trouble."""
+    """A lookup after a failure overlaps with the periodic refresh: they share one request."""
     asked = 0
 
     async def answer_late(command: RemotingCommand) -> RemotingCommand:

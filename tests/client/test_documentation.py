@@ -1,4 +1,4 @@
-"""The examples of docs/sdk.md, as they stand but for the name server's port, against a master of their own."""
+"""Runs the examples of docs/sdk.md, changed only in the name server's port, against a master of their own."""
 
 from __future__ import annotations
 

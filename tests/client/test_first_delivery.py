@@ -1,4 +1,4 @@
-"""How soon a push consumer is given the first message, whatever comes first: it, its topic, or the message."""
+"""Delay until a push consumer receives the first message: the consumer, its topic, or the message may come first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.client.our_broker import NAMES, run_with_our_broker
 
 
 class Inbox:
-    """When the first message came."""
+    """Time at which the first message arrived."""
 
     def __init__(self) -> None:
         self.came_at: float | None = None
@@ -49,7 +49,7 @@ def test_late_topic_is_found_within_seconds(tmp_path: Path, sent_after_s: float)
 @pytest.mark.parametrize("mode", ConsumeMode)
 @pytest.mark.parametrize("turns", range(0, 200, 40))
 def test_message_stored_during_startup_is_delivered_at_once(tmp_path: Path, turns: int, mode: ConsumeMode) -> None:
-    """So many turns of the event loop after the consumer began, wherever that is: a look-up, a heartbeat, a pull."""
+    """`turns`: scheduler passes after the consumer started, during a lookup, a heartbeat or a pull."""
 
     async def body(node: Node, options: ClientOptions) -> None:
         inbox = Inbox()

@@ -1,4 +1,4 @@
-"""Pages in which answers came are used again. Each way is a process of its own: what the C library learns it keeps."""
+"""Pulls reuse memory pages. Each case runs in its own process, because the C library keeps its thresholds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ answer = tempfile.TemporaryFile()
 answer.write(bytes(200_000))
 answer.flush()
 
-def round():  # as a client receives an answer: up to so much is asked for, less is there
+def round():  # as a client receives an answer: less than the buffer size
     os.pread(answer.fileno(), 1 << 20, 0)
 
 round()

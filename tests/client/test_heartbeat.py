@@ -1,4 +1,4 @@
-"""Heartbeats: who is told what and when, against servers that count them."""
+"""Heartbeats: which brokers receive them, and when, with servers that count them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.client.fake_broker import FakeServer, name_server, route_body, servin
 
 
 class Member:
-    """A consumer that only counts what its client tells it."""
+    """A consumer that counts its notifications."""
 
     def __init__(self, group: str = "cg") -> None:
         self.group = group

@@ -1,4 +1,4 @@
-"""Tasks that are woken together, each with a value of its own, on either event loop."""
+"""Tasks that are woken together, each with its own value, on both event loops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_each_task_gets_its_value_and_a_cancelled_one_gets_none() -> None:
             await checkpoint()
         assert not got
         parking.give(["a", "b", "c", "d"])
-        assert not got  # they run in their turn, not in this one
+        assert not got  # they run later, not in this scheduler pass
     assert [scope.cancelled_caught for scope in scopes] == [False, True, False, True]
     assert got == {0: "a", 2: "c"}
 

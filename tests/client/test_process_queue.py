@@ -1,4 +1,4 @@
-"""What may be committed of a queue, what is held of it, and its bounds."""
+"""Commit offset, held messages and limits of a process queue."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_filtered_messages_count_as_finished() -> None:
 
 @given(st.data())
 def test_commit_offset_never_passes_an_unfinished_message(data: st.DataObject) -> None:
-    """Against a model that keeps sets."""
+    """Compares with a model that keeps sets."""
     queue, budget = make()
     unfinished: set[int] = set()
     taken: list[ReceivedMessage] = []

@@ -1,4 +1,4 @@
-"""The producer against servers that answer as the test says: routes, turns, retries, what each answer becomes."""
+"""The producer with scripted servers: routes, round robin, retries, and handling of each answer."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_retries_are_limited(producer: Producer, cluster: Cluster) -> None
 
 @on_both_backends(open_producer, [stored, stored])
 async def test_send_survives_a_master_change(producer: Producer, cluster: Cluster) -> None:
-    """14: nothing is stored, and it is not known yet who will be the master."""
+    """14: the broker can't store, and the next master is not known yet."""
     old, new = cluster.brokers
     cluster.routes["T"] = route_body({"a": {0: old.address}})
 
@@ -155,7 +155,7 @@ async def test_send_survives_a_master_change(producer: Producer, cluster: Cluste
 
 @on_both_backends(open_producer, [stored])
 async def test_send_waits_for_a_new_master(producer: Producer, cluster: Cluster) -> None:
-    """The name servers have noticed that it is gone, and there are slaves."""
+    """The name servers have noticed that the master is gone, and there are slaves."""
     new = cluster.brokers[0]
     cluster.routes["T"] = route_body({"a": {1: new.address}})
     async with anyio.create_task_group() as tasks:
@@ -181,7 +181,7 @@ async def test_waiting_for_a_master_is_limited(
     assert len(cluster.sends()) >= 3
     queue = MessageQueue("T", "a", 2)
     before = len(cluster.sends())
-    with pytest.raises(BrokerError, match="14"):  # what was sent after it might overtake it
+    with pytest.raises(BrokerError, match="14"):  # later messages might overtake it
         await producer.send(Message("T", b"x"), queue=queue)
     assert len(cluster.sends()) == before + 1
 
@@ -224,7 +224,7 @@ async def test_new_topic_is_sent_to_brokers_that_create_topics(producer: Produce
 
 @on_both_backends(open_producer, [stored], topic="TBW102")
 async def test_new_topic_is_writable_once_its_creating_broker_is(producer: Producer, cluster: Cluster) -> None:
-    """A slave that registers before its master makes the topic of new ones one that can only be read."""
+    """A slave that registers before its master makes the template topic read-only."""
     brokers = {"a": {0: cluster.brokers[0].address}}
     cluster.routes["TBW102"] = route_body(brokers, perm=5)
     with pytest.raises(ConnectionFailed, match="no master that may be written to"):

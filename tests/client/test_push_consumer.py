@@ -1,4 +1,4 @@
-"""The push consumer against a broker that does what the test says: what goes wrong, and what operators ask."""
+"""The push consumer with a scripted broker: failures, and requests of operators."""
 
 from __future__ import annotations
 
@@ -272,8 +272,9 @@ async def test_offset_outside_the_queue_moves_inside(world: World) -> None:
 async def test_held_messages_are_handled_after_the_queue_range_moves(
     world: World, *, mode: ConsumeMode, first: int, end: int, moved_to: int, handled: str
 ) -> None:
-    """Retention may take what comes next, a broker may lose its end: what was pulled before is handled all the same.
-    It is not if an operator reset the offset."""
+    """Retention may delete the next messages, and a broker may lose the queue's end: pulled messages are still handled.
+
+    Unless an operator reset the offset."""
     moves: list[int] = []
     has_moved = anyio.Event()
 
@@ -347,12 +348,12 @@ async def test_offset_reset_during_a_save(world: World) -> None:
 
 @on_both_backends(open_world)
 async def test_save_in_flight_at_close_does_not_overtake_the_last_one(world: World) -> None:
-    """A RocketMQ broker has many threads that carry out what one client sends, in whatever order."""
+    """A RocketMQ broker executes a client's requests in many threads, in any order."""
     begun, carried_out = anyio.Event(), anyio.Event()
 
     async def late(command: RemotingCommand) -> RemotingCommand:
         await until(lambda: len(world.inbox) == 3)
-        await anyio.sleep(0.3)  # the consumer has begun to end
+        await anyio.sleep(0.3)  # the consumer is closing
         world.master.committed[0] = int(command.ext_fields["commitOffset"])
         carried_out.set()
         return command.reply(0)
@@ -365,7 +366,7 @@ async def test_save_in_flight_at_close_does_not_overtake_the_last_one(world: Wor
             return late(command)
         if carried_out.is_set():
             world.master.committed[0] = int(command.ext_fields["commitOffset"])
-        return command.reply(0)  # else the first one is carried out after this one
+        return command.reply(0)  # otherwise the first one would be executed after this one
 
     world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
     async with world.consumer():
@@ -378,15 +379,15 @@ async def test_save_in_flight_at_close_does_not_overtake_the_last_one(world: Wor
 
 @on_both_backends(open_world)
 async def test_first_offsets_survive_a_broker_race(world: World) -> None:
-    """RocketMQ's ConsumerOffsetManager creates the table of a topic and group with its first offset, without a lock: of
-    requests that all find none, the last one's table stays, with its own offset alone."""
+    """RocketMQ's ConsumerOffsetManager creates the table of a topic and group at the first commit, without a lock: if
+    concurrent requests all find none, the last one's table stays, with its own offset only."""
     queue_count = 4
     world.route(0, queue_nums=queue_count)
     tables: list[dict[int, int]] = []
 
     async def carry_out(command: RemotingCommand) -> RemotingCommand:
         found = tables[-1] if tables else {}
-        await anyio.sleep(0.05)  # what else is sent now is carried out by another thread
+        await anyio.sleep(0.05)  # a request sent now is executed by another thread
         found[int(command.ext_fields["queueId"])] = int(command.ext_fields["commitOffset"])
         tables.append(found)
         return command.reply(0)
@@ -452,7 +453,7 @@ async def test_a_body_that_does_not_inflate_becomes_a_dead_letter(
     world.master.put(0, b"before")
     world.master.put(0, stored, sys_flag=SysFlag.COMPRESSED, UNIQ_KEY="U1")
     world.master.put(0, b"behind")
-    # ORDERLY alone retries without end by default: what can't be read would hold its queue back for good.
+    # ORDERLY retries without limit by default: an unreadable message would block its queue forever.
     push = msgspec.structs.replace(PUSH, reconsume_times_max=None, suspend_s=0.01)
     async with world.consumer(handle, mode=mode, push=push) as consumer:
         await until(lambda: world.master.committed.get(0) == 3)
@@ -479,7 +480,7 @@ async def test_handler_may_ignore_an_unreadable_body(world: World) -> None:
 
 @on_both_backends(open_world)
 async def test_buffer_limit_counts_inflated_bodies(world: World) -> None:
-    """One answer brings four bodies of 1 MiB in a few KB, for a buffer of 2.5 MiB."""
+    """One answer of a few KB has four bodies of 1 MiB, for a buffer of 2.5 MiB."""
     held: list[int] = []
     push = msgspec.structs.replace(PUSH, total_bytes_max=5 << 19, concurrency=1)
 
@@ -492,7 +493,7 @@ async def test_buffer_limit_counts_inflated_bodies(world: World) -> None:
     async with world.consumer(handle, push=push) as consumer:
         await until(lambda: world.master.committed == {0: 4, 1: 4})
     assert len(held) == 8
-    # The last body of an answer may reach beyond the bound, and so may the first one of another queue's answer.
+    # The last body of an answer may exceed the limit, and so may the first one of another queue's answer.
     assert max(held) < push.total_bytes_max + 2 * (1 << 20) + 8 * 1024
 
 

@@ -1,4 +1,4 @@
-"""The push consumer in ORDERLY mode: locks that are missing, lost, found again and given back."""
+"""The push consumer in ORDERLY mode: missing, lost, regained and released locks."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ async def test_regained_lock_continues_at_the_same_offset(world: World) -> None:
         del world.master.locked_by["T", 0]
         await until(lambda: len(world.inbox) == 7)
         await anyio.sleep(0.2)
-    # What this member did and never saved is not repeated.
+    # Messages that this member handled but never saved are not repeated.
     assert world.bodies == [b"%d" % number for number in range(7)]
 
 
 @on_both_backends(open_world)
 async def test_released_lock_is_not_renewed(world: World) -> None:
-    """However often locks are renewed: the next member would wait a minute for one."""
+    """However often locks are renewed: otherwise the next member would wait a minute for the lock."""
     push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
     async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
         await until(lambda: len(push.assigned) == 3 and len(world.master.locked_by) == 3)
@@ -80,7 +80,7 @@ async def test_regained_lock_respects_another_members_progress(world: World) -> 
 
 @on_both_backends(open_world)
 async def test_locks_are_requested_from_the_new_master(world: World) -> None:
-    """The old one says that nobody has any; who was told so looks for the new one at once."""
+    """The old master grants no lock, which makes the consumer look for the new one at once."""
     old, new = world.brokers[0], world.brokers[1]
     push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05)
     options = ClientOptions(route_refresh_interval_s=600)

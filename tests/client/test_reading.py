@@ -1,4 +1,4 @@
-"""Reading on: what is pulled when, what is handed out, and where a program could begin again at any moment."""
+"""PullConsumer.reading: when it pulls, what it returns, and positions from which a program could resume at any time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PULL_COUNT = 2
 
 
 class Broker:
-    """Queues with so many messages, and what was asked of them."""
+    """Queues with a number of messages, and the pulls they received."""
 
     def __init__(self, *counts: int) -> None:
         self.ends = dict(zip(QUEUES, counts, strict=False))
@@ -69,7 +69,7 @@ def offsets(stretch: Stretch) -> list[int]:
 
 
 async def settled() -> None:
-    """Everything that needs no time has been done."""
+    """Runs everything that needs no time."""
     for _ in range(30):
         await checkpoint()
 
@@ -127,7 +127,7 @@ async def test_cancelled_wait_loses_no_message() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(anext, reading)
                 await settled()
-                broker.grow(QUEUES[0], 1)  # comes while the wait is being cancelled
+                broker.grow(QUEUES[0], 1)  # arrives while the wait is being cancelled
                 if count == 1:
                     await checkpoint()
                 tasks.cancel_scope.cancel()
@@ -186,7 +186,7 @@ async def test_reading_with_long_polls_waits_for_messages() -> None:
         assert offsets(await anext(reading)) == [1, 2]
         await settled()
         broker.is_holding = False
-        broker.grow(QUEUES[0], 0)  # answered without anything, at once
+        broker.grow(QUEUES[0], 0)  # an immediate empty answer
         await settled()
         asked = len(broker.asked)
         await settled()

@@ -1,4 +1,4 @@
-"""What a pull's records become, all at once and one by one."""
+"""Conversion of a pull's records to messages, in bulk and singly."""
 
 from __future__ import annotations
 
@@ -116,19 +116,19 @@ def test_bodies_are_inflated_up_to_the_limit() -> None:
     assert taken(5010) == ([0, 1, 2, 3, 4, 5], None)
     assert taken(2010) == ([0, 1, 2], 3)
     assert taken(2011) == ([0, 1, 2, 3], 4)
-    assert taken(0) == ([0], 1)  # there is always one, so that reading goes on
+    assert taken(0) == ([0], 1)  # always one message, so that reading makes progress
     messages, left_out = received_within(record(7, packed, SysFlag.COMPRESSED), QUEUE, None, BODY_SIZE_MAX, 0)
     assert (len(messages), left_out) == (1, None)
 
 
 def pulled() -> ReceivedMessage:
-    """As a pull brings it: nothing of it was looked at yet."""
+    """As from a pull: no value was accessed yet."""
     (message,) = all_at_once(record(1, b"b", TAGS="a", KEYS="k1 k2", own="é"))
     return message
 
 
 def made() -> ReceivedMessage:
-    """The same by hand."""
+    """The same message, constructed."""
     return ReceivedMessage(
         QUEUE,
         1,
@@ -230,7 +230,7 @@ def test_message_is_immutable_and_replaceable(make: Callable[[], ReceivedMessage
 
 
 def test_unsupported_compression_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as if it were not installed
     body = record(1, b"packed", SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4) + record(2)
     first, second = all_at_once(body)
     assert [first, second] == one_by_one(body)

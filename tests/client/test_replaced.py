@@ -1,4 +1,4 @@
-"""A master that says nothing: what was sent to it goes to the one that takes its place, long before it times out."""
+"""A frozen master: its pending requests move to its successor long before they time out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class World:
-    """Two brokers of one name: the first says nothing until it is woken, the second is well."""
+    """Two brokers of one name: the first is silent until it is woken, the second works."""
 
     def __init__(self) -> None:
         self.routes: dict[str, bytes] = {}
@@ -47,7 +47,7 @@ class World:
         return later()
 
     async def looked(self, count: int) -> None:
-        """Until the name server has been asked so many times more."""
+        """Waits until the name server has received `count` more requests."""
         await self.names.received(len(self.names.commands) + count)
 
 
@@ -132,7 +132,7 @@ async def test_slow_master_is_not_disconnected() -> None:
 
 
 async def test_reregistered_master_is_not_replaced() -> None:
-    """There and back between two looks at the route: it has not been replaced by now."""
+    """Replaced and reinstated between two lookups: it is not replaced now."""
     async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
         routes = producer._client.routes
         await producer.queues("T")

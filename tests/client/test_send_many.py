@@ -1,4 +1,4 @@
-"""Producer.send_many against servers that answer when the test says so: what leaves together, and what each is told."""
+"""Producer.send_many with servers that answer on demand: which messages share requests, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a message before it is sent: the short way to it and the long one agree."""
+"""Preparation of messages: the fast path and the full path agree."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BODY_SIZE_MAX = 30
 
 
 def sender() -> Sender:
-    """Of a client that is not open; its unique ids are U0, U1, …"""
+    """A sender of a client that is not open; its unique ids are U0, U1, …"""
     options = ClientOptions(message_size_max=BODY_SIZE_MAX, compress_from_bytes=20)
     ids = SimpleNamespace(next=map("U{}".format, itertools.count()).__next__)
     return Sender(cast(Client, SimpleNamespace(options=options, unique_ids=ids)), "g")
 
 
 def outcome(make: Callable[[], Outgoing | None]) -> Outgoing | type[Exception] | None:
-    """What `make` returns, or the type of what it raises."""
+    """The result of `make`, or the type of its exception."""
     try:
         return make()
     except (HalogError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""After a run: the journals of its clients against the files of every node, read by the outside checkers alone."""
+"""Compares the journals of a run's clients with the files of every node, using only the independent checkers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_history(
     consumers: Sequence[JournaledConsumer],
     promise: Promise,
 ) -> History:
-    """What the clients saw, in the order of time, as the checkers take it. Nodes are named as their folders."""
+    """The clients' journals as a history for the checkers, in order of time. Nodes are named like their folders."""
     history = History()
     history.add(promise)
     events: list[tuple[float, int, Sent | Answered]] = []
@@ -55,7 +55,7 @@ def write_history(
 
 @dataclass(frozen=True)
 class Findings:
-    """What was wrong at the end of a run."""
+    """The faults found at the end of a run."""
 
     lost: list[str]
     others: list[str]
@@ -73,7 +73,8 @@ def check_run(
     is_sync_flush: bool = False,
     slaves_promised: int = 1,
 ) -> Findings:
-    """What is lost and whatever else is wrong. `brokers`, the master first, were stopped in order and had converged.
+    """Counts lost messages and finds other violations. `brokers`, the master first, were stopped in order and had
+    converged.
 
     The master's folder is named "master".
     """
@@ -82,7 +83,7 @@ def check_run(
     images = {
         broker.directory.name: StoreImage.from_directory(broker.root, name=broker.directory.name) for broker in brokers
     }
-    # All of them were found equal, so each has to have everything.
+    # All of them were found equal, so each must have everything.
     end = images[MASTER].log_range()[1]
     history.add(Converged(math.inf, tuple(images), end))
     lost = durability.check(history, images)
@@ -95,7 +96,7 @@ def check_run(
 
 
 def check_given(history: History, image: StoreImage) -> list[str]:
-    """Each consumer was given everything there is, in the order and at the places in which it is stored."""
+    """Checks that each consumer received all messages, in order and at their stored offsets."""
     stored = {
         (record.queue_id, record.queue_offset): record.body.partition(b"\n")[0]
         for record in image.records()

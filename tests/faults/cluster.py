@@ -1,4 +1,4 @@
-"""A name server, a master and slaves as real processes, to be killed, paused, stopped and started at any moment."""
+"""A name server, a master and slaves as real processes that can be killed, paused, stopped and started."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class NameServer:
 
 
 class Victim(Broker):
-    """A broker that also dies while it starts or stops. Long runs share their machine, so it may take its time."""
+    """A broker that can also be killed while it starts or stops. Has a long start timeout, because long runs share
+    their machine."""
 
     ready_timeout_s = 300.0
 
@@ -69,23 +70,23 @@ class Victim(Broker):
         return self._process is not None and self._process.popen.poll() is None
 
     def start_and_kill(self, after_s: float) -> None:
-        """Start it, and kill it so long after, ready or not."""
+        """Starts it, and kills it after `after_s`, ready or not."""
         self._end()
         self._process = self._launch()
         time.sleep(after_s)
         self.kill()
 
     def stop_and_kill(self, after_s: float) -> None:
-        """Ask it to stop, and kill it so long after, stopped or not."""
+        """Asks it to stop, and kills it after `after_s`, stopped or not."""
         self.process.signal(signal.SIGTERM)
         time.sleep(after_s)
         self.kill()
 
 
 class Cluster:
-    """One name server, one SYNC_MASTER, `slave_count` slaves, below `directory`. A context manager: killed in the end.
+    """One name server, one SYNC_MASTER, `slave_count` slaves, below `directory`. A context manager that kills them.
 
-    `settings` go to every broker. The master's HA port stays the same through its restarts; its other ports don't.
+    `settings` apply to every broker. The master's HA port stays the same through its restarts; its other ports don't.
     """
 
     def __init__(
@@ -132,11 +133,11 @@ class Cluster:
         return [self.master, *self.slaves]
 
     def address(self) -> str | None:
-        """Where producers find the master now."""
+        """The current address of the master for producers."""
         return self.master.addresses.get("remoting")
 
     def wait_converged(self, timeout_s: float = CONVERGE_S) -> None:
-        """Wait until every slave is in sync and holds, dispatched, what the master holds."""
+        """Waits until every slave is in sync and has stored and dispatched the master's whole log."""
 
         def is_so() -> bool:
             try:
@@ -153,7 +154,7 @@ class Cluster:
         eventually(f"{len(self.slaves)} slaves follow again", is_so, timeout_s)
 
     def wait_followed(self, slave_count: int, timeout_s: float = CONVERGE_S) -> None:
-        """Wait until so many slaves are in sync; while producers work they never have all."""
+        """Waits until `count` slaves are in sync; under load they never have the whole log."""
 
         def is_so() -> bool:
             try:

@@ -1,7 +1,6 @@
-"""SDK consumers beside the faults: each follows every queue from its first message, and notes what it was given where.
+"""SDK consumers during the faults: each follows every queue from its first message, and records messages and offsets.
 
-Whoever reads a queue twice must find the same messages at the same offsets, on whichever broker and however often that
-was killed in between.
+A queue read twice must give the same messages at the same offsets, on any broker and after any number of kills.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class JournaledConsumer(threading.Thread):
         super().__init__(daemon=True, name=f"consumer-{read_from.name.lower()}")
         self.consumed: dict[int, list[int]] = defaultdict(list)
         self.at_end_count = 0
-        """Rounds after which this consumer had all that its brokers knew of."""
+        """Rounds after which this consumer had everything that its brokers knew of."""
         self.error_count = 0
         self.failure: BaseException | None = None
         self._ends: dict[int, int] = {}
@@ -64,9 +63,9 @@ class JournaledConsumer(threading.Thread):
         result = await consumer.pull(queue, len(found))
         self._ends[queue.queue_id] = result.max_offset
         if result.status is not PullStatus.FOUND:
-            # One broker may have given us what the other hasn't dispatched yet: a slave then sends us to the master
-            # (RocketMQ: PULL_RETRY_IMMEDIATELY), a master that flushes first says OFFSET_ILLEGAL. Whether it is there
-            # in the end, and the same, is checked in the end.
+            # One broker may have returned messages that the other has not dispatched yet: a slave then refers to the
+            # master (RocketMQ: PULL_RETRY_IMMEDIATELY), a master that flushes first answers OFFSET_ILLEGAL. The final
+            # check is whether they are there at the end, and the same.
             is_behind = result.max_offset <= len(found)
             assert is_behind or result.status is PullStatus.NO_NEW_MSG, (result, queue, len(found))
             return 0
@@ -76,11 +75,11 @@ class JournaledConsumer(threading.Thread):
         return len(result.messages)
 
     def ask_to_stop(self) -> None:
-        """Have it end after its round."""
+        """Stops it after its current round."""
         self._is_stopping = True
 
     def stop(self) -> None:
-        """Wait until it has ended; whatever it failed of."""
+        """Waits until it has ended; raises its error."""
         self.ask_to_stop()
         self.join(STOP_TIMEOUT_S)
         assert not self.is_alive(), "a consumer still waits"

@@ -1,9 +1,9 @@
-"""Crash cycles: under load something is killed, paused or stopped at a random moment, looked at, and started again.
+"""Crash cycles: under load a process is killed, paused or stopped at a random moment, checked, and restarted.
 
-Between the cycles it is checked that a dead node's files hold whatever its answers have promised so far; at the end of
-a run faults stop, the replicas have to converge, and an outside checker reads every node's files (checking.py).
+After each cycle the files of a dead node are checked against its answers; at the end of a run faults stop, the replicas
+have to converge, and independent checkers read every node's files (checking.py).
 
-All chance comes from the seed, but the moments are those of a real machine: a run can't be repeated exactly.
+All random choices come from the seed, but the timing is that of a real machine: a run can't be repeated exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.scenarios.test_full_disk import EVEN_WHEN_FULL, Ballast, small_disk
 PROGRESS_S = 180.0
 PAUSE_S = (0.1, 2.5)
 CYCLES_EACH = 50
-"""A run of so many cycles works on one pair of stores; then its configuration is drawn anew."""
+"""Cycles of a run on one pair of stores; then a new configuration is drawn."""
 
 KINDS = {
     "kill master": 3.0,
@@ -57,26 +57,26 @@ CAN_FILL_DISKS = os.geteuid() == 0
 if not CAN_FILL_DISKS:
     del KINDS["fill disks"]
 DISK_SIZE = 2 << 30
-"""Bytes of the disk that a run shares among its brokers, so that it can be filled"""
+"""Size in bytes of the disk that a run's brokers share, so that it can be filled"""
 FREE_BYTES = (0, 700, 5_000, 60_000)
-"""What is left of a disk that is filled: the write that meets its end is taken in part"""
+"""Space left on a filled disk: the write that exceeds it is accepted in part"""
 
 
 class BrokenPromiseError(AssertionError):
-    """Something that was promised does not hold."""
+    """A promise was broken."""
 
 
 @dataclass
 class Outcome:
-    """What a run, or several, came to."""
+    """The result of one or several runs."""
 
     cycles: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     sent: int = 0
     acknowledged: int = 0
-    """Answered PUT_OK"""
+    """Answered with PUT_OK"""
     lost: int = 0
-    """Of the acknowledged ones, those that a node that has to have them does not have"""
+    """Acknowledged messages that are missing on a node that must have them"""
     consumed: int = 0
     checked_bytes: int = 0
     recoveries: int = 0
@@ -101,7 +101,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one run is set up."""
+    """The configuration of one run."""
 
     seed: int
     cycle_count: int
@@ -113,11 +113,11 @@ class Plan:
     producer_count: int = 2
     has_consumers: bool = True
     answers_max: int = 400
-    """Of so many answers at most a cycle waits before its fault"""
+    """Maximum number of answers that a cycle waits for before its fault"""
     pause_s: tuple[float, float] = PAUSE_S
     slave_module: str = "ha.slave"
     kinds: tuple[str, ...] | None = None
-    """The kinds of the cycles in their order, instead of drawn ones"""
+    """The kinds of the cycles in order, instead of drawn ones"""
 
     def __str__(self) -> str:
         rule = "one slave" if self.in_sync_replicas is None else f"{self.in_sync_replicas} replicas"
@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def slaves_promised(self) -> int:
-        """On how many slaves a message answered PUT_OK has to be."""
+        """The number of slaves that must have a message answered with PUT_OK."""
         return 1 if self.in_sync_replicas is None else self.in_sync_replicas - 1
 
 
@@ -158,7 +158,7 @@ class Run:
         self._marks: dict[tuple[str, int], int] = {}
 
     def run(self) -> Outcome:
-        """Run it; BrokenPromiseError with everything that's known if a promise was broken. The stores stay then."""
+        """Runs it; BrokenPromiseError with details if a promise was broken, which also keeps the stores."""
         plan, began = self.plan, time.monotonic()
         settings: dict[str, Any] = {"flushDiskType": plan.flush, **EVEN_WHEN_FULL}
         self._ballast = Ballast(self._directory)
@@ -181,7 +181,7 @@ class Run:
             ]
             consumers: list[JournaledConsumer] = []
             try:
-                self._wait_progress(1)  # so that the topic is there
+                self._wait_progress(1)  # creates the topic
                 if plan.has_consumers:
                     names = self.cluster.name_server.address
                     consumers = [JournaledConsumer(names, each) for each in (ReadFrom.SUGGESTED, ReadFrom.SLAVE)]
@@ -221,7 +221,7 @@ class Run:
         self.outcome.cycles[kind] += 1
 
     def _strike(self, kind: str, slave: Victim) -> list[Victim]:
-        """Do what `kind` says; the brokers that are dead after it."""
+        """Injects the fault `kind`; returns the brokers that are dead afterwards."""
         chance, cluster = self._chance, self.cluster
         master = cluster.master
         victim = slave if kind.endswith("slave") else master
@@ -286,14 +286,14 @@ class Run:
         for broker in self.cluster.brokers:
             if not broker.is_running:
                 raise BrokenPromiseError(
-                    f"{self.plan}: {broker.directory.name} ended by itself\n{broker.log()[-3000:]}"
+                    f"{self.plan}: {broker.directory.name} ended on its own\n{broker.log()[-3000:]}"
                 )
         for producer in self._producers:
             if producer.failure is not None:
                 raise producer.failure
 
     def _check_at_rest(self, broker: Victim) -> None:
-        """Hold a dead node's files against what was answered since the last look, before anything recovers."""
+        """Checks a dead node's files against the answers since the last check, before recovery."""
         if broker.is_slave and self.plan.slaves_promised < self.plan.slave_count:
             return  # any other slave may be the one that has it
         for producer in self._producers:
@@ -342,10 +342,11 @@ class Run:
             raise BrokenPromiseError(f"{self.plan}\n" + "\n".join(outcome.violations))
 
     def _wait_consumed(self, consumers: Sequence[JournaledConsumer]) -> None:
-        """Once the replicas have converged: until each consumer has asked every queue anew and was at its end.
+        """After the replicas have converged, waits until each consumer has queried every queue again and reached its
+        end.
 
-        Consumers that have as many messages as each other, and get none for a while, may both wait for a route."""
-        # The next round that ends may have begun before.
+        Consumers with equal message counts that receive nothing for a while may both be waiting for a route."""
+        # The next round to end may have started earlier.
         enough = {consumer: consumer.at_end_count + 2 for consumer in consumers}
         give_up = time.monotonic() + PROGRESS_S
         for consumer, count in enough.items():
@@ -359,7 +360,7 @@ class Run:
 def run_cycles(
     seed: int, cycle_count: int, directory: Path, say: Callable[[str], None], *, cycles_each: int = CYCLES_EACH
 ) -> Outcome:
-    """Runs of at most `cycles_each` cycles until `cycle_count` are done; each on stores of its own, deleted if good."""
+    """Runs at most `cycles_each` cycles at a time until `cycle_count` are done; deletes stores of passed runs."""
     total = Outcome()
     for number in itertools.count():
         left = cycle_count - sum(total.cycles.values())

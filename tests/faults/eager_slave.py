@@ -1,6 +1,7 @@
-"""`python -m tests.faults.eager_slave`: ha.slave, but half a second after it lost its master it tries again, not five.
+"""`python -m tests.faults.eager_slave`: ha.slave that reconnects half a second after it lost its master, instead of
+five.
 
-That pause (RocketMQ's, and no key changes it) is all that differs; it would be most of the time of a story with faults.
+That pause is RocketMQ's and not configurable; it would take most of the time of tests with faults.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """A real member process that can lose power: `python -m tests.faults.powered_member --set KEY=VALUE …`
 
-It is `ha.member` on a disk that notes up to where each file of the log is synced, and under a kernel whose boot id the
-test sets. `lose_power` then does to the process and its files what a power loss does to a machine: the process is gone,
-of what was written to the log and not synced each page is there or not, and the kernel is another one.
+It is `ha.member` on a disk that records how far each file of the log is synced, and with a boot id that the test sets.
+`lose_power` then has the effect of a power loss: the process is gone, each page of the log that was written but not
+synced may be lost, and the boot id is different.
 
     child = children.start_soon("member-1", command(...), environment=ENVIRONMENT)
     lost_bytes = await lose_power(child, root, random.Random(seed))
 
-Fault model: the log's bytes as `tests.sim.disk` has it, page by page, torn between sectors. All other files are found
-as the page cache had them, which a power loss may leave, too. Notes are beside the store, in `ROOT.power/`: they need
-no sync, as it is only the process that ends.
+Fault model: the log's bytes as in `tests.sim.disk`, page by page, torn between sectors. All other files keep the
+content of the page cache, which is a possible result of a power loss. The records are kept beside the store, in
+`ROOT.power/`; they need no sync, because only the process ends.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _read_number(path: Path, default: int) -> int:
 
 
 async def lose_power(child: Child, root: Path, chance: Random) -> int:
-    """Kill a powered member and take from its log what was not synced; return how many bytes of it are gone.
+    """Kills a powered member and removes unsynced bytes from its log; returns how many bytes are lost.
 
-    Works on one that was killed before, too. The next process finds another boot id.
+    Also works on one that was killed before. The next process finds another boot id.
     """
     if child.exit_code is None:
         await child.kill()
@@ -110,7 +110,7 @@ class _PoweredFile:
 
 
 class PoweredDisk(OsDisk):
-    """The operating system's files, with notes of up to where those of the log are synced."""
+    """The operating system's files, with a record of how far those of the log are synced."""
 
     def __init__(self, root: Path) -> None:
         self._commitlog = root / "commitlog"

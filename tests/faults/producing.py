@@ -1,7 +1,8 @@
-"""Producers that outlive every fault: they find their broker again, and keep a journal of what was sent and answered.
+"""Producers that survive every fault: they find their broker again, and keep a journal of messages and answers.
 
-A message is never sent twice. Its sequence number, unique in a run, begins its body with ten digits, so that the files
-can be held against the journal. What was in flight when a connection broke has no answer: it may be stored or not.
+A message is never sent twice. Its sequence number, unique in a run, is the first ten digits of its body, so that the
+files can be compared with the journal. Messages in flight on a broken connection have no answer: they may be stored or
+not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.scenarios.producing import QUEUE_COUNT, Answer, Client, read_answer, 
 
 TOPIC = "flights"
 SEQUENCES_EACH = 500_000_000
-"""A producer's own range of sequence numbers; they are opaque ids too, which are int32, so there are at most four."""
+"""A producer's own range of sequence numbers; they are also the opaque ids, which are int32, so there are at most four.
+"""
 BODY_SIZES = (10, 700)
 RETRY_S = 0.05
 STOP_TIMEOUT_S = 40.0
@@ -33,13 +35,13 @@ def body_id(sequence: int) -> bytes:
 
 
 def send_whole(sequence: int, size: int) -> RemotingCommand:
-    """A send whose body names its message and can be seen to be whole."""
+    """A send whose body identifies its message and shows whether it is intact."""
     command = send_command(sequence)
     return msgspec.structs.replace(command, body=make_body(body_id(sequence), size))
 
 
 class SentAt(NamedTuple):
-    """One send that went out, in seconds of the monotonic clock."""
+    """One send, in seconds of the monotonic clock."""
 
     time_s: float
     sequence: int
@@ -50,16 +52,16 @@ class SentAt(NamedTuple):
 
 
 class AnsweredAt(NamedTuple):
-    """One answer that came in."""
+    """One answer."""
 
     time_s: float
     answer: Answer
 
 
 class JournaledProducer(threading.Thread):
-    """Sends with up to `window` in flight until `stop`; every `pause_s` at most, so that the logs stay small.
+    """Sends with up to `window` messages in flight until `stop`, with pauses of up to `pause_s` to keep the logs small.
 
-    `address` says where the broker is now, None while nobody knows.
+    `address` returns the current address of the broker, None while it is unknown.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class JournaledProducer(threading.Thread):
         self.sent: list[SentAt] = []
         self.answered: list[AnsweredAt] = []
         self.break_count = 0
-        """How often a connection ended with sends in flight or couldn't be had"""
+        """Number of connections that failed or ended with sends in flight"""
         self._address = address
         self._chance = random.Random(seed * 4 + number)
         self._window = window
@@ -133,17 +135,17 @@ class JournaledProducer(threading.Thread):
                 self._is_stopping.wait(self._pause_s)
 
     def wait_answers(self, count: int, timeout_s: float) -> bool:
-        """Wait until so many more answers are there; whether they came in time."""
+        """Waits until `count` more answers have arrived; returns whether they did in time."""
         wanted = len(self.answered) + count
         with self._grown:
             return self._grown.wait_for(lambda: len(self.answered) >= wanted, timeout_s)
 
     def ask_to_stop(self) -> None:
-        """Have it end when what is in flight is answered."""
+        """Stops sending; it ends when the sends in flight are answered."""
         self._is_stopping.set()
 
     def stop(self) -> None:
-        """Wait for what is in flight, and end."""
+        """Waits for the sends in flight, and ends."""
         self.ask_to_stop()
         self.join(STOP_TIMEOUT_S)
         assert not self.is_alive(), "a producer still waits for an answer"
@@ -152,5 +154,5 @@ class JournaledProducer(threading.Thread):
 
 
 def count_statuses(answers: list[Answer]) -> Counter[str]:
-    """Answers by the name of their status."""
+    """Answers by status name."""
     return Counter(ResponseCode(answer.code).name for answer in answers)

@@ -1,7 +1,7 @@
-"""A TCP proxy that a network's faults are made with where nothing else is at hand: one thread, one address behind it.
+"""A TCP proxy that injects network faults where nothing else is available: one thread, one target.
 
-Each direction is a `Link`: closed (what was sent waits, as in TCP's retransmissions while a network is cut), slow,
-or late. Connections can be reset. What a proxy can't do: lose packets, or keep a connection from being made.
+Each direction is a `Link`: closed (data waits, like TCP's retransmissions while a network is cut), slow, or delayed.
+Connections can be reset. A proxy can't lose packets or prevent a connection from being established.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Self
 import trio
 
 LOOK_S = 0.01
-"""The test's thread changes links without a word; so often they are looked at"""
+"""Interval at which links are checked for changes by the test's thread"""
 IN_FLIGHT_CHUNKS = 64
 
 
@@ -31,7 +31,7 @@ class Link:
         self.carried_bytes = 0
 
     def clear(self) -> None:
-        """No faults any more."""
+        """Removes all faults."""
         self.is_open, self.delay_s, self.bytes_per_s = True, 0.0, math.inf
 
     async def wait_open(self) -> None:
@@ -45,7 +45,7 @@ class Proxy:
     def __init__(self, target: str) -> None:
         self.target = target
         self.there = Link()
-        """From whoever connects to the target"""
+        """From the client to the target"""
         self.back = Link()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listener.getsockname())
@@ -72,7 +72,7 @@ class Proxy:
         return self.there, self.back
 
     def reset(self) -> None:
-        """Every connection is reset on both sides (RST), with whatever was under way."""
+        """Resets every connection on both sides (RST), including data in flight."""
         assert self._token is not None
         trio.from_thread.run_sync(self._reset, trio_token=self._token)
 
@@ -128,6 +128,6 @@ class Proxy:
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     break
                 link.carried_bytes += len(chunk)
-            # The end of the stream travels like everything else.
+            # The end of the stream is delayed like everything else.
             await link.wait_open()
             scope.cancel()

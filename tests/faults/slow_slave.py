@@ -1,7 +1,7 @@
-"""`python -m tests.faults.slow_slave`: ha.slave on a disk that takes its time for each sync and each new file.
+"""`python -m tests.faults.slow_slave`: ha.slave on a disk with slow syncs and file creation.
 
-The delay is in the file seam, below everything that a slave does; how long it is says SLOW_DISK_S in the environment.
-Writes into the map are as fast as ever, as on a disk whose cache is large and whose platter is slow.
+The delay, SLOW_DISK_S in the environment, is in the file seam, below everything that a slave does. Writes into the map
+stay fast, as on a slow disk with a large cache.
 """
 
 from __future__ import annotations

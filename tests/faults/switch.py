@@ -1,10 +1,10 @@
-"""A network of namespaces with a packet switch of our own between them: real kernels' TCP over packets that get lost.
+"""Network namespaces connected by a packet switch of our own: TCP of real kernels over unreliable packets.
 
-Each host is a network namespace with one TUN device; this process holds the other ends and carries IP packets from one
-to the other, late, slowly, or not at all. Unlike `tc netem` it needs no kernel module but TUN, and every pair of hosts
-and direction has faults of its own. The test's own namespace is a host too.
+Each host is a network namespace with one TUN device; this process holds the other ends and forwards IP packets late,
+slowly, or not at all. Unlike `tc netem` it needs no kernel module but TUN, and every pair of hosts and direction has
+its own faults. The test's own namespace is a host too.
 
-Needs root, /dev/net/tun and iproute2. `why_not` says what is missing.
+Needs root, /dev/net/tun and iproute2. `why_not` returns what is missing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 MTU = 9000
 QUEUE_BYTES_MAX = 1 << 20
-"""A direction that is slower than what comes drops what goes beyond, as a router does"""
+"""Maximum backlog of a slow direction; further packets are dropped, as by a router"""
 NETWORK = "10.77.0"
 OWN = "client"
 NO_IPROUTE2 = "there is no iproute2"
 
 
 def why_not() -> str:
-    """What keeps namespaces from being made here, or ""."""
+    """What prevents namespaces from being created here, or ""."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     if shutil.which("ip") is None:
@@ -76,14 +76,14 @@ class Path:
     is_open: bool = True
     delay_s: float = 0.0
     loss: float = 0.0
-    """Share of the packets that get lost"""
+    """Share of lost packets"""
     bytes_per_s: float = math.inf
     busy_until: float = 0.0
     carried: int = 0
     dropped: int = 0
 
     def clear(self) -> None:
-        """No faults any more."""
+        """Removes all faults."""
         self.is_open, self.delay_s, self.loss, self.bytes_per_s = True, 0.0, 0.0, math.inf
 
 
@@ -105,7 +105,7 @@ class Switch:
         return f"{NETWORK}.{self._names.index(name) + 1}"
 
     def prefix(self, name: str) -> list[str]:
-        """What makes a command run on a host."""
+        """The prefix that runs a command on a host."""
         return ["ip", "netns", "exec", f"{self._tag}-{name}"]
 
     def between(self, one: str, other: str) -> tuple[Path, Path]:

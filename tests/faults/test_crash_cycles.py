@@ -1,4 +1,4 @@
-"""Some crash cycles of most kinds; `scripts/crash-cycles` does any number of all."""
+"""A few crash cycles of most kinds; `scripts/crash-cycles` runs any number of all kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a run of crash cycles, without any broker."""
+"""The end of a run of crash cycles, without any broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.faults.cycles import Plan, Run
 
 
 class StalledConsumer:
-    """Has as much as the other one, and is behind until it was looked at a few times."""
+    """Has the same message count as the other one, and is behind until it was polled a few times."""
 
     name = "consumer-stalled"
     error_count = 0

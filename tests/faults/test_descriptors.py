@@ -1,4 +1,4 @@
-"""A broker without file descriptors: it goes on for the connections it has, says so once, and comes back."""
+"""A broker that runs out of file descriptors serves existing connections, logs it once, and recovers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ STRANGER_COUNT = 200
 WATCHED_S = 2.0
 CPU_SHARE_MAX = 0.4
 LOG_LINES_MAX = 40
-"""In `WATCHED_S` without a descriptor, each line of a traceback counted"""
+"""Maximum log lines in `WATCHED_S` without a descriptor, counting each line of a traceback"""
 
 
 @contextmanager
 def pair(directory: Path, files_max: int) -> Iterator[tuple[Broker, Broker, JournaledProducer]]:
-    """A master with so many descriptors, its slave, and a producer at work; at the end all has to be well."""
+    """A master with a descriptor limit, its slave, and a producer under load; at the end everything must be intact."""
     if shutil.which("prlimit") is None:
         pytest.skip("there is no prlimit (util-linux)")
     master = Broker(directory / "master", "SYNC_MASTER", mappedFileSizeCommitLog=65536)
     master.prefix = ["prlimit", f"--nofile={files_max}:{files_max}"]
     with master.start(), slave_of(master, directory / "slave", mappedFileSizeCommitLog=65536).start() as slave:
         wait_in_sync(master)
-        # Pauses, so that the CPU time that is measured is not that of the load.
+        # Pauses, so that the measured CPU time is not that of the load.
         producer = JournaledProducer(0, lambda: master.addresses["remoting"], seed=9, window=8, pause_s=0.1)
         assert producer.wait_answers(5, 20.0)
         yield master, slave, producer
@@ -67,7 +67,7 @@ def test_faults_leak_no_file_descriptor(tmp_path: Path) -> None:
             assert master.process.popen.poll() is None, master.log()[-3000:]
             assert share < CPU_SHARE_MAX
             assert log_lines < LOG_LINES_MAX
-            # Until the segment is full; then it is said that there can't be another.
+            # Until the segment is full; then the failure to create another one is logged.
             assert ResponseCode.SUCCESS in codes
             assert codes <= {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
         resource.prlimit(master.pid, resource.RLIMIT_NOFILE, (1024, 1024))
@@ -85,7 +85,7 @@ def test_unknown_clients_can_not_exhaust_file_descriptors(tmp_path: Path) -> Non
 
 @contextmanager
 def crowd(address: str, count: int) -> Iterator[None]:
-    """So many connections, or attempts at them, which say nothing."""
+    """`count` silent connections, or attempts at them."""
     host, _, port = address.rpartition(":")
     strangers = []
     for _ in range(count):
@@ -104,7 +104,7 @@ def descriptor_count(broker: Broker) -> int:
 
 
 def cpu_s(broker: Broker) -> float:
-    """CPU time that the process has used."""
+    """CPU time of the process."""
     fields = Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

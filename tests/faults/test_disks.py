@@ -1,4 +1,4 @@
-"""Disks that are full while producers work, on either side, and a slave whose disk is slow."""
+"""Disks that fill up while producers work, on either side, and a slave with a slow disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scenarios.test_strangers import anonymous_bytes
 pytestmark = pytest.mark.processes
 
 GROWTH_MAX = 24 << 20
-"""Bytes of memory, while a slave is far behind"""
+"""Bytes of memory while a slave is far behind"""
 SLOW_DISK_S = 0.8
 SLAVE_TIMEOUT_S = 0.4
 
@@ -31,7 +31,7 @@ def codes_from(producer: JournaledProducer, mark: int) -> set[int]:
 def test_disk_fills_up_under_load_and_is_freed(tmp_path: Path, where: str) -> None:
     with small_disk(tmp_path / "disk") as disk:
         ballast = Ballast(disk)
-        # The topic's files are sparse: only then does the disk refuse in the middle of everything.
+        # The topic's files are sparse: only then does the disk fail in the middle of operations.
         settings: dict[str, Any] = {"slaveTimeout": 300, **EVEN_WHEN_FULL}
         roots = {where: disk / "store"}
         with (
@@ -40,7 +40,7 @@ def test_disk_fills_up_under_load_and_is_freed(tmp_path: Path, where: str) -> No
         ):
             wait_in_sync(master)
             producers = [
-                # Slow ones: a slave's disk must still hold, when it is freed, what came meanwhile.
+                # Slow producers: a slave's disk must still have room, once freed, for messages that arrived meanwhile.
                 JournaledProducer(
                     number, lambda: master.addresses["remoting"], seed=number, window=4, body_sizes=(500, 4000)
                 )
@@ -77,7 +77,8 @@ def test_disk_fills_up_under_load_and_is_freed(tmp_path: Path, where: str) -> No
 
 
 def test_slave_with_a_slow_disk(tmp_path: Path) -> None:
-    """One slave of two syncs slowly before it acknowledges: what the other confirms is PUT_OK, alone it makes waits."""
+    """One of two slaves syncs slowly before it acknowledges: with the other slave puts are PUT_OK, without it they
+    wait."""
     settings: dict[str, Any] = {"slaveTimeout": int(SLAVE_TIMEOUT_S * 1000)}
     with Broker(tmp_path / "master", "SYNC_MASTER", **settings).start() as master:
         slow = slave_of(master, tmp_path / "slow", brokerId=2, flushDiskType="SYNC_FLUSH", shutdownTimeout=30_000)

@@ -1,7 +1,7 @@
-"""A network between master and slave that is cut, half cut, late, slow, lossy or reset, while a producer works.
+"""Network faults between master and slave under load: cut, half cut, delayed, slow, lossy, reset.
 
 The same faults through a proxy, which works everywhere, and between network namespaces with a packet switch, where the
-kernel's own TCP has to cope. Housekeeping is set to 1.5 s; the slave comes back half a second after it lost its master.
+kernel's own TCP has to cope. Housekeeping is set to 1.5 s; the slave reconnects half a second after it lost its master.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "slaveTimeout": 500,
 }
 GRACE_S = 0.3
-"""What was sent so shortly after a cut may have been ahead of it"""
+"""Messages sent this soon after a cut may have been ahead of it"""
 TRUE_STATUSES = {ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}
 
 Direction = Link | PacketPath
@@ -52,14 +52,14 @@ class Story:
         self.producer = JournaledProducer(0, lambda: master.addresses["remoting"], seed=SEED, pause_s=0.01)
 
     def heal(self) -> None:
-        """The network is as it should be; wait until it shows."""
+        """Heals the network, and waits until that shows."""
         self.data.clear()
         self.acks.clear()
         wait_followed(self.master)
         self.wait_answer_sent_now({ResponseCode.SUCCESS})
 
     def wait_answer_sent_now(self, codes: set[ResponseCode]) -> float:
-        """Wait until a message sent from now on is answered one of `codes`; the seconds from its sending to that."""
+        """Waits until a new message is answered with one of `codes`; returns the seconds since it was sent."""
         began = time.monotonic()
         seen = len(self.producer.answered)
         first = self.producer._next_sequence
@@ -82,7 +82,7 @@ class Story:
         return {each.answer.code for each in self.producer.answered if each.answer.sequence in sent}
 
     def cut(self, *directions: Direction) -> None:
-        """Cut these until the master counts no slave any more; meanwhile nothing may be called replicated."""
+        """Cuts these links until the master counts no slave; meanwhile nothing may be reported as replicated."""
         for direction in directions:
             direction.is_open = False
         since_s = time.monotonic() + GRACE_S
@@ -127,7 +127,7 @@ def test_pair_survives_network_faults_through_a_proxy(tmp_path: Path) -> None:
         story.wait_answer_sent_now({ResponseCode.SUCCESS})
 
         proxy.back.delay_s = proxy.there.delay_s = 0.1
-        time.sleep(0.5)  # what was under way arrives
+        time.sleep(0.5)  # data in flight arrives
         assert story.wait_answer_sent_now({ResponseCode.SUCCESS}) >= 0.2
         proxy.back.clear()
         proxy.there.clear()
@@ -174,7 +174,7 @@ def test_pair_survives_packet_loss_delay_and_partition(tmp_path: Path, namespace
         story.heal()
 
         story.cut(acks)
-        # Half-open: the slave dies behind the cut, and the master hears nothing of it.
+        # Half-open: the slave dies behind the cut, and the master receives nothing.
         data.is_open = acks.is_open = False
         slave.kill()
         story.wait_answer_sent_now({ResponseCode.SLAVE_NOT_AVAILABLE})
@@ -200,7 +200,7 @@ def _place(switch: Switch, name: str, name_server: str) -> dict[str, Any]:
 
 @contextmanager
 def name_server(directory: Path, address: str) -> Iterator[str]:
-    """A name server on this address; with its port."""
+    """A name server on this address; returns its port."""
     with Process(
         "ha.namesrv",
         "--set",

@@ -1,4 +1,4 @@
-"""What went wrong with RocketMQ's HA service, case by case: what happened there, and what happens here instead.
+"""Known failures of RocketMQ's HA service, case by case: what happened there, and what halog does instead.
 
-Each test cites the report on RocketMQ's tracker that it is about.
+Each test cites the issue on RocketMQ's tracker.
 """

@@ -1,4 +1,4 @@
-"""Acknowledgements of what the slave can't have."""
+"""Acknowledgements of bytes that the slave can't have."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ STRANGE = [
 async def test_3015_bytes_from_a_stranger_acknowledge_nothing(
     said: bytes, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """apache/rocketmq#3015: whatever eight bytes came to the HA port were taken for a slave's offset and raised
-    push2SlaveMaxOffset, so a SYNC_MASTER said SEND_OK for messages that no slave had. RocketMQ 4.9 closes such a
-    connection, 5.x takes anything again.
+    """apache/rocketmq#3015: any eight bytes sent to the HA port were taken for a slave's offset and raised
+    push2SlaveMaxOffset, so a SYNC_MASTER answered SEND_OK for messages that no slave had. RocketMQ 4.9 closes such a
+    connection, 5.x accepts anything again.
 
-    Here the connection is closed, nothing is acknowledged, and the sender is told who that was.
+    Halog closes the connection, acknowledges nothing, and logs the sender.
     """
     async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node, trio.open_nursery() as nursery:
         await node.send()
@@ -52,10 +52,10 @@ async def test_3015_bytes_from_a_stranger_acknowledge_nothing(
 async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
     tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """apache/rocketmq#1155: a slave that was ahead of its master (which had lost its tail) reported an offset beyond
-    the master's end; push2SlaveMaxOffset stayed that high, and every put up to there was said to be on the slave.
+    """apache/rocketmq#1155: a slave ahead of its master (which had lost its tail) reported an offset beyond the
+    master's end; push2SlaveMaxOffset stayed that high, and every put up to there was reported as replicated.
 
-    Here such a report never counts: puts before and after it wait for a slave that really has them.
+    In halog such a report never counts: puts before and after it wait for a slave that has them.
     """
     options = HAOptions()
     async with (
@@ -75,7 +75,7 @@ async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
         assert why in (answer.remark or "")
         assert any("ha.slave_disconnected" in record.message and why in record.message for record in caplog.records)
 
-        # One that follows and then claims more than it was sent is the same liar.
+        # A slave that follows and then reports more than it was sent is treated alike.
         liar = SlaveSide(node.ha, "10.0.0.3:40000")
         liar.start(nursery)
         await liar.report(end)
@@ -87,7 +87,7 @@ async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
         assert liar.close_reason is CloseReason.REPORT_BEYOND_END
         assert node.ha.push2_slave_max_offset == acknowledged
 
-        # And an honest one makes puts SEND_OK again, by its own acknowledgement alone.
+        # A correct slave makes puts SEND_OK again, by its own acknowledgement alone.
         honest = SlaveSide(node.ha, "10.0.0.4:40000")
         honest.start(nursery)
         await honest.report(node.store.log.max_offset.value)
@@ -109,10 +109,11 @@ async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
 async def test_1535_message_in_many_transfers_is_acknowledged_by_the_last(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """apache/rocketmq#1535: GroupTransferService looked five times whether the slave had a message, once per
-    acknowledgement; one above 5 × haTransferBatchSize was FLUSH_SLAVE_TIMEOUT although the slave got it in time.
+    """apache/rocketmq#1535: GroupTransferService checked only five times whether the slave had a message, once per
+    acknowledgement; a message larger than 5 × haTransferBatchSize got FLUSH_SLAVE_TIMEOUT although the slave received
+    it in time.
 
-    Here the status depends on the offset and the deadline, not on how many reports it takes.
+    In halog the status depends on the offset and the deadline, not on the number of reports.
     """
     options = HAOptions(transfer_batch_size_bytes=1024)
     async with (

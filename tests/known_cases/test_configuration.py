@@ -1,4 +1,4 @@
-"""Configuration values that can't be had."""
+"""Invalid configuration values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TOO_LARGE = "26843545600"
 @pytest.mark.parametrize("key", ["haSlaveFallbehindMax", "haMaxGapNotInSync"])
 @pytest.mark.parametrize("source", ["file", "environment", "setting"])
 def test_2611_overflowing_value_is_rejected(key: str, source: str, tmp_path: Path) -> None:
-    """apache/rocketmq#2611: haSlaveFallbehindMax=26843545600 in broker.conf; the broker started, with 268435456. The
-    field is an int, the value is not, and the setter that throws is skipped in silence.
+    """apache/rocketmq#2611: with haSlaveFallbehindMax=26843545600 in broker.conf the broker started with 268435456: the
+    field is an int, and the setter that throws is skipped silently.
 
-    Here the start fails and names the key as it was given, the value and what is accepted.
+    Halog refuses to start and names the key as it was given, the value and the accepted range.
     """
     file = tmp_path / "broker.conf"
     file.write_text(f"{key}={TOO_LARGE}\n" if source == "file" else "")
@@ -39,7 +39,7 @@ def test_2611_overflowing_value_is_rejected(key: str, source: str, tmp_path: Pat
 
 
 def integer_keys() -> list[tuple[str, int, int]]:
-    """Every key that takes a number, with the least and the largest that it takes."""
+    """All numeric keys, with their minimum and maximum."""
     found = []
     for key, field in fields(Config).items():
         kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
@@ -51,7 +51,7 @@ def integer_keys() -> list[tuple[str, int, int]]:
 
 
 def test_2611_out_of_range_numbers_are_never_clamped() -> None:
-    """For every key: its bounds are taken as they are (or refused because of another key), what lies beyond is not."""
+    """For every key: its limits are accepted (or rejected because of another key), values beyond them are not."""
     keys = integer_keys()
     assert len(keys) > 40
     taken = 0
@@ -70,7 +70,7 @@ def test_2611_out_of_range_numbers_are_never_clamped() -> None:
 
 
 def test_2611_effective_values_are_shown() -> None:
-    """`--print-config` prints every key with the value in force, so nobody has to ask a console."""
+    """`--print-config` prints every key with its effective value."""
     printed = render(load_config(Config, settings=["haSlaveFallbehindMax=2147483647"]).config)
     assert "haMaxGapNotInSync=2147483647\n" in printed
     shown = {line.partition("=")[0] for line in printed.splitlines()}

@@ -1,4 +1,4 @@
-"""Consumer offsets when masters go and come back."""
+"""Consumer offsets when masters go down and come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MASTER, SLAVE = "10.0.0.1", "10.0.0.2"
 
 
 async def wait_until_known(network: MemoryNetwork, address: str, offset: int) -> None:
-    """Wait until a broker has `offset` committed for the group of this module."""
+    """Waits until a broker has `offset` committed for the group of this module."""
     async with open_client(network, f"{address}:10911") as client:
         with trio.fail_after(60):
             while await client.committed() != offset:  # noqa: ASYNC110
@@ -19,11 +19,11 @@ async def wait_until_known(network: MemoryNetwork, address: str, offset: int) ->
 
 
 async def test_1094_returning_master_does_not_move_offsets_back(autojump_clock: MockClock) -> None:
-    """apache/rocketmq#1094 (and #1440, alibaba/rocketmq#28): while a master was down for five minutes, consumers went
-    on at its slave and committed there. When it came back, the slave copied the master's old offsets over the new ones,
-    and groups got five minutes of messages again.
+    """apache/rocketmq#1094 (and #1440, alibaba/rocketmq#28): while a master was down for five minutes, consumers
+    continued at its slave and committed there. When it came back, the slave overwrote the new offsets with the master's
+    old ones, and groups received five minutes of messages again.
 
-    Here the slave keeps what is further on and commits it to the master, before the first heartbeat.
+    In halog the slave keeps higher offsets and commits them to the master before its first heartbeat.
     """
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
@@ -38,36 +38,36 @@ async def test_1094_returning_master_does_not_move_offsets_back(autojump_clock: 
 
     async with other.node("SLAVE", name_server_addresses="10.0.0.9:9876", ha_master_address="10.0.0.1:10912") as slave:
         names = Host(network, "10.0.0.9")
-        async with names.node("ASYNC_MASTER", broker_name="names-only"):  # for its name server, which stays
+        async with names.node("ASYNC_MASTER", broker_name="names-only"):  # its name server, which stays up
             with_names = {"name_server_addresses": "10.0.0.9:9876"}
             async with machine.node("ASYNC_MASTER", **with_names):
                 await wait_until_known(network, SLAVE, 5)
-            # The master is away for five minutes.
+            # The master is down for five minutes.
             async with open_client(network, f"{SLAVE}:10911") as client:
                 assert (await client.commit(9)).code == 0
                 assert (await client.commit(3, queue_id=1)).code == 0
                 await trio.sleep(300)
                 assert await client.committed() == 9
             async with machine.node("ASYNC_MASTER", **with_names) as master:
-                assert master.broker.offsets.get("CG", "TT", 0) == 5  # as its own file says
+                assert master.broker.offsets.get("CG", "TT", 0) == 5  # as in its own file
                 await slave.ha_client.state.wait_value(lambda state: state.value == "transfer")  # type: ignore[union-attr]
                 await trio.sleep(1)
                 assert slave.broker.offsets.get("CG", "TT", 0) == 9
                 assert master.broker.offsets.get("CG", "TT", 0) == 9
                 assert master.broker.offsets.get("CG", "TT", 1) == 3
 
-                # From then on the master's word counts again, also when somebody resets a group.
+                # From then on the master's offsets are authoritative again, also when an operator resets a group.
                 async with open_client(network, f"{MASTER}:10911") as client:
                     assert (await client.commit(2)).code == 0
                 await wait_until_known(network, SLAVE, 2)
                 assert master.broker.offsets.get("CG", "TT", 0) == 2
-            # And what was handed on is in the master's file.
+            # The offsets handed over are in the master's file.
             async with machine.node("ASYNC_MASTER", **with_names) as master:
                 assert master.broker.offsets.get("CG", "TT", 1) == 3
 
 
 async def test_1094_rejection_by_the_master_is_logged_once(autojump_clock: MockClock, caplog: object) -> None:
-    """A commit for a topic or group that the master does not have is given up, not sent for ever."""
+    """A commit for a topic or group that the master does not have is dropped, not retried forever."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
     async with machine.node("ASYNC_MASTER") as master, other.node("SLAVE") as slave:
@@ -81,7 +81,7 @@ async def test_1094_rejection_by_the_master_is_logged_once(autojump_clock: MockC
 
 
 async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: MockClock) -> None:
-    """What consumers committed there is kept over its restart, and handed to the master all the same."""
+    """Offsets committed at the slave survive its restart, and are still handed over to the master."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
     async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
@@ -108,7 +108,7 @@ async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: M
 
 
 async def test_1094_offsets_of_a_master_restarted_before_its_slave_are_kept(autojump_clock: MockClock) -> None:
-    """A group may have been sent back there meanwhile: getting messages again is better than missing some."""
+    """The group may have been reset meanwhile: receiving messages again is better than missing some."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
     async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:

@@ -1,4 +1,4 @@
-"""Kills that come together, or one during the recovery from another."""
+"""Simultaneous kills, and kills during recovery."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CONFIRMED, WRITTEN = 7, 20
 
 
 async def killed() -> MemoryDisk:
-    """A master of a group whose other members have only the first `CONFIRMED` of `WRITTEN` messages, and that was
-    killed; its consumers were shown these, and its queues have no others."""
+    """A killed master of a group whose other members have only the first `CONFIRMED` of `WRITTEN` messages: its
+    consumers received these, and its queues have no others."""
     async with open_small(disk := MemoryDisk(), dispatch_confirmed=True) as store:
         results = []
         for number in range(WRITTEN):
@@ -34,11 +34,11 @@ async def killed() -> MemoryDisk:
 
 @pytest.mark.parametrize("die_at", [None, *range(0, 30, 3)])
 async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None, autojump_clock: MockClock) -> None:
-    """apache/rocketmq#7689: the controller and the master of a broker set were killed together and came back together.
-    The master took the ends of its queues from what was confirmed; what it stored at once got the queue offsets of the
-    messages behind that, and one of two was lost to consumers.
+    """apache/rocketmq#7689: the controller and the master of a broker set were killed and restarted together. The
+    master took the ends of its queues from the confirmed log; new messages got the queue offsets of the messages behind
+    it, and one of two was lost to consumers.
 
-    Here a new master goes along its log to the end before it stores anything, also when it is killed again meanwhile.
+    In halog a new master dispatches its log to the end before it stores anything, also if it is killed again meanwhile.
     """
     disk = await killed()
     if die_at is not None:
@@ -53,7 +53,7 @@ async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None,
         await store.become_master()
         results = [(await store.log.put([message(100 + n, queue_id=n % 2)]))[0] for n in range(4)]
         assert [result.queue_offset for result in results] == [10, 10, 11, 11]
-        assert sum(queue.max_offset for queue in store.queues) == CONFIRMED  # nothing more is confirmed by that
+        assert sum(queue.max_offset for queue in store.queues) == CONFIRMED  # confirms nothing more
         found = await records(store)
         assert len(found) == WRITTEN + 4
         given = Counter((record.queue_id, record.queue_offset) for record in found)
@@ -65,7 +65,7 @@ async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None,
 
 @pytest.mark.parametrize("member_count", [2, 3])
 def test_7689_master_and_etcd_are_lost_together(member_count: int) -> None:
-    """The same of whole members under load: no queue offset is told of two messages, nothing acknowledged is lost."""
+    """The same with whole members under load: queue offsets are unique, and nothing acknowledged is lost."""
     options = GroupOptions(member_count=member_count, policy="all", producer_count=1, burst_max=8, pause_s=0.1, run_s=9)
     faults = []
     for moment_s in (2.0, 5.0):

@@ -1,4 +1,4 @@
-"""Who notices that a master is gone, and who is mistaken for one."""
+"""Detection of failed masters, and false positives."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trio.testing import MockClock
 from tests.failover.group import Group, Node, open_group, until
 
 LEASE_S = 2.0
-"""Of the members of `tests.failover.group`; a lease ends up to half a second late there."""
+"""Lease time of the members of `tests.failover.group`; a lease ends up to half a second late there."""
 REPLACED_S = LEASE_S + 1.0
 QUIET_S = (0.0, 30.0)
-"""How long a group has gone on without an event before its master is lost"""
+"""Time without any event before the master is lost"""
 
 
 async def three(group: Group) -> Node:
-    """All of three members in the set; the master."""
+    """Waits until all of three members are in the set; returns the master."""
     await group.settle()
     await group.in_set(1, 2, 3)
     return await group.wait_master()
@@ -24,11 +24,11 @@ async def three(group: Group) -> Node:
 
 @pytest.mark.parametrize("quiet_s", QUIET_S)
 async def test_10875_failed_master_is_replaced_every_time(quiet_s: float, autojump_clock: MockClock) -> None:
-    """apache/rocketmq#10875, #9717 (and #10416): the JRaft controller asked whether a broker was *not* active where it
-    meant active, and never started its scan for inactive brokers: a dead master stayed the master.
+    """apache/rocketmq#10875, #9717 (and #10416): the JRaft controller checked whether a broker was *not* active where
+    it meant active, and never started its scan for inactive brokers: a dead master stayed the master.
 
-    Here nothing scans: the master's key ends with its lease, and the members that watch it elect another one, after any
-    time and as often as it happens.
+    Halog needs no scan: the master's key ends with its lease, and the members watching it elect another master, after
+    any time and any number of times.
     """
     async with open_group(1, 2, 3) as group:
         await three(group)
@@ -48,7 +48,7 @@ async def test_10875_failed_master_is_replaced_every_time(quiet_s: float, autoju
 
 
 async def test_10875_master_cut_off_from_etcd_is_replaced(autojump_clock: MockClock) -> None:
-    """The same of one that runs and is connected to everybody else: what counts is its lease."""
+    """The same for a master that runs and is connected to everything else: only its lease counts."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         master.way.cut(True)
@@ -66,8 +66,8 @@ async def test_8380_loss_of_a_follower_causes_no_election(how: str, autojump_clo
     """apache/rocketmq#8380: the JRaft controller held an election for a broker set as soon as any broker of it was
     inactive, although its master was active.
 
-    Here an election is due when the master's key is gone and for no other reason: with one follower after the other
-    lost the term goes on.
+    In halog only the loss of the master's key causes an election: the term continues while followers are lost one after
+    the other.
     """
     async with open_group(1, 2, 3) as group:
         master = await three(group)

@@ -1,4 +1,4 @@
-"""Histories of terms: of a master that begins a term after its own, and of logs to which no term brought a byte."""
+"""Histories of terms: a master that starts a second term, and terms without any byte in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = HAOptions(start_from="first")
 
 
 class Machine:
-    """A member of a group of which the test says who leads: its store, its service while it leads, its client."""
+    """A member of a group whose leader the test chooses: its store, its service while it leads, its client."""
 
     def __init__(self, id_: int) -> None:
         self.id = id_
@@ -29,7 +29,7 @@ class Machine:
         self._following = trio.CancelScope()
 
     async def begin_term(self, epoch: int) -> None:
-        """Become master, or begin another term as one, as `ha.node.member` does it."""
+        """Becomes master, or starts another term as master, as `ha.node.member` does."""
         self.stop_following()
         await self.member.epochs.truncate_from(self.end)
         await self.member.epochs.append(epoch, self.end)
@@ -89,11 +89,11 @@ def check_equal(master: Machine, *others: Machine) -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 async def test_9689_master_that_follows_itself_keeps_replicating(writes: bool, autojump_clock: MockClock) -> None:
-    """apache/rocketmq#9689: a new epoch came, and the master stayed the master. Its connections went on with the epoch
-    that they had begun with; the history no longer had it, as no byte was of it, and nothing was replicated any more:
-    "Failed to find epochEntry with epoch 13".
+    """apache/rocketmq#9689: a new epoch started with the same master. Its connections continued with their old epoch;
+    the history no longer had it, because no byte belonged to it, and replication stopped: "Failed to find epochEntry
+    with epoch 13".
 
-    Here each term begins with connections of its own, and a frame's epoch is looked up by the place of its bytes.
+    In halog each term starts with new connections, and a frame's epoch is looked up by its physical offset.
     """
     async with machines(3) as ((master, *slaves), nursery):
         await master.begin_term(1)
@@ -116,10 +116,10 @@ async def test_9689_master_that_follows_itself_keeps_replicating(writes: bool, a
 
 @pytest.mark.parametrize("written", [b"", b"some bytes"])
 async def test_9942_terms_without_bytes_do_not_make_logs_diverge(written: bytes, autojump_clock: MockClock) -> None:
-    """apache/rocketmq#9942: in a group without messages three slaves were slow, one after the other, and missed
-    terms. When the master was lost, the epoch files differed, and the former master could not follow the new one.
+    """apache/rocketmq#9942: in a group without messages three slaves were slow, one after the other, and missed terms.
+    When the master was lost, the epoch files differed, and the former master could not follow the new one.
 
-    Here a term of which no byte is in the log is in no history: whoever missed it lacks nothing.
+    In halog a term without any byte in the log is in no history, so a member that missed it lacks nothing.
     """
     async with machines(4) as (all_, nursery):
         first, *slaves = all_
@@ -130,14 +130,14 @@ async def test_9942_terms_without_bytes_do_not_make_logs_diverge(written: bytes,
         first.member.log.put(written)
         await trio.sleep(10)
         epoch = 1
-        for slow in slaves:  # a minute, in which the others see two terms more
+        for slow in slaves:  # a minute, in which the others see two more terms
             slow.stop_following()
             for _ in range(2):
                 epoch += 1
                 await first.begin_term(epoch)
                 await trio.sleep(30)
             slow.follow(first, nursery)
-            await trio.sleep(1)  # and hardly back when the next one is slow
+            await trio.sleep(1)  # it is hardly back when the next one is slow
         for heir in reversed(slaves):  # each is master once; its predecessor follows it
             epoch += 1
             await heir.begin_term(epoch)

@@ -1,4 +1,4 @@
-"""Load balancers and monitors that look whether the HA port is open."""
+"""Load balancers and monitors that check whether the HA port is open."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def reset(check: socket.socket) -> None:
 
 
 def write_the_time(check: socket.socket) -> None:
-    """As the script in the report does."""
+    """As the script in the issue does."""
     check.sendall(b"2024-10-30 11:00:00")
     check.close()
 
 
 def held() -> dict[str, int]:
-    """What connections take of this process."""
+    """The resources that connections use in this process."""
     gc.collect()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -53,7 +53,7 @@ def held() -> dict[str, int]:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[HAService, int]]:
-    """A master's HA service on a port of loopback, with what serves sockets in turns, as a node has it."""
+    """A master's HA service on a loopback port, with a socket poller, as in a node."""
     async with open_poller() as poller, trio.open_nursery() as nursery:
         service = HAService(MemoryLog(LOG), HAOptions(), poller=poller)
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -65,11 +65,11 @@ async def serving() -> AsyncIterator[tuple[HAService, int]]:
 
 @pytest.mark.parametrize("end", [close_at_once, reset, write_the_time])
 async def test_8875_immediately_closed_connections_leave_no_state(end: Callable[[socket.socket], None]) -> None:
-    """apache/rocketmq#8875: HAConnection started its threads before it was entered into the list of connections; one
-    that failed at once was taken out first and entered afterwards, for good. Under TCP health checks of the HA port the
+    """apache/rocketmq#8875: HAConnection started its threads before it was added to the list of connections; one that
+    failed at once was removed first and added afterwards, permanently. Under TCP health checks of the HA port the
     master's heap was full after some weeks.
 
-    Here thousands of such connections leave no connection, task or descriptor behind.
+    In halog thousands of such connections leave no connection, task or descriptor behind.
     """
     async with serving() as (service, port):
         with trio.fail_after(60):
@@ -85,16 +85,16 @@ async def test_8875_immediately_closed_connections_leave_no_state(end: Callable[
 
 
 async def settled(service: HAService, count: int) -> dict[str, int]:
-    """What is held when `count` connections are over."""
+    """The resources in use after `count` connections."""
     while sum(service.statistics().closed_counts.values()) < count or service.connection_count:  # noqa: ASYNC110
-        await trio.sleep(0.01)  # what the system has accepted the service still has to
+        await trio.sleep(0.01)  # the service has yet to handle connections that the system accepted
     await wait_all_tasks_blocked()
     return held()
 
 
 async def test_8875_silent_connections_are_limited_and_do_not_block_slaves(autojump_clock: MockClock) -> None:
-    """Checks that stay connected and say nothing are ended after haHousekeepingInterval, and the oldest of them when
-    there are too many. A slave that follows is not, and one that comes is let in."""
+    """Silent connections are closed after haHousekeepingInterval, and the oldest of them if there are too many. A slave
+    that follows is not, and a new one is accepted."""
     options = HAOptions(connection_count_max=64)
     service = HAService(MemoryLog(LOG), options)
     async with trio.open_nursery() as nursery:
@@ -110,7 +110,7 @@ async def test_8875_silent_connections_are_limited_and_do_not_block_slaves(autoj
         nursery.start_soon(follow)
         await wait_all_tasks_blocked()
         most = 0
-        for number in range(SILENT_COUNT):  # one each second, as health checks come
+        for number in range(SILENT_COUNT):  # one per second, like health checks
             SlaveSide(service, f"10.0.1.1:{number}").start(nursery)
             await trio.sleep(1)
             most = max(most, service.connection_count)

@@ -1,4 +1,4 @@
-"""A master that is alone with its clients."""
+"""A master that is cut off with its clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_7017_acknowledgements_of_an_isolated_master_are_not_lost(
     policy: Literal["all", "count"], flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"]
 ) -> None:
     """apache/rocketmq#7017: of three data centres one, with the master and a controller, was cut off from the others.
-    There were two masters; what was sent to the old one meanwhile was answered SEND_OK, and was gone when it came back
-    as a slave.
+    There were two masters; messages sent to the old one were answered with SEND_OK, and lost when it came back as a
+    slave.
 
-    Here the old master stops to acknowledge when its lease ends, before another one begins, and until then it
-    acknowledges what every member of the set has that may be elected. Producers go on sending to it all the time.
+    In halog the old master stops acknowledging when its lease ends, before another lease starts, and until then it
+    acknowledges only what every electable member of the set has. Producers keep sending to it all the time.
     """
     options = GroupOptions(
         member_count=3, policy=policy, ack_count=2, flush=flush, producer_count=1, burst_max=8, pause_s=0.05, run_s=7.0

@@ -1,4 +1,4 @@
-"""SLAVE_NOT_AVAILABLE although the slave runs: everybody who could know the reason says it, and what to look at."""
+"""SLAVE_NOT_AVAILABLE although the slave runs: every component that can know the reason reports it, with a hint."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def test_246_blocked_ha_port(autojump_clock: MockClock) -> None:
     """alibaba/rocketmq#246: ports 9876 and 10911 were open, 10912 was not. Everything looked healthy, every send was
     SLAVE_NOT_AVAILABLE, "and the log does not show this error".
 
-    Here the slave names the address, where it has it from, and "firewall"; the master, which sees that somebody copies
-    its topics without having an HA connection, says so in each remark and in its status.
+    In halog the slave logs the address, its origin, and "firewall"; the master, which sees that a host copies its
+    topics without an HA connection, reports it in each remark and in its status.
     """
     network = MemoryNetwork()
     network.blocked.add(f"{MASTER}:10912")
@@ -56,7 +56,7 @@ async def test_1278_wrong_advertised_address(autojump_clock: MockClock) -> None:
     """apache/rocketmq#1278 (and #2456, #2291): of two masters one was always SLAVE_NOT_AVAILABLE. "In my case it was
     brokerIP2, which was not set": the master had registered an address of another network.
 
-    Here the slave says which address it was told, by whom, and by which keys of the master it is set.
+    In halog the slave reports the address, its origin, and the keys of the master that set it.
     """
     network = MemoryNetwork()
     async with (
@@ -79,7 +79,7 @@ async def test_1278_wrong_advertised_address(autojump_clock: MockClock) -> None:
 
 async def test_2456_slave_connects_to_the_wrong_port(autojump_clock: MockClock) -> None:
     """apache/rocketmq#2456: a cluster "2m-2s-sync" with every port and file as in the manual, and always
-    SLAVE_NOT_AVAILABLE. Here: haMasterAddress with the port for clients, which closes what it can't read."""
+    SLAVE_NOT_AVAILABLE. Here: haMasterAddress with the client port, which closes connections it can't parse."""
     network = MemoryNetwork()
     async with (
         Host(network, MASTER).node("SYNC_MASTER"),
@@ -95,8 +95,8 @@ async def test_2456_slave_connects_to_the_wrong_port(autojump_clock: MockClock) 
 
 @pytest.mark.processes
 def test_2456_slave_configured_as_its_own_master(tmp_path: Path) -> None:
-    """A master that registers a loopback address, or one that two machines share (docker0), sends its slave to the
-    slave itself. It would follow its own log, in sync for ever, while the master is alone: here it is told."""
+    """A master that registers a loopback address, or one that two machines share (docker0), sends its slave to itself.
+    The slave would follow its own log, in sync forever, while the master has no slave; halog detects it."""
     with Broker(tmp_path / "s", "SLAVE", namesrvAddr="127.0.0.1:1", haMasterAddress="127.0.0.1:1") as slave:
         slave.start()
         own = slave.addresses["ha"]
@@ -132,10 +132,11 @@ WAITS: list[dict[str, Any]] = [
 async def test_2528_sync_master_without_required_replicas_warns_at_start(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """apache/rocketmq#2528: "brokerRole=SYNC_MASTER is invalid", sends succeed although no slave has anything. With
-    5.x that is the default: inSyncReplicas is 1, the master itself is one, and SEND_OK comes without any slave.
+    """apache/rocketmq#2528: "brokerRole=SYNC_MASTER is invalid", sends succeed although no slave has anything. With 5.x
+    that is the default: inSyncReplicas is 1, which the master itself satisfies, and SEND_OK needs no slave.
 
-    The same keys do the same here, since clients and operators rely on them. But the node warns when it starts.
+    The same keys have the same effect in halog, since clients and operators rely on them. But the node warns when it
+    starts.
     """
     async with (
         Host(network := MemoryNetwork(), MASTER).node("SYNC_MASTER", **keys),
@@ -153,7 +154,7 @@ async def test_2528_sync_master_without_required_replicas_warns_at_start(
 async def test_2528_sync_master_waits_by_default_keys(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """None of the keys is 4.9's rule here, not 5.x's default; with the others there is nothing to warn of."""
+    """Without any of the keys halog uses 4.9's rule, not 5.x's default; with the others no warning is due."""
     async with (
         Host(network := MemoryNetwork(), MASTER).node("SYNC_MASTER", **keys),
         open_client(network, f"{MASTER}:10911") as client,
@@ -165,7 +166,7 @@ async def test_2528_sync_master_waits_by_default_keys(
 
 
 async def test_2528_waiting_is_the_default(autojump_clock: MockClock) -> None:
-    """A configuration that says SYNC_MASTER and nothing else has no 5.x key in force."""
+    """A configuration with only SYNC_MASTER has no 5.x key in effect."""
     config = Config(broker_role="SYNC_MASTER")
     assert (config.in_sync_replicas, config.min_in_sync_replicas, config.all_ack_in_sync_state_set) == (
         None,

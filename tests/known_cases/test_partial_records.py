@@ -16,10 +16,10 @@ async def test_9002_dispatch_waits_for_the_rest_of_a_record(
     flush_mode: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """apache/rocketmq#9002: replication copies bytes, so a slave's log often ends inside a record. Dispatch then met a
-    BufferUnderflowException, logged it as an error, and tried again until the rest had come.
+    BufferUnderflowException, logged it as an error, and retried until the rest had arrived.
 
-    Here such an end is no error: whatever part of a record is there, half messages of transactions among them, nothing
-    of it is dispatched or logged; with its last byte the record is in its queue.
+    In halog such an end is no error: a partial record, including half messages of transactions, is neither dispatched
+    nor logged; with its last byte the record is in its queue.
     """
     caplog.set_level(logging.WARNING)
     async with open_small() as master, open_small(is_slave=True, flush_mode=flush_mode) as slave:

@@ -1,4 +1,4 @@
-"""A slave that an operator makes the master, by its configuration."""
+"""A slave that an operator promotes by changing its configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUES = range(4)
 
 
 async def queue_offsets(client: Client) -> dict[int, list[int]]:
-    """Queue id -> the queue offsets that a consumer is given, from the begin to the end."""
+    """Queue id -> the queue offsets that a consumer receives, from first to last."""
     found: dict[int, list[int]] = defaultdict(list)
     for queue_id in QUEUES:
         while True:
@@ -45,10 +45,10 @@ async def wait_copied(master: Node, slave: Node) -> None:
 async def test_8539_promoted_slave_continues_with_the_next_queue_offset(
     dispatched: bool, autojump_clock: MockClock
 ) -> None:
-    """apache/rocketmq#8539: after the master had stopped its slave was made the master by an operator. It gave messages
-    queue offsets that were not the next ones, and consumers could not get what lay in between.
+    """apache/rocketmq#8539: after the master had stopped, an operator promoted its slave. It gave messages queue
+    offsets that did not continue the queues, and consumers could not read across the gap.
 
-    Here a master goes on where each queue ends in its log, and not where another node or a table says: also of queues
+    In halog a master continues at each queue's end in its log, whatever another node or a table says, including queues
     whose last messages the slave had not dispatched.
     """
     network = MemoryNetwork()
@@ -64,7 +64,7 @@ async def test_8539_promoted_slave_continues_with_the_next_queue_offset(
                 assert (await client.send(b"%d" % number, queue_id=queue_id)).code == 0
                 if number == counts[queue_id] // 2 and not dispatched:
                     await wait_copied(master, slave)
-                    await trio.sleep(10)  # the tables come, too
+                    await trio.sleep(10)  # the tables are copied, too
                     slave.store.log.limit_dispatch(slave.store.log.max_offset.value)
         await wait_copied(master, slave)
         await trio.sleep(20)

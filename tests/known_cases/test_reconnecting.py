@@ -1,4 +1,4 @@
-"""Slaves that can't stay connected, and what that costs."""
+"""Slaves that can't stay connected, and their CPU usage."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def send_from_elsewhere(stream: trio.abc.Stream) -> None:
 
 
 class CountSteps(trio.abc.Instrument):
-    """Counts how often any task ran."""
+    """Counts the steps of all tasks."""
 
     count = 0
 
@@ -77,12 +77,11 @@ class CountSteps(trio.abc.Instrument):
 async def test_2476_slave_does_not_spin_without_a_master(
     master: Callable[[trio.abc.Stream], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
-    """apache/rocketmq#2476: one thread of a slave, HAClient, took a whole CPU and replication stood still: its loop
-    went round without ever waiting. The same shape: a connection that is lost as soon as it is made, tried again at
-    once.
+    """apache/rocketmq#2476: one thread of a slave, HAClient, used a whole CPU and replication stopped: its loop never
+    waited. The same happens with a connection that is lost at once and retried at once.
 
-    Here the waits between two attempts grow to five seconds whatever the master does, less up to half by chance, and an
-    attempt is a bounded number of steps.
+    In halog the pause between attempts grows to five seconds whatever the master does, minus up to half at random, and
+    an attempt takes a bounded number of steps.
     """
     steps = CountSteps()
     async with trio.open_nursery() as nursery:
@@ -113,14 +112,14 @@ def close_in_peace(connection: socket.socket) -> None:
 
 
 def reset(connection: socket.socket) -> None:
-    connection.recv(1024)  # earlier it may be the attempt to connect that fails, which is another case
+    connection.recv(1024)  # earlier the attempt to connect may fail, which is another case
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 @contextmanager
 def closing_master(close: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[float]]]:
-    """A port that closes what it accepts; its address, and when each connection came."""
+    """A port that closes connections at once; yields its address and the time of each connection."""
     accepted: list[float] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -141,7 +140,7 @@ def closing_master(close: Callable[[socket.socket], None]) -> Iterator[tuple[str
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
+    """CPU seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
@@ -168,10 +167,10 @@ def test_2476_slave_is_idle_if_its_master_closes_connections_at_once(
 
 
 async def test_1082_idle_connection_stays_open(autojump_clock: MockClock) -> None:
-    """apache/rocketmq#1082, #1118: without messages a master and a slave of 4.4 lost each other every 20 seconds: the
-    slave counted a heartbeat that it read as one that it had written.
+    """apache/rocketmq#1082, #1118: without messages a master and a slave of 4.4 disconnected every 20 seconds: the
+    slave counted a received heartbeat as one that it had sent.
 
-    Here a pair without a single message keeps its first connection for a day.
+    In halog a pair without a single message keeps its first connection for a day.
     """
     service = HAService(MemoryLog(bytes(100)), HAOptions())
     async with following(service, MemoryLog(bytes(100))) as (client, link):

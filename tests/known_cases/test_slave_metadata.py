@@ -1,4 +1,4 @@
-"""Topics and consumer groups of a slave, which it copies from its master."""
+"""Topics and consumer groups that a slave copies from its master."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SYNCS_S = 600
 
 
 class EachStep(trio.abc.Instrument):
-    """Calls `look` after every step of any task: nothing that is true between two steps is missed."""
+    """Calls `look` after every step of any task, so that no intermediate state is missed."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self.after_task_step = lambda task: look()  # type: ignore[method-assign]
 
 
 def count_writes(host: Host, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each table is written on `host` from now on."""
+    """Counts the writes of each table on `host` from now on."""
     written: Counter[str] = Counter()
     write_bytes = host.disk.write_bytes
 
@@ -48,7 +48,7 @@ async def heartbeat(client: Client, group: str) -> None:
 
 
 async def wait_equal(master: Node, slave: Node) -> None:
-    """Until the slave has the master's tables and log."""
+    """Waits until the slave has the master's tables and log."""
     with trio.fail_after(60):
         while (  # noqa: ASYNC110
             slave.broker.topics.snapshot() != master.broker.topics.snapshot()
@@ -60,10 +60,10 @@ async def wait_equal(master: Node, slave: Node) -> None:
 
 async def test_9984_a_slave_never_lacks_what_its_master_has(autojump_clock: MockClock) -> None:
     """apache/rocketmq#9984, #9879, #10030: at each copy of the tables a slave of 5.3.3 deleted every topic and group
-    and created them again. Consumers that read from it in between, or after the master was gone, found no topics.
+    and created them again. Consumers that read from it meanwhile, or after the master was down, found no topics.
 
-    Here a table is taken over in one step: nothing that the master has is missing from the slave at any moment, however
-    often the master's table changes, and it is all there when the master is gone.
+    In halog a table is replaced in one step: the slave never lacks anything that the master has, however often the
+    master's table changes, and has everything when the master is down.
     """
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
@@ -95,7 +95,7 @@ async def test_9984_a_slave_never_lacks_what_its_master_has(autojump_clock: Mock
             trio.lowlevel.remove_instrument(instrument)
             assert looks > 1000
             assert missing == []
-            # What the master has deleted goes, and nothing else does.
+            # Whatever the master has deleted is deleted, and nothing else.
             assert slave.broker.topics.get("T8") is None
             assert slave.broker.groups.get("G8") is None
             assert slave.broker.topics.get("T9") is not None
@@ -111,9 +111,9 @@ async def test_9777_slave_with_identical_tables_writes_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """apache/rocketmq#9777: a slave raised the version of the tables that it had just copied, so the two were never
-    equal, and it copied and wrote all of them at every turn: more writes than its master, and full garbage collections.
+    equal, and it copied and wrote all of them each time: more writes than its master, and full garbage collections.
 
-    Here the copy has the master's version. In sixty copies nothing is written.
+    In halog the copy has the master's version. Sixty copies write nothing.
     """
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
@@ -138,8 +138,8 @@ async def test_9777_slave_with_identical_tables_writes_nothing(
 async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same from the other side: a group that only the slave has been told of, because the master makes none by
-    itself, is made there for who reads there. It stays, and does not set the two tables apart."""
+    """The reverse case: a group that only the slave knows, because the master does not create groups automatically, is
+    created there for its readers. It stays, and does not make the versions differ."""
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)
     async with (
@@ -158,10 +158,10 @@ async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(
 
 
 async def test_9403_attributes_of_topics_and_groups_are_copied(autojump_clock: MockClock) -> None:
-    """apache/rocketmq#9403 (#9404, #9499, #9547, #9925): a slave took the attributes in its master's table for changes
-    to make, which begin with + or -, and copied no table at all once one topic had attributes.
+    """apache/rocketmq#9403 (#9404, #9499, #9547, #9925): a slave took the attributes in its master's table for changes,
+    which start with + or -, and copied no table at all once one topic had attributes.
 
-    Here attributes are copied as they are. With a real master: tests/interop/test_slave_attributes.py.
+    In halog attributes are copied unchanged. With a real master: tests/interop/test_slave_attributes.py.
     """
     network = MemoryNetwork()
     machine, other = Host(network, MASTER), Host(network, SLAVE)

@@ -1,4 +1,4 @@
-"""Slaves whose place in the log their master does not have."""
+"""Slaves whose position is not in their master's log."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CONTENT = Random(3388).randbytes(5 * SEGMENT_SIZE)
 async def test_3388_slave_position_deleted_on_the_master(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """apache/rocketmq#3388: a slave came back after days; the master no longer had the bytes behind its end, sent
-    heartbeats for ever, and a SYNC_MASTER answered SLAVE_NOT_AVAILABLE. All that could be found was "Slave fall behind
-    master: xxx".
+    """apache/rocketmq#3388: a slave came back after days; the master no longer had the bytes after its end, sent
+    heartbeats forever, and a SYNC_MASTER answered SLAVE_NOT_AVAILABLE. The only hint was "Slave fall behind master:
+    xxx".
 
-    Here both sides name the two offsets, once in the log and always in their status, and the slave says which setting
-    ends it; with haOutOfRange=resync it begins anew at the master's first offset.
+    In halog both sides report the two offsets, once in the log and always in their status, and the slave names the
+    setting that resolves it; with haOutOfRange=resync it restarts at the master's first offset.
     """
     master, slave = MemoryLog(CONTENT), MemoryLog(CONTENT[:1000])
     master.delete_before(2 * SEGMENT_SIZE)
@@ -38,7 +38,7 @@ async def test_3388_slave_position_deleted_on_the_master(
         assert f"the log begins at {2 * SEGMENT_SIZE}" in why
         assert not service.is_slave_ok(len(CONTENT))
         await trio.sleep(120)
-        # By then it has asked, and knows: silence alone would look like a master without news.
+        # By then it has asked, and knows: silence alone would look like a master without new messages.
         statistics = client.statistics()
         assert statistics.condition is Condition.OUT_OF_RANGE, statistics
         assert sum("ha.slave_out_of_range" in record.message for record in caplog.records) <= 2
@@ -53,10 +53,10 @@ async def test_3388_slave_position_deleted_on_the_master(
 
 
 async def test_3388_slave_ahead_of_its_master(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    """The other way to have an offset that the master does not know: its log is shorter, having been restored or
-    emptied, or it is another master's. RocketMQ's slave reconnects for ever and neither side says why.
+    """The reverse case of an offset unknown to the master: the master's log is shorter, because it was restored or
+    emptied, or belongs to another master. RocketMQ's slave reconnects forever, and neither side says why.
 
-    Here the slave names both ends and what to do, and its own log stays as it is.
+    In halog the slave reports both ends and what to do, and its own log stays as it is.
     """
     master, slave = MemoryLog(CONTENT[:2000]), MemoryLog(CONTENT)
     service = HAService(master, HAOptions())
@@ -73,10 +73,11 @@ async def test_3388_slave_ahead_of_its_master(autojump_clock: MockClock, caplog:
 
 
 async def test_2784_rocketmq_slave_out_of_range_is_reported_and_not_counted(autojump_clock: MockClock) -> None:
-    """apache/rocketmq#2784, #5579: such a slave went on as if it were one, with an error in a loop ("findMappedFile-
-    ByOffset failure, index -275"); the advice on the tracker is to empty it.
+    """apache/rocketmq#2784, #5579: such a slave continued, with an error in a loop ("findMappedFile-ByOffset failure,
+    index -275"); the advice on the tracker is to empty it.
 
-    A slave of RocketMQ's can't be told. It gets heartbeats, is not waited for, and the remark says where it stands.
+    A RocketMQ slave can't be informed. It gets heartbeats, puts do not wait for it, and the remark reports its
+    position.
     """
     master = MemoryLog(CONTENT)
     master.delete_before(3 * SEGMENT_SIZE)

@@ -1,4 +1,4 @@
-"""Two slaves that are slow at once."""
+"""Two slaves that are slow at the same time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def test_9897_each_put_waits_exactly_its_timeout_for_slow_slaves(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     """apache/rocketmq#9897: with two of three slaves slow for a minute, producers got FLUSH_SLAVE_TIMEOUT for much
-    longer than the 20 s after which the two should have been dropped.
+    longer than the 20 s after which the two should have been removed.
 
-    Of the puts: each has a deadline of its own, however many slaves are slow and however many puts wait.
+    In halog each put has its own deadline, regardless of the number of slow slaves and waiting puts.
     """
     async with (
         open_node(tmp_path, role=BrokerRole.SYNC_MASTER, ha_options=HAOptions(), slave_timeout_s=TIMEOUT_S) as node,
@@ -57,7 +57,7 @@ async def test_9897_each_put_waits_exactly_its_timeout_for_slow_slaves(
 
 
 class Outcome:
-    """When a put that waits for the sync-state set was answered, and what."""
+    """When a put that waits for the sync-state set was answered, and with which status."""
 
     def __init__(self, service: HAService, end: int) -> None:
         self.status: PutStatus | None = None
@@ -73,12 +73,12 @@ class Outcome:
 async def test_9897_two_slow_members_both_leave_the_sync_state_set(
     are_lost: bool, apart_s: float, autojump_clock: MockClock
 ) -> None:
-    """In controller mode the master took out of its set the slaves whose connections it closed, each from what it had
-    read before: of two at once one came back in, and every put went on waiting for it.
+    """In controller mode the master removed slaves whose connections it closed from its set, each starting from the set
+    it had read before: of two simultaneous removals one was undone, and every put kept waiting for that slave.
 
-    Here what is wished for is worked out of who is there, all at once, again when the agreement service has answered.
-    Both are out after haMaxTimeSlaveNotCatchup (at once if their connections are lost), whatever is under way, and the
-    put is acknowledged by those that remain.
+    In halog the wanted set is computed from the current members at once, and again after each answer of the agreement
+    service. Both slaves are out after haMaxTimeSlaveNotCatchup (at once if their connections are lost), whatever is in
+    flight, and the put is acknowledged by the remaining members.
     """
     rules = SyncStateRules(not_catch_up_s_max=5.0)
     member = await Member(bytes(1000)).begin((1, 0))

@@ -1,4 +1,4 @@
-"""Bytes of records that were cut off and must not come back."""
+"""Bytes of truncated records must not come back."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.store.stores import (
 
 LOG = ROOT / "commitlog"
 IN_THE_MIDDLE, AT_A_BEGIN = 8, 12
-"""So many records are whole: the torn one lies in the middle of a segment, or begins one."""
+"""Number of intact records: the torn one is in the middle of a segment, or at its start."""
 
 
 async def torn(keep: int, count: int = 20) -> tuple[MemoryDisk, list[int], bytes]:
-    """A crashed store of `count` records over several segments of which only `keep` are whole from the begin on; where
-    each record is, and the log's bytes. Behind the torn one the others are good records at their places."""
+    """A crashed store of `count` records over several segments, of which only the first `keep` are intact; returns the
+    offset of each record, and the log's bytes. The records behind the torn one are valid."""
     async with open_small(running := MemoryDisk()) as store:
         results = []
         for number in range(count):
@@ -49,7 +49,7 @@ async def torn(keep: int, count: int = 20) -> tuple[MemoryDisk, list[int], bytes
 
 
 def stored_behind(disk: MemoryDisk, end: int) -> bytes:
-    """All that the segments hold behind `end`."""
+    """All bytes in the segments behind `end`."""
     found = b""
     for name in disk.list_dir(LOG):
         start = int(name)
@@ -59,12 +59,12 @@ def stored_behind(disk: MemoryDisk, end: int) -> bytes:
 
 @pytest.mark.parametrize("keep", [IN_THE_MIDDLE, AT_A_BEGIN])
 async def test_10666_bytes_cut_off_by_recovery_do_not_come_back(keep: int) -> None:
-    """apache/rocketmq#10666: truncateDirtyFiles moves positions in memory and leaves the bytes. They are whole records,
-    magic, size, offset and CRC, so the next recovery takes them for messages: after a crash a slave had its cut-off
-    tail back, behind or among new ones.
+    """apache/rocketmq#10666: truncateDirtyFiles moves positions in memory and leaves the bytes. They are complete
+    records with valid magic, size, offset and CRC, so the next recovery takes them for messages: after a crash a slave
+    had its truncated tail back, behind or among new messages.
 
-    Here the bytes behind the end are zero on the disk before anything is served. A crash at any operation of that
-    recovery, by kill or power loss, leads to the same end again; and what is then put there is followed by nothing.
+    In halog the bytes behind the end are zero on the disk before anything is served. A crash at any operation of that
+    recovery, by kill or power loss, leads to the same end, and new messages are followed by nothing.
     """
     for is_power_loss in (False, True):
         for die_at in range(40):
@@ -93,8 +93,8 @@ async def test_10666_bytes_cut_off_by_recovery_do_not_come_back(keep: int) -> No
 
 
 async def test_10666_log_ends_after_a_record_written_over_longer_ones(autojump_clock: MockClock) -> None:
-    """The sharpest form: after the cut a record of just the right size is put, so that an old one would begin exactly
-    where it ends."""
+    """The hardest case: after the truncation a record of just the right size is stored, so that an old one would start
+    exactly at its end."""
     disk, places, _ = await torn(IN_THE_MIDDLE)
     clock = WallClock(1_700_000_100_000)
     async with open_small(disk, clock) as store:
@@ -108,8 +108,8 @@ async def test_10666_log_ends_after_a_record_written_over_longer_ones(autojump_c
 
 @pytest.mark.parametrize("is_growing", [True, False])
 async def test_10666_stale_tail_is_not_taken_for_the_masters_log(is_growing: bool, autojump_clock: MockClock) -> None:
-    """A tail that RocketMQ left behind on a slave can't be told from messages by looking at that store: its records
-    are good. Compared with the master they are not: the slave says where the logs differ and appends nothing."""
+    """A tail that RocketMQ left on a slave can't be told from messages in that store alone: its records are valid.
+    Comparing it with the master shows the difference: the slave reports where the logs differ and appends nothing."""
     clock = WallClock(1_700_000_000_000)
     master_disk, slave_disk = MemoryDisk(), MemoryDisk()
     async with open_small(master_disk, clock) as master, open_small(slave_disk, is_slave=True) as slave:

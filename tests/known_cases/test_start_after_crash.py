@@ -1,4 +1,4 @@
-"""Stores whose queues a crash left behind, or ahead of, their log."""
+"""Stores whose queues are behind or ahead of their log after a crash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRY_SIZE = 20
 
 
 async def crashed(count: int) -> tuple[MemoryDisk, list[int]]:
-    """A store of `count` messages of one queue that was killed, and where each of them ends."""
+    """A killed store of `count` messages of one queue, and the end of each of them."""
     async with open_small(running := MemoryDisk()) as store:
         ends = [(await store.log.put([message(number, size=300)]))[0].next_offset for number in range(count)]
         await dispatched(store)
@@ -34,7 +34,7 @@ async def crashed(count: int) -> tuple[MemoryDisk, list[int]]:
 
 
 def lose_log_behind(disk: MemoryDisk, end: int) -> None:
-    """With ASYNC_FLUSH power takes what the log has behind `end`, and what is known of it."""
+    """Simulates a power loss with ASYNC_FLUSH: the log behind `end` is lost, and its metadata."""
     for path in [path for path in disk.inodes if path.parent.name == "commitlog"]:
         start = int(path.name)
         content = disk.inodes[path].content
@@ -59,12 +59,12 @@ def queue_files(disk: MemoryDisk) -> list[Path]:
 async def test_9728_last_queue_file_without_a_complete_entry(
     kept_entries: int, bytes_there: int, is_slave: bool, autojump_clock: MockClock
 ) -> None:
-    """apache/rocketmq#9728, #10108: the last file of a consume queue was empty, or had a part of an entry, as it was
-    not flushed, and the messages that it was made for were lost. Recovery kept the file and looked into it for the
-    first entry; the broker did not start: IllegalArgumentException in correctMinOffset.
+    """apache/rocketmq#9728, #10108: the last file of a consume queue was empty, or had a partial entry, because it was
+    not flushed, and its messages were lost. Recovery kept the file and looked for the first entry in it; the broker did
+    not start: IllegalArgumentException in correctMinOffset.
 
-    Here such a file, with any number of bytes of entries in it, is no obstacle: queues end where the log's messages do,
-    and the next message has the next queue offset.
+    In halog such a file, with any number of bytes, is no obstacle: queues end where the log's messages do, and the next
+    message has the next queue offset.
     """
     disk, ends = await crashed(PER_FILE + 4)
     lose_log_behind(disk, ends[kept_entries - 1] if kept_entries else 0)
@@ -74,7 +74,7 @@ async def test_9728_last_queue_file_without_a_complete_entry(
         disk.unlink(files.pop())
     content = disk.inodes[files[-1]].content
     content[bytes_there:] = bytes(len(content) - bytes_there)
-    for _ in range(2):  # what the first start made of it, another one finds after another kill
+    for _ in range(2):  # the state left by the first start, after another kill
         disk = disk.kill()
         async with open_small(disk, WallClock(1_700_000_100_000), is_slave=is_slave) as store:
             assert len(await records(store)) == kept_entries
@@ -86,7 +86,7 @@ async def test_9728_last_queue_file_without_a_complete_entry(
 
 
 async def test_10108_queue_whose_messages_were_all_deleted(autojump_clock: MockClock) -> None:
-    """The other way to it: the log has been deleted up to behind all that a queue has."""
+    """The other cause: all messages of a queue were deleted from the log."""
     disk, ends = await crashed(3 * PER_FILE)
     first = ends[-1] - ends[-1] % SEGMENT
     for path in [path for path in disk.inodes if path.parent.name in ("commitlog", "checksums")]:

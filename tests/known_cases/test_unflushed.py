@@ -1,4 +1,4 @@
-"""What a loss of power takes back must not have been shown to anybody."""
+"""Data that a power loss can take back must never be visible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALWAYS: dict[str, Any] = {"beginTimestamp": 0, "endTimestamp": (1 << 63) - 1, "m
 
 
 async def seen(node: Node, offset: int) -> list[str]:
-    """In how many ways a client is told of a message at the begin of a queue, and of the log from `offset` on."""
+    """Checks all ways in which clients can see a message at the start of a queue, and the log from `offset` on."""
     found = []
     if (await node.pull(1)).code == 0:
         found.append("pull")
@@ -36,11 +36,11 @@ async def seen(node: Node, offset: int) -> list[str]:
 
 
 async def test_8239_unflushed_messages_are_hidden_with_sync_flush(autojump_clock: MockClock) -> None:
-    """apache/rocketmq#8239: with SYNC_FLUSH consumers were given messages that were not on the disk yet, and committed
-    offsets behind them. A crash took the messages back; the next ones got their queue offsets, and were skipped.
+    """apache/rocketmq#8239: with SYNC_FLUSH consumers received messages that were not on the disk yet, and committed
+    offsets behind them. A crash removed the messages; the next ones got their queue offsets, and were skipped.
 
-    Here queues and index follow the flushed end. After a loss of power the queue offset that is given again was never
-    shown to anybody, and a group that had read everything gets the message that has it now.
+    In halog queues and index follow the flushed end. After a power loss the reused queue offset was never visible, and
+    a group that had read everything receives the message that has it now.
     """
     sync, disk = StalledSync(), MemoryDisk()
     with trio.CancelScope() as life:
@@ -76,15 +76,15 @@ async def test_8239_unflushed_messages_are_hidden_with_sync_flush(autojump_clock
             log_end = node.store.log.max_offset.value
             answer = await node.send(b"next", i="KEYS\x01k3\x02")
             await node.dispatched()
-            # Either it is all there after all, and stays, or its queue offset is the next message's.
+            # Either everything survived, and stays, or its queue offset is that of the next message.
             assert int(answer.ext_fields["queueOffset"]) == (1 if log_end == end else 2)
             bodies = [record.body for record in node.records(await node.pull(1))]
             assert bodies == ([b"next"] if log_end == end else [b"taken back", b"next"])
 
 
 async def test_8239_unflushed_messages_are_not_confirmed_in_a_group(autojump_clock: MockClock) -> None:
-    """The same of a failover group with SYNC_FLUSH: consumers of any member are shown what each member of the set, the
-    master included, has on its disk, so that it outlives even the power of all of them."""
+    """The same for a failover group with SYNC_FLUSH: consumers of any member see only what each member of the set,
+    including the master, has on its disk, so that it survives a power loss of all of them."""
     master, slave = await Member(bytes(1000)).begin((1, 0)), await Member(bytes(1000)).begin((1, 0))
     options = HAOptions(start_from="first", ack_flushed=True, reconnect_interval_s=0.1)
     service = leading(master, SLAVE, options=options)
