@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
+from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupConfigList, GroupRequest
@@ -51,46 +52,32 @@ class AdminGroups:
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """200: creates or changes a group. An empty body changes nothing, as in RocketMQ."""
-        fault = _size_fault(command)
-        if fault or not command.body:
-            return command.reply(ResponseCode.INVALID_PARAMETER if fault else ResponseCode.SUCCESS, fault or None)
+        _check_size(command)
+        if not command.body:
+            return command.reply(ResponseCode.SUCCESS)
         return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """225: the same for several groups, all or none."""
-        fault = _size_fault(command)
-        if fault:
-            return command.reply(ResponseCode.INVALID_PARAMETER, fault)
+        _check_size(command)
         return await self._update(command, java_json.read_as(GroupConfigList, command.body).group_config_list)
 
     async def _update(self, command: RemotingCommand, groups: list[GroupConfig]) -> RemotingCommand:
         for group in groups:
-            fault = group_fault(group)
-            if fault:
-                return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        if self._standing.is_slave:
-            return command.reply(
-                ResponseCode.SYSTEM_ERROR, "Can't change a group on a slave: it takes over its master's groups"
-            )
-        fault = await self._groups.update(groups)
-        return command.reply(ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS, fault or None)
+            refuse_if(group_fault(group), ResponseCode.INVALID_PARAMETER)
+        refuse_on_slave(self._standing, "Can't change a group on a slave: it takes over its master's groups")
+        refuse_if(await self._groups.update(groups))
+        return command.reply(ResponseCode.SUCCESS)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """207: deletes a group, and its offsets if requested."""
         request = parse_header(DeleteGroupRequest, command.ext_fields)
-        if self._standing.is_slave:
-            return command.reply(
-                ResponseCode.SYSTEM_ERROR, "Can't delete a group on a slave: it takes over its master's groups"
-            )
-        fault = await self._groups.delete(request.group_name)
-        if fault:
-            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        refuse_on_slave(self._standing, "Can't delete a group on a slave: it takes over its master's groups")
+        refuse_if(await self._groups.delete(request.group_name))
         self._reads.forget(group=request.group_name)
         if request.clean_offset:
             self._offsets.remove(group=request.group_name)
-            fault = await self._offsets.logged()
-            if fault:
-                return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+            refuse_if(await self._offsets.logged())
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -111,8 +98,8 @@ class AdminGroups:
                 continue  # no longer subscribed
             if not self._offsets.clone(request.src_group, request.dest_group, topic):
                 return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
-        fault = await self._offsets.logged()
-        return command.reply(ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS, fault or None)
+        refuse_if(await self._offsets.logged())
+        return command.reply(ResponseCode.SUCCESS)
 
 
 def group_fault(group: GroupConfig) -> str:
@@ -128,6 +115,9 @@ def group_fault(group: GroupConfig) -> str:
     return ""
 
 
-def _size_fault(command: RemotingCommand) -> str:
+def _check_size(command: RemotingCommand) -> None:
     size = len(command.body)
-    return f"a body of {size} bytes; at most {BODY_SIZE_MAX} are accepted" if size > BODY_SIZE_MAX else ""
+    if size > BODY_SIZE_MAX:
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER, f"a body of {size} bytes; at most {BODY_SIZE_MAX} are accepted"
+        )

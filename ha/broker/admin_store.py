@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
+from ha.broker.refused import refuse_on_slave
 from ha.errors import DiskFull
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
@@ -43,8 +44,7 @@ class AdminStore:
 
         Refused on a slave, which may not have learned of all topics yet.
         """
-        if self._standing.is_slave:
-            return command.reply(ResponseCode.SYSTEM_ERROR, "Can't clean topics on a slave")
+        refuse_on_slave(self._standing, "Can't clean topics on a slave")
         for topic in self._store.queues.topics():
             if self._topics.get(topic) is None:
                 try:

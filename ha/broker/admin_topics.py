@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.broker.core import BrokerCore
+from ha.broker.refused import refuse_if, refuse_on_slave
 from ha.broker.topics import NO_SEND_TOPICS, system_topics, topic_fault
 from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol import java_json
@@ -70,14 +71,8 @@ class AdminTopics:
         """17: creates or changes a topic."""
         request = parse_header(CreateTopicRequest, command.ext_fields)
         topic = request.topic
-        fault = self._fault(topic) or _request_fault(request)
-        if fault:
-            return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        if self._standing.is_slave:
-            return command.reply(
-                ResponseCode.SYSTEM_ERROR,
-                "Can't create or update a topic on a slave: it takes over its master's topics",
-            )
+        refuse_if(self._fault(topic) or _request_fault(request), ResponseCode.INVALID_PARAMETER)
+        refuse_on_slave(self._standing, "Can't create or update a topic on a slave: it takes over its master's topics")
         known = self._topics.get(topic)
         try:
             attributes = changed_attributes(None if known is None else known.attributes or {}, request.attributes or "")
@@ -93,29 +88,18 @@ class AdminTopics:
             order=request.order,
             attributes=attributes,
         )
-        fault = await self._topics.update(config)
-        if fault:
-            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        refuse_if(await self._topics.update(config))
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """215: deletes a topic; the answer is the same if it does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
-        fault = self._fault(topic)
-        if fault:
-            return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        if self._standing.is_slave:
-            return command.reply(
-                ResponseCode.SYSTEM_ERROR, "Can't delete a topic on a slave: it takes over its master's topics"
-            )
-        fault = await self._topics.delete(topic)
-        if fault:
-            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        refuse_if(self._fault(topic), ResponseCode.INVALID_PARAMETER)
+        refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
+        refuse_if(await self._topics.delete(topic))
         self._offsets.remove(topic=topic)
         self._reads.forget(topic=topic)
-        fault = await self._offsets.logged()
-        if fault:
-            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        refuse_if(await self._offsets.logged())
         log = self._store.log
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
             # Entries dispatched later come after those that are cleared.

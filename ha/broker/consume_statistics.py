@@ -13,7 +13,7 @@ import trio
 
 from ha.broker.clients import subscription_body
 from ha.broker.core import BrokerCore
-from ha.broker.queue_times import known_store_time_ms, offset_at
+from ha.broker.queue_times import bounds, known_store_time_ms, offset_at
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     BrokerStatsRequest,
@@ -86,7 +86,8 @@ class ConsumeStatistics:
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             await self._yield_sometimes(queue_id)
             queue = self._queue(topic, queue_id)
-            begin, end = (max(0, queue.min_offset), queue.max_offset) if queue is not None else (0, 0)
+            begin, end = bounds(queue)
+            begin = max(0, begin)
             last_ms = await known_store_time_ms(self._store, queue, end - 1) if end > begin else 0
             table[self._key(topic, queue_id)] = QueueStats(
                 last_update_timestamp=max(0, last_ms), max_offset=end, min_offset=begin
@@ -220,7 +221,7 @@ class ConsumeStatistics:
         for queue_id in range(config.write_queue_nums):
             await self._yield_sometimes(queue_id)
             queue = self._queue(topic, queue_id)
-            begin, end = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+            begin, end = bounds(queue)
             first_ms = await known_store_time_ms(self._store, queue, begin)
             last_ms = await known_store_time_ms(self._store, queue, end - 1)
             consumed = self._offsets.get(request.group, topic, queue_id) or 0

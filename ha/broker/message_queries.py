@@ -73,28 +73,19 @@ class MessageQueries:
     async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """33: the message at a physical offset."""
         request = parse_header(ViewMessageRequest, command.ext_fields)
-        reason = ""
-        try:
-            raw, record = await read_record(self._store, request.offset)
-            log = self._store.log
-            if request.offset + len(raw) > log.dispatchable_end:
-                raise OffsetGone(request.offset, log.min_offset, log.dispatchable_end)  # written, but not confirmed
+        found, damage = await find_record(self._store, request.offset)
+        reason = damage and f": {damage}"
+        if found is not None and request.offset + len(found[0]) <= self._store.log.dispatchable_end:  # confirmed
+            raw, record = found
             if not request.topic or record.topic == request.topic:
                 return command.reply(ResponseCode.SUCCESS, body=raw)
             reason = f" in topic {request.topic}"
-        except DamagedBytes as damaged:
-            reason = f": {damaged}"
-        except (OffsetGone, RemoteProtocolError):
-            pass
         return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
 
     async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
         """The record at `offset` if it matches and can be read."""
-        try:
-            raw, record = await read_record(self._store, offset)
-        except (OffsetGone, DamagedBytes, RemoteProtocolError):
-            return None
-        return raw if has_key(record, request.topic, request.key) else None
+        found, _ = await find_record(self._store, offset)
+        return found[0] if found is not None and has_key(found[1], request.topic, request.key) else None
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
@@ -103,6 +94,16 @@ def has_key(record: MessageRecord, topic: str, key: str) -> bool:
         return False
     properties = record.property_map()
     return key == properties.get(UNIQ_KEY) or key in properties.get(KEYS, "").split(KEY_SEPARATOR)
+
+
+async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[bytes, MessageRecord] | None, str]:
+    """As `read_record`, but returns None if the record can't be read, and the damage, or ""."""
+    try:
+        return await read_record(store, physical_offset), ""
+    except DamagedBytes as damaged:
+        return None, str(damaged)
+    except (OffsetGone, RemoteProtocolError):
+        return None, ""
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
 from ha.broker.holds import PullHolds
-from ha.broker.queue_times import offset_at
+from ha.broker.queue_times import bounds, offset_at
+from ha.broker.refused import refuse_if, refuse_on_slave
 from ha.protocol.admin_requests import ResetOffsetsRequest
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode
@@ -48,8 +49,7 @@ class OffsetResets:
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """222: answers with the group's new offset in each queue."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
-        if self._standing.is_slave:
-            return command.reply(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
+        refuse_on_slave(self._standing, "Can not reset offset in slave broker")
         topic = self._topics.get(request.topic)
         if topic is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"Topic {request.topic} does not exist")
@@ -70,7 +70,7 @@ class OffsetResets:
         if chosen >= 0 and request.offset not in (None, -1):
             assert request.offset is not None
             queue = self._store.queues.get(name, chosen)
-            begin, end = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+            begin, end = bounds(queue)
             if not begin <= request.offset <= end + 1:
                 return command.reply(
                     ResponseCode.SYSTEM_ERROR,
@@ -86,9 +86,7 @@ class OffsetResets:
             if not self._offsets.reset(group, name, queue_id, offset):
                 return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
         self._holds.wake_all(name)
-        fault = await self._offsets.logged()
-        if fault:
-            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        refuse_if(await self._offsets.logged())
         logger.info("offsets.reset group=%s topic=%s offsets=%s", group, name, targets)
         return command.reply(ResponseCode.SUCCESS, body=encode_queue_offsets(self._by_queue(name, targets)))
 

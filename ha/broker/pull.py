@@ -16,6 +16,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.filters import Filters, Selection, read_wanted
 from ha.broker.holds import PullHold, PullHolds
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
+from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID, Permission, PullSysFlag, RequestCode, ResponseCode
@@ -162,8 +163,7 @@ class PullProcessor:
             queue = self._store.queues.get(request.topic, request.queue_id)
         reset_offset = self._offsets.take_reset(request.consumer_group, request.topic, request.queue_id)
         if reset_offset is not None:
-            min_offset, max_offset = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
-            return QueueRead(ReadStatus.OFFSET_RESET, reset_offset, min_offset, max_offset)
+            return QueueRead(ReadStatus.OFFSET_RESET, reset_offset, *bounds(queue))
         bytes_max = request.max_msg_bytes or self._options.transfer_hot_bytes_max
         if selection.is_wanted is not None:
             return await read_wanted(

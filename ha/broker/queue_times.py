@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 UNKNOWN_TIME_MS = 1 << 62
 
 
+def bounds(queue: ConsumeQueue | None) -> tuple[int, int]:
+    """Minimum and maximum queue offset; 0 for a queue that does not exist."""
+    return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
+
 async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:
     """Store time (ms) of the message at `queue_offset`; -1 if it was deleted, which sorts before all others.
 

@@ -17,6 +17,17 @@ class RefusedError(Exception):
         self.remark = remark
 
 
+def refuse_if(fault: str, code: ResponseCode = ResponseCode.SYSTEM_ERROR) -> None:
+    """Raises RefusedError with the remark `fault`, unless it is empty."""
+    if fault:
+        raise RefusedError(code, fault)
+
+
+def refuse_on_slave(standing: Standing, remark: str) -> None:
+    """Raises RefusedError on a slave."""
+    refuse_if(remark if standing.is_slave else "")
+
+
 def check_stores(standing: Standing) -> None:
     """Raises RefusedError while this broker may not store."""
     refusal = standing.why_not_stored()

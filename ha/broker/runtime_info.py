@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
-from ha.broker.message_queries import read_record
+from ha.broker.message_queries import find_record
 from ha.broker.throughput import Throughput
-from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import ExchangeRequest
 from ha.protocol.codes import VERSION_DEFAULT, RequestCode, ResponseCode
@@ -88,11 +87,6 @@ class RuntimeInfo:
             "consumeQueueDiskRatio": str(root_usage.used_ratio),
             "dispatchBehindBytes": str(max_offset - log.dispatched_offset.value),
             "earliestMessageTimeStamp": str(await self._earliest_ms()),
-            "getFoundTps": rates.found_per_s(),
-            "getMissTps": rates.missed_per_s(),
-            "getTotalTps": rates.pulls_per_s(),
-            "getTransferedTps": rates.transferred_per_s(),  # as 4.9's tools spell it
-            "getTransferredTps": rates.transferred_per_s(),
             "msgGetTotalTodayMorning": str(gets.today_morning),
             "msgGetTotalTodayNow": str(gets.now),
             "msgGetTotalYesterdayMorning": str(gets.yesterday_morning),
@@ -103,7 +97,6 @@ class RuntimeInfo:
             "putMessageAverageSize": str(stored_bytes / max(1, puts.now)),
             "putMessageSizeTotal": str(stored_bytes),
             "putMessageTimesTotal": str(puts.now),
-            "putTps": rates.put_per_s(),
             "remainHowManyDataToFlush": byte_text(max_offset - log.flushed_offset.value),
             "remainTransientStoreBufferNumbs": "0",
             "runtime": _duration(self._world.wall_clock_ms() - self._boot_ms),
@@ -113,6 +106,7 @@ class RuntimeInfo:
             "timerEnqueueTps": "0.0",
             "timerOffsetBehind": "0",
             "timerReadBehind": "0",
+            **rates.per_s(),
             **self._pools(),
         }
 
@@ -129,11 +123,8 @@ class RuntimeInfo:
 
     async def _earliest_ms(self) -> int:
         """Store time of the first message in the log; -1 if there is none."""
-        try:
-            _, record = await read_record(self._store, self._store.log.min_offset)
-        except (OffsetGone, DamagedBytes, RemoteProtocolError):
-            return -1
-        return record.store_timestamp_ms
+        found, _ = await find_record(self._store, self._store.log.min_offset)
+        return -1 if found is None else found[1].store_timestamp_ms
 
     async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """26: every key and its current value, as a properties file."""

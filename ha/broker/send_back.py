@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
 from ha.broker.detour import store_delayed
-from ha.broker.message_queries import read_record
+from ha.broker.message_queries import find_record
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError, check_stores
 from ha.broker.send_message import retries_max
 from ha.broker.topics import NO_SEND_TOPICS
-from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode
 from ha.protocol.group_requests import SendBackRequest
@@ -135,16 +134,11 @@ class SendBackProcessor:
         return config
 
     async def _record(self, request: SendBackRequest) -> MessageRecord:
-        reason = ""
-        try:
-            _, record = await read_record(self._store, request.offset)
-            if record.topic not in NO_SEND_TOPICS:  # not consumed by clients
-                self._check_may_read(request, record)
-                return record
-        except DamagedBytes as damaged:
-            reason = f": {damaged}"
-        except (OffsetGone, RemoteProtocolError):
-            pass
+        found, damage = await find_record(self._store, request.offset)
+        if found is not None and found[1].topic not in NO_SEND_TOPICS:  # not consumed by clients
+            self._check_may_read(request, found[1])
+            return found[1]
+        reason = damage and f": {damage}"
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {request.offset}{reason}")
 
     def _check_may_read(self, request: SendBackRequest, record: MessageRecord) -> None:

@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 
+FILES = {
+    TOPICS: "topics.json",
+    GROUPS: "subscriptionGroup.json",
+    OFFSETS: "consumerOffset.json",
+    DELAYS: "delayOffset.json",
+}
+"""File names by table."""
+
+
 class TablesLog(Protocol):
     """The log of a failover group (`GroupLog`), as far as its tables use it."""
 
@@ -73,30 +82,30 @@ class Tables:
         self._store = store
         self._options = options
         self._world = world
-        self._files: list[ConfigFile] = []
+        self._files: dict[str, ConfigFile] = {}
         self.group_log: TablesLog | None = None
         """Set in a failover group, whose log defines the tables"""
         clock = world.wall_clock_ms
         self.topics = Topics(
-            self._file("topics.json"), options, standing=self.standing, wall_clock_ms=clock, queues=store.queues
+            self._file(FILES[TOPICS]), options, standing=self.standing, wall_clock_ms=clock, queues=store.queues
         )
         self.groups = SubscriptionGroups(
-            self._file("subscriptionGroup.json"), options, wall_clock_ms=clock, standing=self.standing
+            self._file(FILES[GROUPS]), options, wall_clock_ms=clock, standing=self.standing
         )
         self.offsets = ConsumerOffsetTable(
-            self._file("consumerOffset.json"),
+            self._file(FILES[OFFSETS]),
             options,
             standing=self.standing,
             taken_file=self._file("takenOffsets.json"),
         )
-        self.delay_offsets = DelayOffsetTable(self._file("delayOffset.json"), wall_clock_ms=clock)
+        self.delay_offsets = DelayOffsetTable(self._file(FILES[DELAYS]), wall_clock_ms=clock)
         self.clients = ClientRegistry(options)
         self.reads = GroupReads(key_count_max=options.offset_key_count_max)
 
     def _file(self, name: str) -> ConfigFile:
         world = self._world
         made = ConfigFile(self._options.config_dir / name, disk=world.disk, run_blocking=world.run_blocking)
-        self._files.append(made)
+        self._files[name] = made
         return made
 
     def keep_in_log(self, group_log: TablesLog) -> None:
@@ -126,7 +135,7 @@ class Tables:
         await self.offsets.save()
         if self.group_log is not None:
             await self.group_log.save()
-        for file in self._files:
+        for file in self._files.values():
             await file.catch_up()
 
     # ---- in a failover group
@@ -188,12 +197,13 @@ class Tables:
     def as_loaded(self) -> LoadedTables:
         """The content of the files read by `load_files`."""
         loaded = LoadedTables(state=self.state(), positions={}, foreign=set())
-        for section, file, position in (
-            (TOPICS, self._files[0], self.topics.file_position),
-            (GROUPS, self._files[1], self.groups.file_position),
-            (OFFSETS, self._files[2], self.offsets.file_position),
-            (DELAYS, self._files[4], self.delay_offsets.file_position),
+        for section, position in (
+            (TOPICS, self.topics.file_position),
+            (GROUPS, self.groups.file_position),
+            (OFFSETS, self.offsets.file_position),
+            (DELAYS, self.delay_offsets.file_position),
         ):
+            file = self._files[FILES[section]]
             if position is not None:
                 loaded.positions[section] = position
             elif file.is_found and not file.is_backup:
@@ -222,32 +232,19 @@ class Tables:
 
     async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:
         """Writes the file of one table from the replica at the moment of writing."""
-        file, content = {
-            TOPICS: (self._files[0], _topics_content),
-            GROUPS: (self._files[1], _groups_content),
-            OFFSETS: (self._files[2], _offsets_content),
-            DELAYS: (self._files[4], _delays_content),
-        }[section]
-        await file.save_when_possible(lambda: java_json.dumps_pretty(content(replica())))
+        await self._files[FILES[section]].save_when_possible(
+            lambda: java_json.dumps_pretty(_file_content(section, replica()))
+        )
 
 
-def _topics_content(replica: Replica) -> TopicConfigTable:
-    state = replica.state
-    return TopicConfigTable(
-        data_version=state.topics_version, log_position=replica.reported_position, topic_config_table=state.topics
-    )
-
-
-def _groups_content(replica: Replica) -> GroupTable:
-    state = replica.state
-    return GroupTable(
-        data_version=state.groups_version, log_position=replica.reported_position, subscription_group_table=state.groups
-    )
-
-
-def _offsets_content(replica: Replica) -> ConsumerOffsets:
-    return ConsumerOffsets(log_position=replica.reported_position, offset_table=replica.state.offsets)
-
-
-def _delays_content(replica: Replica) -> DelayOffsets:
-    return DelayOffsets(log_position=replica.reported_position, offset_table=replica.state.delays)
+def _file_content(section: str, replica: Replica) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets:
+    state, position = replica.state, replica.reported_position
+    if section == TOPICS:
+        version = state.topics_version
+        return TopicConfigTable(data_version=version, log_position=position, topic_config_table=state.topics)
+    if section == GROUPS:
+        version = state.groups_version
+        return GroupTable(data_version=version, log_position=position, subscription_group_table=state.groups)
+    if section == OFFSETS:
+        return ConsumerOffsets(log_position=position, offset_table=state.offsets)
+    return DelayOffsets(log_position=position, offset_table=state.delays)

@@ -105,26 +105,17 @@ class Throughput:
             self.take_sample()
             await trio.sleep(SAMPLE_INTERVAL_S)
 
-    def put_per_s(self) -> str:
-        """Messages stored a second over each of WINDOWS_S, as the tools read it: "1.5 0.2 0.1", without what is not
-        known yet."""
-        return self._rates(1)
-
-    def found_per_s(self) -> str:
-        """The same of pulls that found messages."""
-        return self._rates(2)
-
-    def missed_per_s(self) -> str:
-        """The same of pulls that found none."""
-        return self._rates(3)
-
-    def pulls_per_s(self) -> str:
-        """The same of all pulls."""
-        return self._rates(2, 3)
-
-    def transferred_per_s(self) -> str:
-        """The same of messages that pulls got."""
-        return self._rates(4)
+    def per_s(self) -> dict[str, str]:
+        """Rates by RocketMQ's names, over each of WINDOWS_S that is complete ("1.5 0.2 0.1")."""
+        transferred = self._rates(4)
+        return {
+            "putTps": self._rates(1),
+            "getFoundTps": self._rates(2),
+            "getMissTps": self._rates(3),
+            "getTotalTps": self._rates(2, 3),
+            "getTransferedTps": transferred,  # as 4.9's tools spell it
+            "getTransferredTps": transferred,
+        }
 
     def puts_by_day(self) -> DayTotals:
         """Messages stored."""

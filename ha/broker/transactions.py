@@ -32,12 +32,13 @@ from ha.broker.detour import delay_level, real_message, store_delayed
 from ha.broker.half_messages import Verdict, given_up, judge, next_copy, question
 from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
 from ha.broker.limited_log import LimitedLog
-from ha.broker.message_queries import read_record
+from ha.broker.message_queries import find_record
 from ha.broker.op_writer import OpWriter
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
+from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError
-from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError
+from ha.errors import DiskFailed, LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
@@ -116,8 +117,7 @@ class TransactionService:
 
     def statistics(self) -> TransactionStatistics:
         """A snapshot of the counters."""
-        queue = self._queue(HALF_TOPIC)
-        end = 0 if queue is None else queue.max_offset
+        _, end = bounds(self._queue(HALF_TOPIC))
         return TransactionStatistics(
             open_count=self._window.open_count(end),
             committed_count=self._committed_count,
@@ -170,16 +170,11 @@ class TransactionService:
         self, connection: RemotingConnection, command: RemotingCommand, request: EndTransactionRequest
     ) -> MessageRecord:
         """Returns the half message to end, after checking the permission on its topic. Raises RefusedError."""
-        reason = f"no half message begins at {request.commit_log_offset}"
-        record = None
-        try:
-            _, record = await read_record(self._store, request.commit_log_offset)
-        except DamagedBytes as damaged:
-            reason = str(damaged)
-        except (OffsetGone, RemoteProtocolError):
-            pass
-        if record is None or record.topic != HALF_TOPIC or not await self._is_in_queue(record):
+        found, damage = await find_record(self._store, request.commit_log_offset)
+        if found is None or found[1].topic != HALF_TOPIC or not await self._is_in_queue(found[1]):
+            reason = damage or f"no half message begins at {request.commit_log_offset}"
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {reason}")
+        _, record = found
         properties = record.property_map()
         if self._guard is not None:
             topic = properties.get(REAL_TOPIC, "")
@@ -237,7 +232,7 @@ class TransactionService:
         for topic in (HALF_TOPIC, OP_TOPIC):
             queue = self._queue(topic)
             saved = self._offsets.get(PROGRESS_GROUP, topic, 0)
-            first, last = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+            first, last = bounds(queue)
             start = first if saved is None else min(max(saved, first), last)
             if saved is not None and start != saved:
                 # Retention deleted what was not read yet, or the log was truncated after a crash.

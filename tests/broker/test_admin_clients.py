@@ -76,7 +76,7 @@ async def body(node: Node, code: int, **ext: Any) -> Any:
     return java_json.loads(answer.body)
 
 
-async def test_members_of_a_consumer_group(node: Node, autojump_clock: object) -> None:
+async def test_consumer_connections(node: Node, autojump_clock: object) -> None:
     offline = await node.ask(203, consumerGroup="g")
     assert (offline.code, offline.remark) == (206, "the consumer group[g] not online")
     async with member(node, "c1"), member(node, "c2"):
@@ -106,7 +106,7 @@ async def test_members_of_a_consumer_group(node: Node, autojump_clock: object) -
     assert (await body(node, 203, consumerGroup="g"))["messageModel"] == "BROADCASTING"
 
 
-async def test_members_of_producer_groups(node: Node, autojump_clock: object) -> None:
+async def test_producer_connections(node: Node, autojump_clock: object) -> None:
     offline = await node.ask(204, producerGroup="pg")
     assert (offline.code, offline.remark) == (1, "the producer group[pg] not exist")
     assert await body(node, 328) == {"data": {}}
@@ -123,7 +123,7 @@ async def test_members_of_producer_groups(node: Node, autojump_clock: object) ->
     assert (await node.ask(204, producerGroup="pg")).code == 1
 
 
-async def test_what_a_group_wants_of_a_topic(node: Node, autojump_clock: object) -> None:
+async def test_subscription_of_a_group(node: Node, autojump_clock: object) -> None:
     assert await body(node, 345, group="g", topic="TT") == {"group": "g", "topic": "TT"}
     async with member(node, "c1"):
         found = await body(node, 345, group="g", topic="TT")
@@ -131,7 +131,7 @@ async def test_what_a_group_wants_of_a_topic(node: Node, autojump_clock: object)
         assert "subscriptionData" not in await body(node, 345, group="g", topic="T3")
 
 
-async def test_a_consumer_is_asked_of_itself(node: Node, autojump_clock: object) -> None:
+async def test_running_info_is_relayed_to_the_consumer(node: Node, autojump_clock: object) -> None:
     asked: list[RemotingCommand] = []
 
     async def answer(command: RemotingCommand) -> RemotingCommand | None:
@@ -161,7 +161,7 @@ async def test_a_consumer_is_asked_of_itself(node: Node, autojump_clock: object)
         assert (await node.ask(307, **{**fields, "clientId": "c9"})).code == 1
 
 
-async def test_a_consumer_that_does_not_answer_keeps_its_connection(node: Node, autojump_clock: object) -> None:
+async def test_consumer_that_does_not_answer_keeps_its_connection(node: Node, autojump_clock: object) -> None:
     async with member(node, "c1") as client:
         began = trio.current_time()
         answer = await node.ask(307, consumerGroup="g", clientId="c1")
@@ -171,7 +171,7 @@ async def test_a_consumer_that_does_not_answer_keeps_its_connection(node: Node, 
         assert (await client.invoke("broker", RemotingCommand(38, ext_fields={"consumerGroup": "g"}), 5)).code == 0
 
 
-async def test_a_consumer_that_goes_meanwhile(node: Node, autojump_clock: object) -> None:
+async def test_consumer_disconnects_during_a_relayed_request(node: Node, autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
 
         async def ask() -> None:
@@ -184,7 +184,9 @@ async def test_a_consumer_that_goes_meanwhile(node: Node, autojump_clock: object
             await trio.sleep(1)
 
 
-async def test_so_many_wait_and_no_more(node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
+async def test_relayed_requests_are_bounded(
+    node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
     monkeypatch.setattr(admin_clients, "RELAY_COUNT_MAX", 3)
     codes: list[int] = []
     async with member(node, "c1"):
@@ -201,7 +203,7 @@ async def test_so_many_wait_and_no_more(node: Node, monkeypatch: pytest.MonkeyPa
         assert codes == [207]
 
 
-async def test_a_message_consumed_once_more(node: Node, autojump_clock: object) -> None:
+async def test_message_is_consumed_again(node: Node, autojump_clock: object) -> None:
     message_id = (await node.send(b"again")).ext_fields["msgId"]
     got: list[RemotingCommand] = []
 
@@ -229,7 +231,7 @@ async def test_a_message_consumed_once_more(node: Node, autojump_clock: object) 
         assert len(got) == 1
 
 
-async def test_how_far_members_are_by_their_own_account(node: Node, autojump_clock: object) -> None:
+async def test_offsets_reported_by_members(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(223, topic="TT", group="g")).code == 1
 
     def answers(offset: int) -> Answer:

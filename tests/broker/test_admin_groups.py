@@ -39,7 +39,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config" / "subscriptionGroup.json").read_text())["subscriptionGroupTable"])
 
 
-async def test_made_and_changed(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_group_is_created_and_changed(node: Node, tmp_path: Path, autojump_clock: object) -> None:
     assert (await update(node)).code == 0
     counter = node.broker.groups.snapshot().data_version.counter
     made = on_disk(tmp_path)["g1"]
@@ -53,7 +53,7 @@ async def test_made_and_changed(node: Node, tmp_path: Path, autojump_clock: obje
     assert (await node.ask(200)).code == 0, "nothing at all"
 
 
-async def test_what_no_group_can_be(node: Node, autojump_clock: object) -> None:
+async def test_invalid_groups_are_refused(node: Node, autojump_clock: object) -> None:
     for changes in (
         {"groupName": ""},
         {"groupName": "a b"},
@@ -71,7 +71,7 @@ async def test_what_no_group_can_be(node: Node, autojump_clock: object) -> None:
     assert node.broker.groups.get("none") is None, "asking makes none"
 
 
-async def test_several_at_once_or_none(node: Node, autojump_clock: object) -> None:
+async def test_several_groups_are_changed_together_or_not_at_all(node: Node, autojump_clock: object) -> None:
     def body(*names: str) -> bytes:
         return json.dumps({"groupConfigList": [{**GROUP, "groupName": name} for name in names]}).encode()
 
@@ -89,7 +89,7 @@ async def commit(node: Node, group: str, offset: int, topic: str = "TT", queue_i
     assert answer.code == 0
 
 
-async def test_deleted(node: Node, tmp_path: Path, autojump_clock: object) -> None:
+async def test_group_is_deleted(node: Node, tmp_path: Path, autojump_clock: object) -> None:
     await node.send()
     for name in ("g1", "xg1"):
         await update(node, groupName=name)
@@ -102,7 +102,7 @@ async def test_deleted(node: Node, tmp_path: Path, autojump_clock: object) -> No
     assert node.broker.offsets.get("xg1", "TT", 0) == 1
 
 
-async def test_offsets_copied(node: Node, autojump_clock: object) -> None:
+async def test_offsets_are_cloned(node: Node, autojump_clock: object) -> None:
     await node.send()
     await node.send(b="T2")
     for name in ("g1", "g2"):
@@ -116,7 +116,7 @@ async def test_offsets_copied(node: Node, autojump_clock: object) -> None:
     assert node.broker.offsets.of("g2", "T2") == {1: 5}
 
 
-async def test_a_slave_has_its_masters_groups(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_changes_of_groups(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         for answer in (await update(node), await node.ask(207, groupName="g1")):
             assert answer.code == 1

@@ -73,7 +73,7 @@ def outcome(
 
 
 @given(queues(), limits, tags_codes)
-def test_twins_choose_the_same(entries: bytes, limits: Limits, codes: frozenset[int] | None) -> None:
+def test_compiled_choice_equals_python(entries: bytes, limits: Limits, codes: frozenset[int] | None) -> None:
     expected = outcome(pure(choose), entries, limits, codes)
     assert outcome(choose, entries, limits, codes) == expected
     if not isinstance(expected, int):
@@ -102,7 +102,7 @@ def checked(wanted: Wanted, body: bytes) -> int | None:
     st.lists(st.tuples(st.integers(5, 80), st.sampled_from("......sqop")), min_size=1, max_size=20),
     st.integers(0, 100),
 )
-def test_the_first_record_that_is_another_is_found(records: list[tuple[int, str]], begin: int) -> None:
+def test_check_reports_the_first_wrong_record(records: list[tuple[int, str]], begin: int) -> None:
     entries, body = [], b""
     at, expected = begin, None
     for number, (size, fault) in enumerate(records):

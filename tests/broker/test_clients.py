@@ -65,7 +65,7 @@ def codes(commands: list[RemotingCommand]) -> list[int]:
     return [command.code if not command.is_response else -command.code for command in commands]
 
 
-async def test_all_members_are_told_of_a_new_one(node: Node, autojump_clock: object) -> None:
+async def test_all_members_are_notified_of_a_new_one(node: Node, autojump_clock: object) -> None:
     one, two = await client(node, "one"), await client(node, "two")
     assert codes(await one.heartbeat("TT")) == [40, 0]
     assert codes(await two.heartbeat("TT")) == [40, 0]
@@ -75,7 +75,7 @@ async def test_all_members_are_told_of_a_new_one(node: Node, autojump_clock: obj
     assert codes(await one.received()) == []
 
 
-async def test_a_changed_set_of_topics_is_told(node: Node, autojump_clock: object) -> None:
+async def test_members_are_notified_of_changed_topics(node: Node, autojump_clock: object) -> None:
     one = await client(node, "one")
     await one.heartbeat("TT")
     assert codes(await one.heartbeat("TT", "Other")) == [40, 0]
@@ -95,7 +95,7 @@ async def test_broadcasting_groups_do_not_rebalance(node: Node, autojump_clock: 
     assert codes(await one.heartbeat("TT", model=0)) == [0], "the C++ client sends the ordinal"
 
 
-async def test_a_closed_connection_leaves(node: Node, autojump_clock: object) -> None:
+async def test_closed_connection_leaves_its_groups(node: Node, autojump_clock: object) -> None:
     one, two = await client(node, "one"), await client(node, "two")
     await one.heartbeat("TT")
     await two.heartbeat("TT")
@@ -108,7 +108,7 @@ async def test_a_closed_connection_leaves(node: Node, autojump_clock: object) ->
     assert node.broker.clients.statistics() == {"producers": 0, "consumers": 0}
 
 
-async def test_a_silent_member_expires(node: Node, autojump_clock: object) -> None:
+async def test_silent_member_expires(node: Node, autojump_clock: object) -> None:
     one = await client(node, "one")
     began = trio.current_time()
     await one.heartbeat("TT")
@@ -163,7 +163,7 @@ async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> Non
         assert "maximum of 11 topics" in answer.remark
 
 
-async def test_a_producer_has_the_client_id_of_its_last_heartbeat(node: Node) -> None:
+async def test_producer_has_the_client_id_of_its_last_heartbeat(node: Node) -> None:
     """However often it takes another one, nothing is left of those before."""
     for number in range(5):
         await node.ask(34, java_json.dumps({"clientID": f"c{number}", "producerDataSet": [{"groupName": "pg"}]}))

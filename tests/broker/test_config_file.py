@@ -25,7 +25,7 @@ def config_file(folder: Path) -> ConfigFile:
     return ConfigFile(folder / "config" / "topics.json", run_blocking=run_inline)
 
 
-async def test_the_version_before_is_kept(tmp_path: Path) -> None:
+async def test_previous_version_is_kept_as_backup(tmp_path: Path) -> None:
     file = config_file(tmp_path)
     assert await file.load(decode) is None
     for number in (1, 2, 3):
@@ -37,7 +37,7 @@ async def test_the_version_before_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("main", [None, "", " \n", "bad json"])
-async def test_the_backup_is_used(tmp_path: Path, main: str | None) -> None:
+async def test_backup_is_used_if_the_file_is_damaged(tmp_path: Path, main: str | None) -> None:
     file = config_file(tmp_path)
     await file.save(lambda: b"old")
     await file.save(lambda: b"new")
@@ -56,7 +56,7 @@ async def test_damage_without_a_backup_is_refused(tmp_path: Path) -> None:
     assert file.path.read_text() == "bad json"
 
 
-async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = config_file(tmp_path)
     await file.save(lambda: b"1")
     await file.save(lambda: b"2")
@@ -73,7 +73,7 @@ async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeyp
     assert await file.load(decode) == "2"
 
 
-async def test_a_full_disk_is_said_and_leaves_the_old_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_full_disk_is_logged_and_leaves_the_old_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = FullDisk()
     file = ConfigFile(tmp_path / "topics.json", run_blocking=disk.run)
     await file.save(lambda: b"1")
@@ -96,7 +96,7 @@ async def test_a_full_disk_is_said_and_leaves_the_old_version(tmp_path: Path, ca
     assert file.backup_path.read_text() == "1"
 
 
-async def test_a_write_that_fails_half_way_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_write_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = config_file(tmp_path)
     await file.save(lambda: b"1")
 

@@ -54,7 +54,7 @@ def heartbeat(*topics: str) -> bytes:
     return json.dumps({"clientID": "c1", "consumerDataSet": [consumer]}).encode()
 
 
-async def test_topic(node: Node, autojump_clock: object) -> None:
+async def test_topic_statistics(node: Node, autojump_clock: object) -> None:
     answer = await node.ask(202, topic="TT")
     assert bytes(answer.body).startswith(
         b'{"offsetTable":{{"brokerName":"b0","queueId":0,"topic":"TT"}:{"lastUpdateTimestamp":17'
@@ -75,7 +75,7 @@ async def test_topic(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(202, topic="none")).code == 17
 
 
-async def test_counts_of_a_minute_an_hour_and_a_day(node: Node, autojump_clock: object) -> None:
+async def test_put_counts_per_minute_hour_and_day(node: Node, autojump_clock: object) -> None:
     await trio.sleep(100)
     await node.send()
     await node.dispatched()
@@ -94,7 +94,7 @@ async def test_counts_of_a_minute_an_hour_and_a_day(node: Node, autojump_clock: 
         assert (answer.code, answer.remark) == (1, f"The stats <{name}> <{key}> not exist")
 
 
-async def test_progress_of_a_group(node: Node, autojump_clock: object) -> None:
+async def test_group_progress(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(208, consumerGroup="none")).body == b'{"consumeTps":0.0,"offsetTable":{}}'
     await commit(node, 1)
     await node.pull(1, maxMsgNums=1)
@@ -113,7 +113,7 @@ async def test_progress_of_a_group(node: Node, autojump_clock: object) -> None:
     assert len(listed["offsetTable"]) == 4
 
 
-async def test_a_group_that_is_online_has_what_it_subscribes_to(node: Node, autojump_clock: object) -> None:
+async def test_online_group_is_limited_to_its_subscriptions(node: Node, autojump_clock: object) -> None:
     await commit(node, 1)
     await node.ask(34, heartbeat("Other"))
     assert (await body(node, 208, consumerGroup="g"))["offsetTable"] == {}
@@ -121,7 +121,7 @@ async def test_a_group_that_is_online_has_what_it_subscribes_to(node: Node, auto
     assert len((await body(node, 208, consumerGroup="g"))["offsetTable"]) == 4
 
 
-async def test_messages_a_second_of_a_group(node: Node, autojump_clock: object) -> None:
+async def test_group_read_rate(node: Node, autojump_clock: object) -> None:
     await commit(node, 0)
     await node.pull(0)
     await trio.sleep(15)
@@ -130,7 +130,7 @@ async def test_messages_a_second_of_a_group(node: Node, autojump_clock: object) 
     assert (await body(node, 208, consumerGroup="g"))["consumeTps"] == 0
 
 
-def test_slices_of_a_minute() -> None:
+def test_rate_slices() -> None:
     reads = GroupReads(key_count_max=2)
     now = 0.0
     for _ in range(3 * SLICE_COUNT):
@@ -149,7 +149,7 @@ def test_slices_of_a_minute() -> None:
     assert reads.position("h", "T3", 1) == 9
 
 
-async def test_who_consumes_what(node: Node, autojump_clock: object) -> None:
+async def test_groups_of_a_topic_and_topics_of_a_group(node: Node, autojump_clock: object) -> None:
     await commit(node, 1)
     await commit(node, 1, group="h")
     await commit(node, 1, group="h", topic="BenchmarkTest")
@@ -161,7 +161,7 @@ async def test_who_consumes_what(node: Node, autojump_clock: object) -> None:
     assert (sorted(topics["topicList"]), topics["brokerAddr"]) == (["BenchmarkTest", "TT"], "10.0.0.1:10911")
 
 
-async def test_times_of_a_group(node: Node, autojump_clock: object) -> None:
+async def test_group_time_span(node: Node, autojump_clock: object) -> None:
     await commit(node, 2)
     times = [await store_time(node, 0, offset) for offset in range(3)]
     await trio.sleep(100)
@@ -186,7 +186,7 @@ async def test_times_of_a_group(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(303, topic="none", group="g")).code == 17
 
 
-async def test_the_lowest_offset_of_all(node: Node, autojump_clock: object) -> None:
+async def test_lowest_offset_of_all_groups(node: Node, autojump_clock: object) -> None:
     await commit(node, 2)
     await commit(node, 1, group="h")
     await commit(node, 1, group="h", queue_id=2)
@@ -199,7 +199,7 @@ async def test_the_lowest_offset_of_all(node: Node, autojump_clock: object) -> N
     assert node.broker.offsets.get("h", "TT", 0) == 1, "a question changes nothing"
 
 
-async def test_every_group(node: Node, autojump_clock: object) -> None:
+async def test_progress_of_every_group(node: Node, autojump_clock: object) -> None:
     await commit(node, 2)
     await commit(node, 1, group="h", queue_id=2)
     found = await body(node, 317, isOrder=False)
@@ -212,7 +212,7 @@ async def test_every_group(node: Node, autojump_clock: object) -> None:
     assert (ordered["totalDiff"], ordered["consumeStatsList"]) == (0, [{"g": []}, {"h": []}])
 
 
-async def test_entries_of_a_queue(node: Node, autojump_clock: object) -> None:
+async def test_queue_entries(node: Node, autojump_clock: object) -> None:
     ask: dict[str, Any] = {"topic": "TT", "queueId": 0, "index": 1, "count": 5}
     found = await body(node, 321, **ask)
     assert (found["minQueueIndex"], found["maxQueueIndex"]) == (0, 3)
@@ -237,7 +237,7 @@ async def test_entries_of_a_queue(node: Node, autojump_clock: object) -> None:
     assert (await body(node, 321, **{**ask, "count": -1}))["queueData"] == []
 
 
-async def test_long_answers(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_answers_are_bounded(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consume_statistics, "ENTRY_COUNT_MAX", 2)
     found = await body(node, 321, topic="TT", queueId=0, index=0, count=1 << 30)
     assert len(found["queueData"]) == 2
@@ -248,7 +248,7 @@ async def test_long_answers(node: Node, autojump_clock: object, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("code", "fields"), [(207, {"groupName": "g", "cleanOffset": True}), (215, {"topic": "TT"})])
-async def test_what_was_read_is_forgotten_with_its_group_and_with_its_topic(
+async def test_reads_are_dropped_with_their_group_and_topic(
     node: Node, autojump_clock: object, code: int, fields: dict[str, Any]
 ) -> None:
     await node.send()

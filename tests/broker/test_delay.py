@@ -56,7 +56,7 @@ def waiting(node: Node, level: int) -> list[Any]:
     return [] if queue is None else queue.read(queue.min_offset, 100)
 
 
-async def test_it_arrives_when_it_is_due(tmp_path: Path, autojump_clock: object) -> None:
+async def test_message_is_delivered_when_due(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         began = trio.current_time()
         answer = await node.send(b"later", i=DELAY_3, h=7, j=2, e=1, f=1)
@@ -78,7 +78,7 @@ async def test_it_arrives_when_it_is_due(tmp_path: Path, autojump_clock: object)
         assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 
-async def test_each_level_for_itself_and_in_order(tmp_path: Path, autojump_clock: object) -> None:
+async def test_levels_are_independent_and_in_order(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         began = trio.current_time()
         for number in range(9):
@@ -92,7 +92,7 @@ async def test_each_level_for_itself_and_in_order(tmp_path: Path, autojump_clock
         assert at - began == pytest.approx(due, abs=0.02)
 
 
-async def test_beyond_the_last_level_it_is_the_last(tmp_path: Path, autojump_clock: object) -> None:
+async def test_levels_beyond_the_last_become_the_last(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         began = trio.current_time()
         assert (await node.send(i=delay(99))).code == 0
@@ -113,7 +113,7 @@ async def test_beyond_the_last_level_it_is_the_last(tmp_path: Path, autojump_clo
         (delay(1, TRAN_MSG="true"), 13),
     ],
 )
-async def test_what_is_no_level(tmp_path: Path, autojump_clock: object, properties: str, code: int) -> None:
+async def test_invalid_levels(tmp_path: Path, autojump_clock: object, properties: str, code: int) -> None:
     async with open_node(tmp_path) as node:
         answer = await node.send(i=properties)
         assert answer.code == code
@@ -137,7 +137,7 @@ async def test_system_topics_take_no_sends(tmp_path: Path, autojump_clock: objec
         assert (await node.send(b=SCHEDULE_TOPIC, i=delay(1))).code == 16
 
 
-async def test_a_thousand_at_once(tmp_path: Path, autojump_clock: object) -> None:
+async def test_thousand_messages_due_at_once(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         messages = []
         for number in range(1000):
@@ -157,7 +157,7 @@ async def test_a_thousand_at_once(tmp_path: Path, autojump_clock: object) -> Non
         assert shown == {"scheduleMessageOffset_1": "0,1", "scheduleMessageOffset_2": "1000,1000"}
 
 
-async def test_large_ones(tmp_path: Path, autojump_clock: object) -> None:
+async def test_large_messages(tmp_path: Path, autojump_clock: object) -> None:
     """A batch has at most 1 MiB, and of larger messages one."""
     sizes = [700_000, 700_000, 2_000_000, 100, 300_000, 300_000]
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
@@ -195,7 +195,7 @@ async def note_arrivals(node: Node, into: dict[bytes, list[float]]) -> None:
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, -7_000, -2_000, 2_000, 7_000, 3_600_000])
-async def test_steps_of_the_wall_clock_move_nothing(tmp_path: Path, autojump_clock: object, step_ms: int) -> None:
+async def test_steps_of_the_wall_clock_have_no_effect(tmp_path: Path, autojump_clock: object, step_ms: int) -> None:
     clock = SteppedClock()
     async with open_node(tmp_path, wall_clock_ms=clock, **LEVELS) as node, trio.open_nursery() as nursery:
         came: dict[bytes, list[float]] = {}
@@ -214,7 +214,7 @@ async def test_steps_of_the_wall_clock_move_nothing(tmp_path: Path, autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_a_restart_loses_and_repeats_nothing(tmp_path: Path, autojump_clock: object) -> None:
+async def test_restart_neither_loses_nor_repeats_messages(tmp_path: Path, autojump_clock: object) -> None:
     due = {}
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(30):
@@ -235,7 +235,7 @@ async def test_a_restart_loses_and_repeats_nothing(tmp_path: Path, autojump_cloc
         assert node.broker.delay.statistics().delivered_count < 30
 
 
-async def test_after_a_kill_only_the_last_seconds_come_again(tmp_path: Path, autojump_clock: object) -> None:
+async def test_kill_repeats_only_the_last_seconds(tmp_path: Path, autojump_clock: object) -> None:
     """What a kill leaves is what the files have at that moment."""
     async with open_node(tmp_path / "a", **LEVELS) as node:
         for number in range(275):
@@ -253,7 +253,7 @@ async def test_after_a_kill_only_the_last_seconds_come_again(tmp_path: Path, aut
         assert min(again) >= 185  # delivered after 20 s, when the file was written
 
 
-async def test_the_file_says_what_rocketmq_would(tmp_path: Path, autojump_clock: object) -> None:
+async def test_file_is_in_rocketmqs_format(tmp_path: Path, autojump_clock: object) -> None:
     path = tmp_path / "config" / "delayOffset.json"
     async with open_node(tmp_path, **LEVELS) as node:
         await trio.sleep(2)
@@ -275,7 +275,7 @@ async def test_the_file_says_what_rocketmq_would(tmp_path: Path, autojump_clock:
     assert java_json.read_as(DelayOffsets, path.read_bytes()).offset_table == {1: 1, 3: 1}
 
 
-async def test_messages_before_the_first_kept_one_are_passed_over(tmp_path: Path, autojump_clock: object) -> None:
+async def test_deleted_messages_are_skipped(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(5):
             await node.send(b"%d" % number, i=delay(2))
@@ -293,9 +293,7 @@ async def test_messages_before_the_first_kept_one_are_passed_over(tmp_path: Path
         assert record.body == b"next"
 
 
-async def test_a_refused_put_is_tried_again(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_put_is_retried(tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(6):
             await node.send(b"%d" % number, i=delay(1))
@@ -323,7 +321,7 @@ async def test_a_refused_put_is_tried_again(
         assert (statistics.delivered_count, statistics.dropped_count) == (5, 1)
 
 
-async def test_a_store_that_takes_no_puts(
+async def test_delivery_waits_while_the_store_is_not_writable(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
@@ -356,7 +354,7 @@ def unreadable(queue_offset: int) -> QueueRead:
     return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, 0, 9)
 
 
-async def test_what_may_yet_be_healed_is_waited_for(tmp_path: Path, autojump_clock: object) -> None:
+async def test_delivery_waits_for_repairable_damage(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(3):
             await node.send(b"%d" % number, i=delay(1))
@@ -372,7 +370,7 @@ async def test_what_may_yet_be_healed_is_waited_for(tmp_path: Path, autojump_clo
         assert node.broker.delay.statistics().dropped_count == 0
 
 
-async def test_what_can_not_be_found_is_left_out_after_a_minute(tmp_path: Path, autojump_clock: object) -> None:
+async def test_unreadable_message_is_dropped_after_a_minute(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(3):
             await node.send(b"%d" % number, i=delay(1))
@@ -385,7 +383,7 @@ async def test_what_can_not_be_found_is_left_out_after_a_minute(tmp_path: Path, 
         assert node.broker.delay.statistics().dropped_count == 1
 
 
-async def test_a_disk_that_can_not_be_read_for_a_while(tmp_path: Path, autojump_clock: object) -> None:
+async def test_failed_reads_of_the_disk_are_retried(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         await node.send(i=delay(1))
         began = trio.current_time()
@@ -400,7 +398,7 @@ async def test_a_disk_that_can_not_be_read_for_a_while(tmp_path: Path, autojump_
         assert reads.count < 25
 
 
-async def test_what_retention_took_is_counted(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_deleted_by_retention_are_counted(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(4):
             await node.send(b"%d" % number, i=delay(1))
@@ -411,7 +409,7 @@ async def test_what_retention_took_is_counted(tmp_path: Path, autojump_clock: ob
         assert node.broker.delay.statistics().dropped_count == 3
 
 
-async def test_what_can_not_be_delivered_is_left_out(tmp_path: Path, autojump_clock: object) -> None:
+async def test_undeliverable_messages_are_dropped(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         targets = [("TT", "x"), ("", "0"), (SCHEDULE_TOPIC, "0"), ("RMQ_SYS_TRANS_HALF_TOPIC", "0"), ("TT", "-1")]
         messages = [
@@ -425,7 +423,7 @@ async def test_what_can_not_be_delivered_is_left_out(tmp_path: Path, autojump_cl
         assert node.broker.delay_offsets.get(1) == 7
 
 
-async def test_levels_that_are_no_longer_configured(tmp_path: Path, autojump_clock: object) -> None:
+async def test_levels_no_longer_configured_are_delivered(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, **LEVELS) as node:
         await node.send(b"3", i=delay(3))
         await node.send(b"2", i=delay(2))
@@ -437,7 +435,7 @@ async def test_levels_that_are_no_longer_configured(tmp_path: Path, autojump_clo
         assert found[1][0] == pytest.approx(10, abs=0.1)
 
 
-async def test_slaves_copy_offsets_of_what_they_have(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slaves_copy_only_offsets_of_replicated_messages(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path / "m", **LEVELS) as node:
         await node.send(b"before")
         async with slave_of(node) as slave:
@@ -469,7 +467,7 @@ async def test_slaves_copy_offsets_of_what_they_have(tmp_path: Path, autojump_cl
             assert broker.delay.statistics().delivered_count == 0
 
 
-async def test_marks(tmp_path: Path) -> None:
+async def test_offset_marks(tmp_path: Path) -> None:
     table = DelayOffsetTable(ConfigFile(tmp_path / "delayOffset.json", run_blocking=inline), wall_clock_ms=lambda: 7)
     await table.load(100)
     assert table.settled(0) is not None
@@ -497,7 +495,7 @@ def settled(table: DelayOffsetTable, log_offset: int) -> dict[int, int] | None:
     return None if found is None else found.offset_table
 
 
-def test_the_steps_of_a_clock_are_bounded() -> None:
+def test_recorded_clock_steps_are_bounded() -> None:
     clock = StoreClock(0.0)
     for number in range(100_000):
         clock.note(number, -number / 10)

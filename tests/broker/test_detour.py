@@ -30,7 +30,7 @@ def stored(message: Message, append_property_crc: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize(("asked", "level"), [("1", 1), ("18", 18), ("19", 18), ("+2", 2), ("2147483647", 18)])
-def test_a_delayed_message_waits_in_the_queue_of_its_level(asked: str, level: int) -> None:
+def test_delayed_message_is_stored_in_the_queue_of_its_level(asked: str, level: int) -> None:
     delayed = message(TAGS="a", DELAY=asked, REAL_TOPIC="forged", TIMER_DELAY_SEC="9")
     properties = decode_properties(delayed.properties)
     store_delayed(delayed, properties, delay_level(properties), 18)
@@ -45,7 +45,7 @@ def test_a_delayed_message_waits_in_the_queue_of_its_level(asked: str, level: in
     assert delayed.properties.count(b"REAL_TOPIC") == 1
 
 
-def test_a_half_message_is_visible_where_it_waits() -> None:
+def test_half_message_is_visible_in_the_half_topic() -> None:
     half = message(TRAN_MSG="TRUE", PGROUP="pg")
     half.sys_flag |= SysFlag.TRANSACTION_PREPARED
     properties = decode_properties(half.properties)
@@ -61,7 +61,7 @@ def test_a_half_message_is_visible_where_it_waits() -> None:
 
 
 @pytest.mark.parametrize("append_property_crc", [False, True])
-def test_the_way_back_keeps_everything(append_property_crc: bool) -> None:
+def test_real_message_keeps_all_fields(append_property_crc: bool) -> None:
     original = message(TAGS="a", DELAY="3")
     delayed = message(TAGS="a", DELAY="3")
     store_delayed(delayed, decode_properties(delayed.properties), 3, 18)
@@ -71,13 +71,13 @@ def test_the_way_back_keeps_everything(append_property_crc: bool) -> None:
     assert b"__CRC32#" not in back.properties
 
 
-def test_a_record_that_does_not_say_where_it_belongs() -> None:
+def test_record_without_its_real_topic() -> None:
     for properties in ({}, {"REAL_TOPIC": "TT"}, {"REAL_QID": "1"}, {"REAL_TOPIC": "TT", "REAL_QID": "x"}):
         with pytest.raises(ValueError, match=r"REAL_|input string"):
             real_message(decode_record(stored(message(**properties))))
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.0", " 1", "1_0", "2147483648", "-2147483649", "٣", "0x1"])
-def test_what_java_takes_for_no_number(text: str) -> None:
+def test_invalid_java_integers(text: str) -> None:
     with pytest.raises(ValueError, match="For input string"):
         parse_int(text)

@@ -38,7 +38,7 @@ def bodies(node: Node, answer: RemotingCommand) -> list[int]:
     return [int(record.body) for record in node.records(answer)]
 
 
-async def test_what_is_wanted_comes(node: Node, autojump_clock: object) -> None:
+async def test_matching_messages_are_returned(node: Node, autojump_clock: object) -> None:
     await fill(node, *range(10))
     answer = await node.pull(0, **sql("a BETWEEN 3 AND 5 OR a = 9 AND TAGS = 'TagA'"))
     assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (0, "FOUND", "10")
@@ -50,7 +50,7 @@ async def test_what_is_wanted_comes(node: Node, autojump_clock: object) -> None:
     assert bytes(answer.body) == b""
 
 
-async def test_an_answer_is_bounded(node: Node, autojump_clock: object) -> None:
+async def test_answer_is_bounded(node: Node, autojump_clock: object) -> None:
     """The next pull goes on with the first message that had no room."""
     await fill(node, *range(100))
     answer = await node.pull(0, **sql("a >= 10", maxMsgNums=5))
@@ -64,7 +64,7 @@ async def test_an_answer_is_bounded(node: Node, autojump_clock: object) -> None:
     assert bodies(node, answer) == [10], "one message at least"
 
 
-async def test_a_read_looks_at_so_many_messages(node: Node, autojump_clock: object) -> None:
+async def test_scanned_messages_are_bounded(node: Node, autojump_clock: object) -> None:
     await fill(node, *range(SCAN_COUNT_MIN + 100))
     answer = await node.pull(0, **sql("a = 890"))
     assert answer.code == 20
@@ -81,7 +81,7 @@ async def test_messages_without_properties(node: Node, autojump_clock: object) -
     assert (await node.pull(0, **sql("a = 'x'"))).code == 20
 
 
-async def test_a_waiting_pull_is_woken_by_what_it_wants(node: Node, autojump_clock: object) -> None:
+async def test_matching_message_wakes_a_held_pull(node: Node, autojump_clock: object) -> None:
     await fill(node, 1)
     began = trio.current_time()
 
@@ -97,7 +97,7 @@ async def test_a_waiting_pull_is_woken_by_what_it_wants(node: Node, autojump_clo
     assert (bodies(node, answer), answer.ext_fields["nextBeginOffset"]) == ([70], "4")
 
 
-async def test_its_time_ends_at_the_deadline(node: Node, autojump_clock: object) -> None:
+async def test_held_pull_ends_at_its_deadline(node: Node, autojump_clock: object) -> None:
     """What came and was not wanted is skipped for good."""
     await fill(node, 1)
     began = trio.current_time()
@@ -114,7 +114,7 @@ async def test_its_time_ends_at_the_deadline(node: Node, autojump_clock: object)
     assert len(node.broker.puller.holds) == 0
 
 
-async def test_a_waiting_pull_goes_with_its_connection(node: Node, autojump_clock: object) -> None:
+async def test_held_pull_ends_with_its_connection(node: Node, autojump_clock: object) -> None:
     await fill(node, 1)
     with trio.move_on_after(1):
         await node.pull(1, sysFlag=6, **sql("a > 50"))
@@ -133,7 +133,7 @@ async def heartbeat(node: Node, expression: str, *, version: int = 7) -> None:
     assert answer.code == 0
 
 
-async def test_the_condition_of_a_heartbeat(node: Node, autojump_clock: object) -> None:
+async def test_condition_registered_by_a_heartbeat(node: Node, autojump_clock: object) -> None:
     await fill(node, *range(5))
     await heartbeat(node, "a > 2")
     registered: dict[str, Any] = {"sysFlag": 0, "subscription": None}
@@ -145,7 +145,7 @@ async def test_the_condition_of_a_heartbeat(node: Node, autojump_clock: object) 
     assert "filter data is not exist" in str(answer.remark)
 
 
-async def test_what_is_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_conditions_are_refused(node: Node, autojump_clock: object) -> None:
     await fill(node, 1)
     for expression, kind, code in (
         ("a >", "SQL92", 23),
@@ -168,7 +168,7 @@ def check_body(expression: str, kind: str | None = "SQL92") -> bytes:
     return java_json.dumps({"clientId": "c", "group": "g", "subscriptionData": subscription})
 
 
-async def test_clients_ask_beforehand(node: Node, autojump_clock: object) -> None:
+async def test_client_checks_a_condition_before_subscribing(node: Node, autojump_clock: object) -> None:
     for expression, kind, code in (
         ("a > 1", "SQL92", 0),
         ("a >", "SQL92", 23),
@@ -181,7 +181,7 @@ async def test_clients_ask_beforehand(node: Node, autojump_clock: object) -> Non
     assert (await node.ask(46, b"[")).code == 1
 
 
-async def test_without_the_key_there_is_no_such_filter(tmp_path: Path, autojump_clock: object) -> None:
+async def test_filters_need_the_configuration_key(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await fill(node, 1)
         remark = "The broker does not support consumer to filter message by SQL92"
@@ -190,7 +190,7 @@ async def test_without_the_key_there_is_no_such_filter(tmp_path: Path, autojump_
         assert (await node.ask(46, check_body("a", "TAG"))).code == 0
 
 
-async def test_compiled_ones_are_bounded(node: Node, autojump_clock: object) -> None:
+async def test_compiled_conditions_are_bounded(node: Node, autojump_clock: object) -> None:
     await fill(node, 1)
     for number in range(FILTER_COUNT_MAX + 10):
         await node.pull(0, **sql(f"a > {number}"))

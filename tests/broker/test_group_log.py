@@ -36,7 +36,7 @@ def record_ends(store: MessageStore) -> list[int]:
     return [entry.physical_offset + entry.size for entry in queue.read(0, queue.max_offset)]
 
 
-async def test_a_slave_has_what_its_master_answered(autojump_clock: MockClock) -> None:
+async def test_slave_has_everything_its_master_answered(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
         await master.become_master(1)
         assert await master.tables.topics.update(topic("T")) == ""
@@ -54,7 +54,7 @@ async def test_a_slave_has_what_its_master_answered(autojump_clock: MockClock) -
         assert slave.group_log.is_whole
 
 
-async def test_a_change_is_answered_when_its_record_is_in_the_log(autojump_clock: MockClock) -> None:
+async def test_change_is_answered_when_its_record_is_in_the_log(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.settled()
@@ -66,7 +66,7 @@ async def test_a_change_is_answered_when_its_record_is_in_the_log(autojump_clock
         assert master.end == before, "nothing is new"
 
 
-async def test_many_commits_are_one_record(autojump_clock: MockClock) -> None:
+async def test_many_commits_become_one_record(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.settled()
@@ -84,7 +84,7 @@ async def test_many_commits_are_one_record(autojump_clock: MockClock) -> None:
         assert master.group_log.statistics().record_count - answered.record_count <= 2
 
 
-async def test_who_waits_is_told_when_nothing_can_be_stored(autojump_clock: MockClock) -> None:
+async def test_waiters_fail_when_nothing_can_be_stored(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.settled()
@@ -102,7 +102,7 @@ async def test_who_waits_is_told_when_nothing_can_be_stored(autojump_clock: Mock
         assert "T" not in state.topics
 
 
-async def test_a_master_that_steps_down_forgets_what_is_not_in_the_log(autojump_clock: MockClock) -> None:
+async def test_stepping_down_drops_changes_that_are_not_in_the_log(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.committed("g", "T", 0, 5)
@@ -123,7 +123,7 @@ async def test_a_master_that_steps_down_forgets_what_is_not_in_the_log(autojump_
             assert master.tables.topics.get("T") is None
 
 
-async def test_4771_an_offset_is_never_ahead_of_a_log_that_was_cut(autojump_clock: MockClock) -> None:
+async def test_4771_offset_is_never_ahead_of_a_truncated_log(autojump_clock: MockClock) -> None:
     """apache/rocketmq#4771: a master had messages that nobody else had, and consumers went over them. The next master
     has a log that ends before, and copied offsets that are beyond it: what is sent there next is never consumed.
 
@@ -158,7 +158,7 @@ async def test_4771_an_offset_is_never_ahead_of_a_log_that_was_cut(autojump_cloc
             assert back.state() == new.state()
 
 
-async def test_4771_without_a_snapshot_the_ends_of_the_queues_count(autojump_clock: MockClock) -> None:
+async def test_4771_without_a_snapshot_offsets_are_limited_to_queue_ends(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     async with open_member(disk) as old:
         for _ in range(5):
@@ -174,7 +174,7 @@ async def test_4771_without_a_snapshot_the_ends_of_the_queues_count(autojump_clo
             assert back.tables.offsets.get("g", "T", 0) == 5
 
 
-async def test_a_log_that_is_cut_while_it_is_read(autojump_clock: MockClock) -> None:
+async def test_log_is_truncated_while_it_is_read(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
         await old.committed("g", "T", 0, 0)
@@ -196,7 +196,7 @@ async def test_a_log_that_is_cut_while_it_is_read(autojump_clock: MockClock) -> 
         assert old.group_log.is_whole
 
 
-async def test_a_new_master_knows_what_is_not_dispatched_yet(autojump_clock: MockClock) -> None:
+async def test_new_master_applies_undispatched_records(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
         await old.settled()
@@ -225,7 +225,7 @@ async def test_a_new_master_knows_what_is_not_dispatched_yet(autojump_clock: Moc
         assert new.group_log.is_whole
 
 
-async def test_a_file_of_another_history_does_not_count(autojump_clock: MockClock) -> None:
+async def test_file_of_another_history_is_ignored(autojump_clock: MockClock) -> None:
     """Both logs have a record of the tables at the same place; only its epoch tells that it is another one."""
     disk = MemoryDisk()
     async with open_member(disk) as old, open_member(MemoryDisk(), 2) as new:
@@ -252,7 +252,7 @@ async def test_a_file_of_another_history_does_not_count(autojump_clock: MockCloc
             assert back.group_log.is_whole
 
 
-async def test_nothing_is_promised_before_the_term_begins(autojump_clock: MockClock) -> None:
+async def test_nothing_is_acknowledged_before_the_term_begins(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.group_log.begin_epoch(1)
         await trio.sleep(1)
@@ -275,7 +275,7 @@ async def test_nothing_is_promised_before_the_term_begins(autojump_clock: MockCl
         assert record_ends(master.store)
 
 
-async def test_what_comes_while_the_tables_are_loaded_is_not_missed(autojump_clock: MockClock) -> None:
+async def test_records_dispatched_during_loading_are_applied(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     async with open_member(disk) as old:
         await old.become_master(1)
@@ -285,9 +285,7 @@ async def test_what_comes_while_the_tables_are_loaded_is_not_missed(autojump_clo
             assert slave.group_log.is_whole
 
 
-async def test_a_record_that_is_never_readable_is_given_up(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_record_is_given_up(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables are then not what the log says, until the next snapshot."""
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as slave:
         await old.become_master(1)
@@ -317,7 +315,7 @@ async def test_a_record_that_is_never_readable_is_given_up(
         assert slave.state() == old.state()
 
 
-async def test_an_offset_never_goes_back_in_a_failover(autojump_clock: MockClock) -> None:
+async def test_failover_never_moves_an_offset_back(autojump_clock: MockClock) -> None:
     """Ten masters, one after the other, each dies with an end of the log that nobody else has."""
     answered: dict[tuple[str, int], int] = {}
     disk = MemoryDisk()
@@ -348,7 +346,7 @@ async def test_an_offset_never_goes_back_in_a_failover(autojump_clock: MockClock
     assert min(answered.values()) == 10
 
 
-async def test_a_snapshot_that_the_end_of_the_log_tears_counts_for_nothing(autojump_clock: MockClock) -> None:
+async def test_incomplete_snapshot_at_the_end_of_the_log_is_ignored(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         for number in range(3000):
@@ -391,7 +389,7 @@ async def test_ten_thousand_groups(autojump_clock: MockClock) -> None:
             assert other.group_log.is_whole
 
 
-async def test_the_newest_segment_alone_tells_everything(autojump_clock: MockClock) -> None:
+async def test_newest_segment_alone_restores_the_tables(autojump_clock: MockClock) -> None:
     disk, size = MemoryDisk(), 256 << 10
     async with open_member(disk, segment_size=size) as master:
         await master.become_master(1)
@@ -415,7 +413,7 @@ async def test_the_newest_segment_alone_tells_everything(autojump_clock: MockClo
         assert again.state() == state
 
 
-async def test_files_of_before_the_group_are_where_it_begins(autojump_clock: MockClock) -> None:
+async def test_group_starts_from_files_written_before_it(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     file = CONFIG / "consumerOffset.json"
     disk.write_bytes(file, b'{"offsetTable":{"T@g":{0:3}}}')
@@ -448,7 +446,7 @@ async def test_files_of_before_the_group_are_where_it_begins(autojump_clock: Moc
         assert again.tables.offsets.get("g", "T", 0) == 5
 
 
-async def test_a_record_of_a_later_version_makes_nothing_up(autojump_clock: MockClock) -> None:
+async def test_record_of_a_later_version_is_skipped(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
         await master.committed("g", "T", 0, 0)
@@ -463,7 +461,7 @@ async def test_a_record_of_a_later_version_makes_nothing_up(autojump_clock: Mock
         assert master.group_log.is_whole
 
 
-async def test_delayed_messages_go_on_where_the_log_says(autojump_clock: MockClock) -> None:
+async def test_delayed_messages_continue_at_the_logged_offset(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
         await master.become_master(1)
         master.tables.delay_offsets.set(3, 5)
@@ -497,7 +495,7 @@ CHANGES = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(changes=CHANGES, cut=st.integers(0, 1000), files=st.integers(0, 1000))
-def test_whatever_is_left_of_the_log_tells_the_tables(changes: list[tuple[Any, ...]], cut: int, files: int) -> None:
+def test_tables_equal_any_remaining_part_of_the_log(changes: list[tuple[Any, ...]], cut: int, files: int) -> None:
     """Random changes; the log ends at any of its records, and the files are of any time: the tables are what the log
     said then."""
 

@@ -46,7 +46,7 @@ async def written(node: Node) -> int:
     return 0 if queue is None else queue.max_offset
 
 
-async def test_outside_a_group_nothing_of_it_is_seen(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_without_a_group_nothing_changes(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path) as node:
         assert (await node.send()).code == 0
         await node.broker.groups.find_or_create("g")
@@ -59,7 +59,7 @@ async def test_outside_a_group_nothing_of_it_is_seen(tmp_path: Path, autojump_cl
         assert "logPosition" not in file.read_text()
 
 
-async def test_what_is_answered_is_there_without_the_files(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_answered_changes_survive_the_loss_of_the_files(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         assert (await node.send()).code == 0
         await node.broker.groups.find_or_create("g")
@@ -75,7 +75,7 @@ async def test_what_is_answered_is_there_without_the_files(tmp_path: Path, autoj
         assert node.broker.groups.get("g") is not None
 
 
-async def test_a_commit_waits_for_the_slave_as_a_message_does(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **SYNC) as node, slave_of(node) as slave:
 
         async def acknowledge() -> None:
@@ -96,7 +96,7 @@ async def test_a_commit_waits_for_the_slave_as_a_message_does(tmp_path: Path, au
         assert await committed(node) == 2, "it is stored, and may survive"
 
 
-async def test_commits_of_one_chunk_are_one_record(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_commits_of_one_chunk_become_one_record(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         assert (await node.send()).code == 0
         for number in range(50):
@@ -116,7 +116,7 @@ async def test_commits_of_one_chunk_are_one_record(tmp_path: Path, autojump_cloc
         assert await written(node) - before <= 2
 
 
-async def test_only_a_master_answers_commits(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_only_the_master_answers_commits(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A slave keeps what nobody was promised, and hands it on."""
     standing = Standing("b0", 2, is_slave=True, is_elected=True)
     async with open_node(tmp_path / "1", **IN_LOG) as master:
@@ -138,9 +138,7 @@ async def test_only_a_master_answers_commits(tmp_path: Path, autojump_clock: Moc
             assert await committed(master) == 1
 
 
-async def test_a_member_that_knows_no_tables_yet_tells_nobody_where_to_begin(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_member_without_tables_refuses_offset_queries(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A member that starts has not dispatched what its master has not confirmed yet, its group's commits among it.
 
     If it answered that nothing is committed, a consumer would begin at the queue's end, and its group miss messages.
@@ -169,7 +167,7 @@ async def test_a_member_that_knows_no_tables_yet_tells_nobody_where_to_begin(
         assert await codes(master) == {ResponseCode.SUCCESS}
 
 
-async def test_a_copy_never_replaces_what_came_of_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_copy_never_replaces_tables_from_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path / "1", **IN_LOG) as master, open_node(tmp_path / "2", **IN_LOG) as slave:
         for node, offset in ((master, 3), (slave, 9)):
             for _ in range(10):
@@ -182,7 +180,7 @@ async def test_a_copy_never_replaces_what_came_of_the_log(tmp_path: Path, autoju
         assert await committed(slave) == 9
 
 
-async def test_what_slaves_copy_says_where_it_stands(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_copied_tables_state_their_log_position(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         assert (await node.send()).code == 0
         await node.broker.groups.find_or_create("g")
@@ -203,7 +201,7 @@ async def test_what_slaves_copy_says_where_it_stands(tmp_path: Path, autojump_cl
         assert written_offsets == offsets
 
 
-async def test_nobody_writes_to_the_topic_of_the_tables(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_clients_can_not_send_to_the_tables_topic(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         answer = await node.send(b'{"version":1,"epoch":9}', b=TABLES_TOPIC)
         assert answer.code == ResponseCode.NO_PERMISSION
@@ -220,7 +218,7 @@ async def test_nobody_writes_to_the_topic_of_the_tables(tmp_path: Path, autojump
         assert (await node.send(b"x", b=TABLES_TOPIC)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_operators_are_answered_when_it_is_in_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_admin_changes_are_answered_when_they_are_in_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **IN_LOG) as node:
         for _ in range(5):
             assert (await node.send()).code == 0
@@ -248,7 +246,7 @@ async def test_operators_are_answered_when_it_is_in_the_log(tmp_path: Path, auto
         assert node.broker.offsets.groups_of("TT") == []
 
 
-async def test_progress_of_delayed_messages_may_be_ahead_of_dispatch(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_delay_progress_may_be_ahead_of_dispatch(tmp_path: Path, autojump_clock: MockClock) -> None:
     """A new master has read from its log that a message was delivered, and has not dispatched it yet."""
     async with open_node(tmp_path, **IN_LOG) as node:
         delayed: dict[str, Any] = {"i": "DELAY\x011\x02"}
@@ -269,7 +267,7 @@ async def test_progress_of_delayed_messages_may_be_ahead_of_dispatch(tmp_path: P
         assert node.broker.delay_offsets.get(1) == 3
 
 
-async def test_commits_that_wait_are_bounded(
+async def test_waiting_commits_are_bounded(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert WAITING_COUNT_MAX == 65_536

@@ -40,7 +40,7 @@ def test_any_op_body(body: bytes) -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 30), st.tuples(st.integers(0, 30)), st.none()), max_size=60))
-def test_the_window_is_like_a_set(steps: list[Any]) -> None:
+def test_window_behaves_like_a_set(steps: list[Any]) -> None:
     """A number ends a half message, a tuple moves one to the end of the queue, None advances."""
     window = HalfWindow(0)
     ended: set[int] = set()
@@ -75,7 +75,7 @@ def test_the_window_is_like_a_set(steps: list[Any]) -> None:
         assert window.next_ended(start, size) == min([o for o in ended if o >= start], default=size)
 
 
-def test_the_window_is_bounded() -> None:
+def test_window_is_bounded() -> None:
     window = HalfWindow(10)
     assert window.end(10 + WINDOW_COUNT_MAX) == []
     assert window.end(10 + WINDOW_COUNT_MAX - 1) == [10 + WINDOW_COUNT_MAX - 1]
@@ -102,7 +102,7 @@ def test_reads_are_bounded() -> None:
     assert reads.needed_from(2 * READ_COUNT_MAX) == 2 * READ_COUNT_MAX
 
 
-def test_marks() -> None:
+def test_progress_marks() -> None:
     marks = ProgressMarks()
     for number in range(2 * MARK_COUNT_MAX):
         marks.note(Progress(number * 100, number, 0))
@@ -117,7 +117,7 @@ def test_marks() -> None:
     assert not marks
 
 
-def test_ends_that_wait_are_bounded() -> None:
+def test_waiting_ends_are_bounded() -> None:
     writer = OpWriter(cast(BrokerCore, SimpleNamespace()))
     writer.add(range(PENDING_COUNT_MAX + 1))
     assert list(writer._pending) == list(range(1, PENDING_COUNT_MAX + 1))

@@ -18,7 +18,7 @@ def opened(*, acknowledges: bool = True) -> Journal:
     return journal
 
 
-def test_a_closed_one_notes_nothing_and_promises_nothing() -> None:
+def test_closed_journal_collects_and_acknowledges_nothing() -> None:
     journal = Journal(lambda epoch: True)
     journal.offset("T@g", 0, 5)
     told: list[Logged] = []
@@ -28,14 +28,14 @@ def test_a_closed_one_notes_nothing_and_promises_nothing() -> None:
     assert journal.take(10_000) == []
 
 
-def test_several_commits_of_a_queue_are_one() -> None:
+def test_several_commits_of_a_queue_become_one() -> None:
     journal = opened()
     for offset in range(10):
         journal.offset("T@g", 0, offset)
     assert journal.take(10_000) == [TablesRecord(epoch=1, offsets={"T@g": {0: 9}})]
 
 
-def test_who_waits_is_told_after_all_that_was_noted_before() -> None:
+def test_waiters_are_called_after_all_earlier_changes() -> None:
     journal, told = opened(), []
     journal.call_when_logged(lambda logged: told.append(("at once", logged)))
     journal.offset("T@g", 0, 5)
@@ -51,13 +51,13 @@ def test_who_waits_is_told_after_all_that_was_noted_before() -> None:
     assert told[2:] == [("nothing new, but that is not acknowledged", ACKNOWLEDGED)]
 
 
-def test_a_master_whose_lease_is_over_promises_nothing() -> None:
+def test_nothing_is_acknowledged_after_the_lease() -> None:
     told: list[Logged] = []
     opened(acknowledges=False).call_when_logged(told.append)
     assert told == [NO_MASTER]
 
 
-def test_what_was_not_stored_is_noted_again_unless_something_newer_is() -> None:
+def test_unstored_changes_are_added_again_unless_replaced() -> None:
     journal = opened()
     journal.offset("T@g", 0, 5)
     journal.offset("T@g", 1, 5)
@@ -79,7 +79,7 @@ def test_what_was_not_stored_is_noted_again_unless_something_newer_is() -> None:
     assert again.topics == {}
 
 
-def test_what_was_removed_in_one_record_and_set_in_the_next() -> None:
+def test_offset_removed_in_one_record_and_set_in_the_next() -> None:
     journal = opened()
     older = [TablesRecord(epoch=1, removed_offsets=["T@g"]), TablesRecord(epoch=1, offsets={"T@g": {0: 1}})]
     journal.settle(1, REFUSED, older)
@@ -87,7 +87,7 @@ def test_what_was_removed_in_one_record_and_set_in_the_next() -> None:
     assert (again.removed_offsets, again.offsets) == (["T@g"], {"T@g": {0: 1}})
 
 
-def test_what_became_of_another_term_is_of_no_interest() -> None:
+def test_outcome_of_another_term_is_ignored() -> None:
     journal = opened()
     journal.offset("T@g", 0, 5)
     told: list[Logged] = []
@@ -117,7 +117,7 @@ def some_tables() -> TablesState:
     )
 
 
-def test_records_are_of_a_size() -> None:
+def test_records_are_bounded() -> None:
     state = some_tables()
     records = list(pack(view(state), 4, 20_000))
     assert len(records) > 3
@@ -129,7 +129,7 @@ def test_records_are_of_a_size() -> None:
     assert again == state
 
 
-def test_a_snapshot_says_what_is_so_when_each_part_is_made() -> None:
+def test_snapshot_parts_have_the_current_values() -> None:
     """What changes between two parts is in a record of its own there, or in a later part."""
     state = some_tables()
     state.groups_version = DataVersion(counter=9)
@@ -149,7 +149,7 @@ def test_a_snapshot_says_what_is_so_when_each_part_is_made() -> None:
     assert replica.state == state
 
 
-def test_a_snapshot_of_which_a_part_is_missing_counts_for_nothing() -> None:
+def test_snapshot_with_a_missing_part_is_ignored() -> None:
     parts = list(snapshot_parts(view(some_tables()), 4, 20_000))
     for missing in range(len(parts)):
         replica = Replica(TablesState())

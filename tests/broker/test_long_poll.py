@@ -27,7 +27,7 @@ async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_the_deadline_is_exact(node: Node, autojump_clock: object) -> None:
+async def test_deadline_is_exact(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
     for timeout_ms in (0, 125, 1500, 3000):
         answer = await node.pull(2, **SUSPEND, suspendTimeoutMillis=timeout_ms)
@@ -37,7 +37,7 @@ async def test_the_deadline_is_exact(node: Node, autojump_clock: object) -> None
     assert len(node.broker.puller.holds) == 0
 
 
-async def test_an_earlier_deadline_overtakes(node: Node, autojump_clock: object) -> None:
+async def test_earlier_deadline_ends_first(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
     ended: list[tuple[int, float]] = []
 
@@ -52,7 +52,7 @@ async def test_an_earlier_deadline_overtakes(node: Node, autojump_clock: object)
     assert ended == [(2000, 2.0), (9000, 9.0)]
 
 
-async def test_an_arrival_wakes(node: Node, autojump_clock: object) -> None:
+async def test_arrival_wakes_the_pull(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
 
     async def send_later() -> None:
@@ -68,7 +68,7 @@ async def test_an_arrival_wakes(node: Node, autojump_clock: object) -> None:
     assert [record.body for record in node.records(answer)] == [b"now"]
 
 
-async def test_an_empty_queue_can_be_waited_for(node: Node, autojump_clock: object) -> None:
+async def test_pull_of_an_empty_queue_is_held(node: Node, autojump_clock: object) -> None:
     async def send_later() -> None:
         await trio.sleep(0.5)
         await node.send(b"now", e=3)
@@ -95,14 +95,14 @@ async def test_only_a_matching_tag_wakes(node: Node, autojump_clock: object) -> 
     assert [record.property_map()["TAGS"] for record in node.records(answer)] == ["TagB"]
 
 
-async def test_nothing_that_matched_is_said_at_the_deadline(node: Node, autojump_clock: object) -> None:
+async def test_no_match_until_the_deadline(node: Node, autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.send)
         answer = await node.pull(2, **SUSPEND, subscription="TagB")
     assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (20, "NO_MATCHED_MESSAGE", "3")
 
 
-async def test_the_wait_is_bounded_whatever_is_asked(node: Node, autojump_clock: object) -> None:
+async def test_requested_wait_is_bounded(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
 
     async def keep_alive() -> None:
@@ -125,7 +125,7 @@ async def test_the_wait_is_bounded_whatever_is_asked(node: Node, autojump_clock:
     assert (answer.code, trio.current_time() - began) == (19, 120.0)
 
 
-async def test_too_many_are_not_kept(node: Node, autojump_clock: object) -> None:
+async def test_held_pulls_are_bounded(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -137,7 +137,7 @@ async def test_too_many_are_not_kept(node: Node, autojump_clock: object) -> None
     assert trio.current_time() - began == 5.0
 
 
-async def test_a_closed_connection_leaves_nothing(node: Node, autojump_clock: object) -> None:
+async def test_closed_connection_leaves_no_holds(node: Node, autojump_clock: object) -> None:
     stream = await node.listener.connect()
     for opaque in range(2):
         command = RemotingCommand(
@@ -152,7 +152,7 @@ async def test_a_closed_connection_leaves_nothing(node: Node, autojump_clock: ob
     await node.send()
 
 
-async def test_without_long_polling_a_pull_waits_a_second(tmp_path: Path, autojump_clock: object) -> None:
+async def test_without_long_polling_a_pull_waits_one_second(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, long_polling_enable=False) as node:
         await node.send()
         await node.dispatched()
@@ -161,7 +161,7 @@ async def test_without_long_polling_a_pull_waits_a_second(tmp_path: Path, autoju
         assert trio.current_time() - began == 1.0
 
 
-async def test_many_short_waits_leave_no_trace(node: Node, autojump_clock: object) -> None:
+async def test_many_short_holds_leave_no_trace(node: Node, autojump_clock: object) -> None:
     """Holds that end by an arrival leave the deadline heap too, long before their deadline."""
     for offset in range(2, 302):
         async with trio.open_nursery() as nursery:
@@ -171,7 +171,7 @@ async def test_many_short_waits_leave_no_trace(node: Node, autojump_clock: objec
     assert len(node.broker.puller.holds._deadlines) < 100
 
 
-async def test_an_answer_that_fits_no_frame_is_the_bad_luck_of_one_pull(
+async def test_answer_larger_than_a_frame_fails_only_its_pull(
     tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was sent in a frame of 16 MiB has no room in an answer that says more about it."""

@@ -55,7 +55,7 @@ async def test_by_key(node: Node, autojump_clock: object) -> None:
     assert await query(node, "b", beginTimestamp=1 << 62) == []
 
 
-async def test_a_hash_that_is_anothers(node: Node, autojump_clock: object) -> None:
+async def test_hash_collision_is_not_returned(node: Node, autojump_clock: object) -> None:
     """Aa and BB have the same Java hash, and so have TT#Aa and TT#BB."""
     await send(node, b"one", "Aa", "U1")
     await node.dispatched()
@@ -63,7 +63,7 @@ async def test_a_hash_that_is_anothers(node: Node, autojump_clock: object) -> No
     assert await query(node, "BB") == []
 
 
-async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(
+async def test_oldest_messages_are_omitted_if_the_answer_is_full(
     node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
     monkeypatch.setattr(message_queries, "ANSWER_SIZE_MAX", 2500)
@@ -75,7 +75,7 @@ async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(
     assert await query(node, "k") == [b"3" * 1000], "one always"
 
 
-async def test_so_many_of_a_key(node: Node, autojump_clock: object) -> None:
+async def test_messages_per_key_are_bounded(node: Node, autojump_clock: object) -> None:
     for number in range(70):
         await send(node, b"%d" % number, "k", f"U{number}")
     await node.dispatched()
@@ -104,7 +104,7 @@ async def test_in_an_empty_log(node: Node, autojump_clock: object) -> None:
     assert await query(node, "k") == []
 
 
-async def test_bytes_within_a_record_are_none(node: Node, autojump_clock: object) -> None:
+async def test_offset_inside_a_record_is_refused(node: Node, autojump_clock: object) -> None:
     """A record in a body, as whoever wants to be taken for another may send one, says where it really is."""
     await node.send(b"one")
     raw = bytes((await node.ask(33, offset=0)).body)

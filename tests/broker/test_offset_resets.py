@@ -48,7 +48,7 @@ async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_the_broker_itself(node: Node, autojump_clock: object) -> None:
+async def test_broker_resets_the_group_itself(node: Node, autojump_clock: object) -> None:
     times = await fill(node)
     answer = await reset(node, times[1])
     assert answer.code == 0
@@ -66,7 +66,7 @@ async def test_the_broker_itself(node: Node, autojump_clock: object) -> None:
     assert await committed(node) == "2"
 
 
-async def test_those_who_wait_are_told(node: Node, autojump_clock: object) -> None:
+async def test_held_pulls_get_the_reset(node: Node, autojump_clock: object) -> None:
     await fill(node)
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ async def test_those_who_wait_are_told(node: Node, autojump_clock: object) -> No
         await reset(node, 0)
 
 
-async def test_places(node: Node, autojump_clock: object) -> None:
+async def test_reset_targets(node: Node, autojump_clock: object) -> None:
     times = await fill(node)
 
     async def place(timestamp: int, **changes: Any) -> int:
@@ -106,7 +106,7 @@ async def test_places(node: Node, autojump_clock: object) -> None:
     assert (await reset(node, 0, group="none")).code == 26
 
 
-async def test_a_slave_sends_nobody(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_resets(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         assert (await reset(node, 0)).code == 1
 
@@ -123,7 +123,7 @@ def heartbeat() -> bytes:
     return json.dumps({"clientID": "c1", "consumerDataSet": [consumer]}).encode()
 
 
-async def test_the_members_are_told(old_way: Node, autojump_clock: object) -> None:
+async def test_members_are_asked_to_reset(old_way: Node, autojump_clock: object) -> None:
     node = old_way
     times = await fill(node)
     answer = await reset(node, times[1])
@@ -152,7 +152,7 @@ async def test_the_members_are_told(old_way: Node, autojump_clock: object) -> No
     assert await committed(node) == "1", "the members commit, not the broker"
 
 
-async def test_members_in_cpp_are_told_in_a_list(old_way: Node, autojump_clock: object) -> None:
+async def test_cpp_members_get_a_list(old_way: Node, autojump_clock: object) -> None:
     node = old_way
     await fill(node)
     for queue_id in (1, 2, 3):

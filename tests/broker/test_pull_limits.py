@@ -47,7 +47,7 @@ async def test_reader_far_behind(tmp_path: Path, autojump_clock: object, slave_r
         assert await counts(node) == (8, "8", "1" if slave_read_enable else "0")
 
 
-async def test_a_new_group_skips_what_is_no_longer_in_memory(tmp_path: Path, autojump_clock: object) -> None:
+async def test_new_group_skips_messages_no_longer_in_memory(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, access_in_memory_bytes_max=4000) as node:
         await fill(node, 5)
         place: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0}
@@ -65,7 +65,7 @@ async def test_interleaved_queues(tmp_path: Path, autojump_clock: object) -> Non
         assert [record.body for record in node.records(answer)] == [b"%d" % n for n in range(1, 20, 3)]
 
 
-async def test_filtered_entries_are_stepped_over(tmp_path: Path, autojump_clock: object) -> None:
+async def test_filtered_entries_are_skipped(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         for number in range(100):
             await node.send(b"%d" % number, i=f"TAGS\x01{'rare' if number == 90 else 'common'}\x02")

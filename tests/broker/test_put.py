@@ -129,9 +129,7 @@ async def test_slave_acknowledges(seeded: Callable[..., Any], autojump_clock: ob
         assert await put(node) == ([PutStatus.PUT_OK], 1.5, "")
 
 
-async def test_each_message_of_a_chunk_is_judged_by_its_own_offset(
-    seeded: Callable[..., Any], autojump_clock: object
-) -> None:
+async def test_each_message_of_a_chunk_has_its_own_status(seeded: Callable[..., Any], autojump_clock: object) -> None:
     async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         before = node.store.log.max_offset.value
         (sample,) = await node.store.log.put([message(b"aa")])
@@ -146,7 +144,7 @@ async def test_each_message_of_a_chunk_is_judged_by_its_own_offset(
         assert (statuses, took_s) == ([PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
 
 
-async def test_the_last_slave_goes_away(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_last_slave_disconnects(seeded: Callable[..., Any], autojump_clock: object) -> None:
     async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
 
         async def leave() -> None:
@@ -195,7 +193,7 @@ async def test_slave_refuses(seeded: Callable[..., Any], autojump_clock: object)
 # --- SYNC_FLUSH
 
 
-async def test_flush_is_waited_for(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_put_waits_for_the_flush(seeded: Callable[..., Any], autojump_clock: object) -> None:
     stalled = StalledSync()
     async with seeded(flush_sync=True, run_blocking=stalled) as node:
         await trio.sleep(1)
@@ -216,7 +214,7 @@ async def test_flush_too_slow(seeded: Callable[..., Any], autojump_clock: object
         stalled.stall_s = 0
 
 
-async def test_when_both_fail_the_replica_wins(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_replica_status_wins_if_both_fail(seeded: Callable[..., Any], autojump_clock: object) -> None:
     stalled = StalledSync()
     async with seeded(**SYNC, flush_sync=True, run_blocking=stalled) as node:
         await trio.sleep(1)
@@ -272,9 +270,7 @@ class FullDisk(OsDisk):
 
 
 @pytest.mark.parametrize("flush_sync", [False, True])
-async def test_group_transfer_without_room(
-    seeded: Callable[..., Any], autojump_clock: object, flush_sync: bool
-) -> None:
+async def test_full_group_transfer(seeded: Callable[..., Any], autojump_clock: object, flush_sync: bool) -> None:
     async with seeded(**SYNC, flush_sync=flush_sync) as node, slave_of(node):
         service = node.broker.put_service
         fill(node.ha.group_transfer.submit_channel)
@@ -286,7 +282,7 @@ async def test_group_transfer_without_room(
         assert "more than that are not let in" in request.remark
 
 
-async def test_sends_without_room_in_the_group_transfer_are_answered(
+async def test_sends_are_answered_if_the_group_transfer_is_full(
     seeded: Callable[..., Any], autojump_clock: object
 ) -> None:
     async with seeded(**SYNC, flush_sync=True) as node, slave_of(node):
@@ -332,7 +328,7 @@ async def test_order_is_kept_while_the_log_waits_for_a_segment(
         assert service.stored_count == 6
 
 
-async def test_a_put_that_an_answer_leads_to_comes_behind_those_that_wait(
+async def test_put_from_a_callback_queues_behind_waiting_puts(
     seeded: Callable[..., Any], autojump_clock: object
 ) -> None:
     async with seeded(store_changes={"segment_size": 65536}) as node:
@@ -347,7 +343,7 @@ async def test_a_put_that_an_answer_leads_to_comes_behind_those_that_wait(
         assert b"".join(record.body[:1] for record in await log_records(node)) == b"fabcdez"
 
 
-async def test_puts_that_wait_for_a_segment_at_the_stop_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+async def test_puts_waiting_for_a_segment_are_refused_at_shutdown(tmp_path: Path, autojump_clock: object) -> None:
     async def never_again(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make" and arguments != (0,):
             await trio.sleep_forever()
@@ -362,7 +358,7 @@ async def test_puts_that_wait_for_a_segment_at_the_stop_are_refused(tmp_path: Pa
     assert requests[-1].remark == "this broker stops"
 
 
-async def test_a_segment_that_can_not_be_had_keeps_nobody_waiting(
+async def test_failed_segment_allocation_answers_waiting_puts(
     seeded: Callable[..., Any], autojump_clock: object
 ) -> None:
     disk = FullDisk()
@@ -447,7 +443,7 @@ async def test_5x_waits_for_replicas(seeded: Callable[..., Any], autojump_clock:
         assert await put(node) == ([PutStatus.PUT_OK], 0.5, "")
 
 
-async def test_5x_alone_with_two_wanted(seeded: Callable[..., Any], autojump_clock: object) -> None:
+async def test_5x_two_replicas_wanted_without_slaves(seeded: Callable[..., Any], autojump_clock: object) -> None:
     """5.x looks at nothing before the append and waits 3 s in vain; halog says so at once."""
     async with seeded(**policy(in_sync_replicas=2)) as node:
         statuses, took_s, remark = await put(node)

@@ -39,7 +39,7 @@ async def unlock(node: Node, client_id: str, *queue_ids: int) -> None:
     assert (answer.code, bytes(answer.body)) == (0, b"")
 
 
-async def test_a_queue_has_one_holder(node: Node, autojump_clock: object) -> None:
+async def test_queue_has_one_holder(node: Node, autojump_clock: object) -> None:
     answer = await node.ask(41, body("c1", 1))
     assert bytes(answer.body) == b'{"lockOKMQSet":[{"brokerName":"b0","queueId":1,"topic":"TT"}]}'
     answer = await node.ask(41, body("c2", 1))
@@ -48,13 +48,13 @@ async def test_a_queue_has_one_holder(node: Node, autojump_clock: object) -> Non
     assert await lock(node, "c1", 0, 1, 2) == [1], "what it holds already too"
 
 
-async def test_groups_and_topics_have_their_own(node: Node, autojump_clock: object) -> None:
+async def test_locks_are_per_group_and_topic(node: Node, autojump_clock: object) -> None:
     assert await lock(node, "c1", 1) == [1]
     assert await lock(node, "c2", 1, group="h") == [1]
     assert await lock(node, "c3", 1, topic="Other") == [1]
 
 
-async def test_only_its_holder_releases_it(node: Node, autojump_clock: object) -> None:
+async def test_only_the_holder_can_unlock(node: Node, autojump_clock: object) -> None:
     await lock(node, "c1", 1, 2)
     await unlock(node, "c2", 1)
     assert await lock(node, "c2", 1) == []
@@ -62,7 +62,7 @@ async def test_only_its_holder_releases_it(node: Node, autojump_clock: object) -
     assert await lock(node, "c2", 1, 2) == [1]
 
 
-async def test_a_oneway_unlock(node: Node, autojump_clock: object) -> None:
+async def test_oneway_unlock(node: Node, autojump_clock: object) -> None:
     """As the Java client sends it when it stops."""
     await lock(node, "c1", 1)
     stream = await node.listener.connect()
@@ -71,7 +71,7 @@ async def test_a_oneway_unlock(node: Node, autojump_clock: object) -> None:
     assert await lock(node, "c2", 1) == [1]
 
 
-async def test_a_lock_ends_60_seconds_after_its_last_renewal(node: Node, autojump_clock: object) -> None:
+async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node, autojump_clock: object) -> None:
     await lock(node, "c1", 1, 2)
     await trio.sleep(40)
     await lock(node, "c1", 1)
@@ -84,7 +84,7 @@ async def test_a_lock_ends_60_seconds_after_its_last_renewal(node: Node, autojum
     assert node.broker.queue_locks.holder("g", QueueBody(broker_name="b0", queue_id=1, topic="TT")) == "c2"
 
 
-async def test_a_closed_connection_keeps_its_locks(node: Node, autojump_clock: object) -> None:
+async def test_closed_connection_keeps_its_locks(node: Node, autojump_clock: object) -> None:
     """Its client may be back in a moment, and be at the messages still."""
     stream = await node.listener.connect()
     await stream.send_all(encode_command(RemotingCommand(41, body=body("c1", 1))))
@@ -106,7 +106,7 @@ async def test_locks_are_bounded(tmp_path: Path, autojump_clock: object, caplog:
         assert await lock(node, "c2", *range(5)) == [0, 1, 2]
 
 
-async def test_what_is_no_request(node: Node, autojump_clock: object) -> None:
+async def test_malformed_requests(node: Node, autojump_clock: object) -> None:
     for code in (41, 42):
         for refused in (
             b"",

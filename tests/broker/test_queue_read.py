@@ -77,7 +77,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("changes", [*IMPOSSIBLE.values(), *ELSEWHERE.values()], ids=[*IMPOSSIBLE, *ELSEWHERE])
-async def test_a_wrong_entry_is_not_skipped(node: Node, changes: dict[str, int]) -> None:
+async def test_wrong_entry_is_not_skipped(node: Node, changes: dict[str, int]) -> None:
     sound = sound_entries(node)
     queue = Entries([sound[0], sound[1]._replace(**changes), sound[2]])
     reader = QueueReader(node.store.log, node.broker.options, run_blocking=node.store.run_blocking)
@@ -91,7 +91,7 @@ async def test_a_wrong_entry_is_not_skipped(node: Node, changes: dict[str, int])
 
 
 @pytest.mark.parametrize("changes", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-async def test_nor_is_one_whose_tag_nobody_asked_for(node: Node, changes: dict[str, int]) -> None:
+async def test_wrong_entry_is_not_skipped_by_a_tag_filter(node: Node, changes: dict[str, int]) -> None:
     """Its tag may be what is wrong with it."""
     sound = sound_entries(node)
     tags_code = sound[0].tags_code
@@ -103,7 +103,7 @@ async def test_nor_is_one_whose_tag_nobody_asked_for(node: Node, changes: dict[s
     assert (found.status, found.next_offset) == (ReadStatus.OFFSET_FOUND_NULL, 1)
 
 
-async def test_a_mended_entry_is_read_and_one_that_can_not_be_is_given_up(node: Node) -> None:
+async def test_repaired_entry_is_read_and_hopeless_one_given_up(node: Node) -> None:
     sound = sound_entries(node)
     queue = Entries([sound[0], sound[2], sound[2]])
     asked: list[int] = []
@@ -169,7 +169,7 @@ gaps_and_sizes = st.lists(
     st.lists(st.floats(0.05, 1), min_size=1, max_size=4) | st.just([1.0]),
     st.integers(0, len(CONTENT) // 2),
 )
-def test_what_is_read_together_is_what_was_wanted(
+def test_messages_read_together_are_the_chosen_ones(
     wishes: list[tuple[int, int]], hot_from: int, shares: list[float], damage_at: int
 ) -> None:
     messages, at = [], 0
@@ -208,7 +208,9 @@ QUEUE_ID = 3
     st.lists(st.integers(0, 1500), max_size=5),
     st.data(),
 )
-def test_twins_gather_the_same(records: list[tuple[int, int, str]], cuts: list[int], data: st.DataObject) -> None:
+def test_compiled_gathering_equals_python(
+    records: list[tuple[int, int, str]], cuts: list[int], data: st.DataObject
+) -> None:
     """Records in spans that end anywhere, at times one that is another than its entry says, or not there."""
     messages, log, expected, wrong = [], b"", b"", -1
     for number, (gap, size, fault) in enumerate(records):
@@ -243,7 +245,7 @@ def test_twins_gather_the_same(records: list[tuple[int, int, str]], cuts: list[i
 
 
 @given(gaps_and_sizes, st.integers(0, 70_000), st.integers(0, 400_000), st.data())
-def test_twins_find_the_same_near_end(
+def test_compiled_near_end_equals_python(
     wishes: list[tuple[int, int]], gap_max: int, size_max: int, data: st.DataObject
 ) -> None:
     messages, at = [], 0
@@ -260,7 +262,7 @@ def test_twins_find_the_same_near_end(
     assert all(after - (place + size) <= gap_max for (place, size), (after, _) in pairwise(read))
 
 
-async def test_near_messages_are_one_read_and_far_ones_are_not(autojump_clock: object) -> None:
+async def test_near_messages_share_a_read_and_far_ones_do_not(autojump_clock: object) -> None:
     near = [(at, 1000) for at in range(0, 500_000, 125_000)]
     far = [(at, 1000) for at in range(0, 1_500_000, 150_000)]
     for messages, count in ((near, 1), (far, 10)):

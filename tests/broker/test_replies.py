@@ -66,7 +66,7 @@ async def stored(node: Node) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("code", "fields"), [(324, REPLY_V1), (325, REPLY)])
-async def test_a_reply_is_pushed_and_stored(node: Node, autojump_clock: object, code: int, fields: Any) -> None:
+async def test_reply_is_pushed_and_stored(node: Node, autojump_clock: object, code: int, fields: Any) -> None:
     asker = await asking(node)
     answers: list[RemotingCommand] = []
 
@@ -109,7 +109,7 @@ async def test_a_reply_is_pushed_and_stored(node: Node, autojump_clock: object, 
     assert await stored(node) == [b"pong"]
 
 
-async def test_a_client_that_refuses_it(node: Node, autojump_clock: object) -> None:
+async def test_client_refuses_the_reply(node: Node, autojump_clock: object) -> None:
     asker = await asking(node)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(asker.take, 1, "nobody waits")
@@ -119,7 +119,7 @@ async def test_a_client_that_refuses_it(node: Node, autojump_clock: object) -> N
     assert await stored(node) == [b"pong"], "kept all the same"
 
 
-async def test_a_client_that_does_not_answer(node: Node, autojump_clock: object) -> None:
+async def test_client_does_not_answer(node: Node, autojump_clock: object) -> None:
     """Others are served meanwhile, on the same connection too; its connection stays."""
     asker = await asking(node)
     began = trio.current_time()
@@ -139,7 +139,7 @@ async def test_a_client_that_does_not_answer(node: Node, autojump_clock: object)
     await asker.heartbeat()
 
 
-async def test_a_client_that_is_gone(node: Node, autojump_clock: object) -> None:
+async def test_client_is_gone(node: Node, autojump_clock: object) -> None:
     answer = await node.ask(325, b"pong", **REPLY)
     assert (answer.code, answer.remark) == (1, "push reply message fail, channel of <asker> not found.")
     answer = await node.ask(325, b"pong", **{**REPLY, "i": "A\x01b\x02"})
@@ -157,7 +157,7 @@ async def test_a_client_that_is_gone(node: Node, autojump_clock: object) -> None
     assert "fail" in str(answer.remark)
 
 
-async def test_a_client_is_found_while_any_of_its_groups_is(node: Node, autojump_clock: object) -> None:
+async def test_client_is_found_while_one_of_its_groups_is_registered(node: Node, autojump_clock: object) -> None:
     asker = await asking(node, "one", "two")
     find = node.broker.clients.find_producer
     connection = find("asker")
@@ -174,7 +174,7 @@ async def test_a_client_is_found_while_any_of_its_groups_is(node: Node, autojump
     await asker.stream.aclose()
 
 
-async def test_nothing_is_stored_without_the_key(tmp_path: Path, autojump_clock: object) -> None:
+async def test_storing_can_be_disabled(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, store_reply_message=False) as node:
         asker = await asking(node)
         async with trio.open_nursery() as nursery:
@@ -184,7 +184,7 @@ async def test_nothing_is_stored_without_the_key(tmp_path: Path, autojump_clock:
         assert await stored(node) == []
 
 
-async def test_what_is_refused(node: Node, autojump_clock: object) -> None:
+async def test_invalid_replies_are_refused(node: Node, autojump_clock: object) -> None:
     await asking(node)
     for changes, code in (
         ({"b": "T T"}, 29),
@@ -197,12 +197,12 @@ async def test_what_is_refused(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(325, b"x" * (4 << 20) + b"x", **REPLY)).code == 13
 
 
-async def test_a_slave_takes_none(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_replies(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         assert (await node.ask(325, b"pong", **REPLY)).code == 2
 
 
-async def test_replies_that_wait_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
+async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, replies_in_flight_max=3) as node:
         await asking(node)
         codes: list[int] = []

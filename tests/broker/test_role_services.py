@@ -35,7 +35,7 @@ async def test_services_run_from_begin_to_end(nursery: trio.Nursery, autojump_cl
 
 
 @pytest.mark.parametrize("when", ["before", "starting", "running"])
-async def test_a_broker_that_ends_keeps_nobody_waiting(when: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_begin_returns_when_the_broker_ends(when: str, autojump_clock: trio.testing.MockClock) -> None:
     """Whoever changes its role meanwhile can't be cancelled: he would wait for good, and the process never end."""
     services, one = RoleServices(), Service()
 

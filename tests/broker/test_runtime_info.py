@@ -32,7 +32,7 @@ async def runtime(node: Node) -> dict[str, str]:
     return table
 
 
-async def test_figures_follow_what_is_put_and_pulled(node: Node, autojump_clock: object) -> None:
+async def test_statistics_follow_puts_and_pulls(node: Node, autojump_clock: object) -> None:
     empty = await runtime(node)
     assert (empty["commitLogMaxOffset"], empty["earliestMessageTimeStamp"]) == ("0", "-1")
     assert (empty["putTps"], empty["getTransferredTps"]) == ("  ", "  "), "nothing is known yet"
@@ -65,7 +65,7 @@ async def test_figures_follow_what_is_put_and_pulled(node: Node, autojump_clock:
     assert table["runtime"] == "[ 0 days, 0 hours, 1 minutes, 10 seconds ]"
 
 
-async def test_a_batch_counts_as_its_messages_and_what_is_refused_as_none(node: Node, autojump_clock: object) -> None:
+async def test_batch_counts_its_messages_and_refused_sends_do_not_count(node: Node, autojump_clock: object) -> None:
     answer = await node.send(encode_batch([(0, b"a", b""), (0, b"b", b""), (0, b"c", b"")]), code=320, m=True)
     assert answer.code == 0
     assert node.broker.put_service.stored_count == 3
@@ -74,7 +74,7 @@ async def test_a_batch_counts_as_its_messages_and_what_is_refused_as_none(node: 
     assert node.broker.put_service.stored_count == 3
 
 
-async def test_days(autojump_clock: object) -> None:
+async def test_daily_totals(autojump_clock: object) -> None:
     now_ms = int(time.mktime((2026, 6, 10, 12, 0, 0, 0, 0, -1))) * 1000
     put_count = 5
     reads = GroupReads(key_count_max=1)
@@ -97,7 +97,7 @@ def test_sizes_as_text() -> None:
     assert texts == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "8.0 EiB"]
 
 
-async def test_configuration_is_shown_and_stays(node: Node, autojump_clock: object) -> None:
+async def test_configuration_is_shown_and_can_not_be_changed(node: Node, autojump_clock: object) -> None:
     node.broker.admin.info.describe = lambda: {"listenPort": "10911", "brokerPermission": "6"}
     answer = await node.ask(26)
     assert bytes(answer.body) == b"brokerPermission=6\nlistenPort=10911\n"

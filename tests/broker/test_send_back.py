@@ -44,7 +44,7 @@ async def receive(node: Node, topic: str, offset: int = 0, queue_id: int = 0) ->
     return node.records(answer)[0]
 
 
-async def test_it_comes_again_later_and_ends_among_the_dead_letters(node: Node, autojump_clock: object) -> None:
+async def test_message_is_retried_and_becomes_a_dead_letter(node: Node, autojump_clock: object) -> None:
     sent = await node.send(b"body", i="TAGS\x01TagA\x02KEYS\x01k\x02", h=7, e=2)
     first = offset_of(sent)
     record = node.records(await node.pull(0, queueId=2))[0]
@@ -93,7 +93,7 @@ async def test_it_comes_again_later_and_ends_among_the_dead_letters(node: Node, 
         (0, {"maxReconsumeTimes": 0}, 479, True),
     ],
 )
-async def test_when_it_is_dead(
+async def test_retry_limits(
     node: Node, autojump_clock: object, reconsume_times: int, changes: dict[str, int], version: int, is_dead: bool
 ) -> None:
     offset = offset_of(await node.send(j=reconsume_times))
@@ -104,7 +104,7 @@ async def test_when_it_is_dead(
     assert (SCHEDULE_TOPIC in node.store.queues.topics()) is not is_dead
 
 
-async def test_the_consumer_may_say_the_level(node: Node, autojump_clock: object) -> None:
+async def test_consumer_can_set_the_delay_level(node: Node, autojump_clock: object) -> None:
     offset = offset_of(await node.send())
     assert (await send_back(node, offset, delayLevel=1)).code == 0
     began = trio.current_time()
@@ -112,7 +112,7 @@ async def test_the_consumer_may_say_the_level(node: Node, autojump_clock: object
     assert trio.current_time() - began == pytest.approx(1, abs=0.01)
 
 
-async def test_a_group_with_several_retry_queues(node: Node, autojump_clock: object) -> None:
+async def test_group_with_several_retry_queues(node: Node, autojump_clock: object) -> None:
     assert not await node.broker.groups.update([GroupConfig(group_name="g", retry_queue_nums=3)])
     offset = offset_of(await node.send())
     for _ in range(6):
@@ -121,7 +121,7 @@ async def test_a_group_with_several_retry_queues(node: Node, autojump_clock: obj
     assert [node.store.queues.next_queue_offset("%RETRY%g", queue) for queue in range(4)] == [2, 2, 2, 0]
 
 
-async def test_a_group_that_wants_no_retries(node: Node, autojump_clock: object) -> None:
+async def test_group_without_retries(node: Node, autojump_clock: object) -> None:
     assert not await node.broker.groups.update([GroupConfig(group_name="g", retry_queue_nums=0)])
     offset = offset_of(await node.send())
     end = node.store.log.max_offset.value
@@ -148,7 +148,7 @@ async def test_refusals(node: Node, autojump_clock: object) -> None:
     assert node.store.log.max_offset.value == end
 
 
-async def test_what_waits_in_system_topics_is_nobodys_to_send_back(node: Node, autojump_clock: object) -> None:
+async def test_messages_in_system_topics_can_not_be_sent_back(node: Node, autojump_clock: object) -> None:
     offset = offset_of(await node.send(i="DELAY\x013\x02"))
     assert (await send_back(node, offset)).code == 1
 
@@ -157,14 +157,16 @@ async def test_what_waits_in_system_topics_is_nobodys_to_send_back(node: Node, a
     ("changes", "code"),
     [({"role": BrokerRole.SLAVE}, 2), ({"permission": 4}, 16), ({"auto_create_group": False}, 26)],
 )
-async def test_brokers_that_refuse(tmp_path: Path, autojump_clock: object, changes: dict[str, Any], code: int) -> None:
+async def test_slaves_and_read_only_brokers_refuse(
+    tmp_path: Path, autojump_clock: object, changes: dict[str, Any], code: int
+) -> None:
     async with open_node(tmp_path, **changes) as node:
         answer = await send_back(node, 0)
         assert answer.code == code
         assert answer.remark
 
 
-async def test_a_broker_full_of_topics(tmp_path: Path, autojump_clock: object) -> None:
+async def test_broker_without_room_for_topics(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         offset = offset_of(await node.send())
         assert (await send_back(node, offset)).code == 0
@@ -175,7 +177,7 @@ async def test_a_broker_full_of_topics(tmp_path: Path, autojump_clock: object) -
         assert (answer.code, str(answer.remark)[:24]) == (1, "topic[%DLQ%g] not exist:")
 
 
-async def test_any_other_put_status_is_an_error(
+async def test_put_status_other_than_ok_is_an_error(
     node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offset = offset_of(await node.send())
@@ -189,7 +191,9 @@ async def test_any_other_put_status_is_an_error(
     assert str(answer.remark).startswith("CREATE_MAPPED_FILE_FAILED")
 
 
-async def test_with_access_control_only_what_the_group_may_read(tmp_path: Path, autojump_clock: object) -> None:
+async def test_with_access_control_the_group_must_be_allowed_to_read_the_message(
+    tmp_path: Path, autojump_clock: object
+) -> None:
     async with guarded_broker(tmp_path) as node:
 
         async def sent(topic: str) -> int:

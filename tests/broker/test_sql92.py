@@ -25,7 +25,7 @@ def table() -> Iterator[tuple[str, str]]:
         yield ast.literal_eval(expression), verdicts
 
 
-def test_verdicts_are_those_of_rocketmq() -> None:
+def test_verdicts_equal_rocketmqs() -> None:
     """336 expressions on 12 sets of properties."""
     known = dict(table())
     assert list(known) == list(SINGLE)
@@ -40,7 +40,7 @@ def refused(expression: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_errors_name_the_problem() -> None:
     assert refused("a = ") == "unexpected end in 'a = '"
     assert refused("a = = 1") == "unexpected '=' in 'a = = 1'"
     assert refused('a = "x"') == "unexpected '\"' in 'a = \"x\"'"

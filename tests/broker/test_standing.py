@@ -16,7 +16,7 @@ def elected() -> Standing:
 
 
 @pytest.mark.parametrize("role", BrokerRole)
-async def test_a_configured_role(role: BrokerRole) -> None:
+async def test_configured_role(role: BrokerRole) -> None:
     standing = fixed_standing(BrokerOptions(role=role, broker_name="b0", broker_id=3 * (role is BrokerRole.SLAVE)))
     is_slave = role is BrokerRole.SLAVE
     assert (standing.is_slave, standing.broker_id, standing.epoch) == (is_slave, 3 if is_slave else 0, 0)
@@ -27,7 +27,7 @@ async def test_a_configured_role(role: BrokerRole) -> None:
         standing.become_slave(1)
 
 
-async def test_a_master_acknowledges_until_its_lease_ends(autojump_clock: trio.testing.MockClock) -> None:
+async def test_master_acknowledges_until_its_lease_ends(autojump_clock: trio.testing.MockClock) -> None:
     standing = elected()
     assert standing.broker_id == 2
     assert not standing.still_acknowledges(0)
@@ -43,7 +43,7 @@ async def test_a_master_acknowledges_until_its_lease_ends(autojump_clock: trio.t
     assert standing.still_acknowledges(7)
 
 
-async def test_a_planned_switch_stores_nothing_and_goes_on_acknowledging() -> None:
+async def test_planned_switch_stores_nothing_but_still_acknowledges() -> None:
     standing = elected()
     standing.become_master(1)
     standing.stop_storing("b0 hands over to its member 3")
@@ -56,7 +56,7 @@ async def test_a_planned_switch_stores_nothing_and_goes_on_acknowledging() -> No
     assert standing.refusal_code is ResponseCode.SERVICE_NOT_AVAILABLE, "4.9's clients retry no other"
 
 
-async def test_changes_are_told(autojump_clock: trio.testing.MockClock) -> None:
+async def test_subscribers_are_notified_of_changes(autojump_clock: trio.testing.MockClock) -> None:
     standing, told = elected(), []
     standing.subscribe(lambda: told.append(standing.broker_id))
     seen = standing.revision

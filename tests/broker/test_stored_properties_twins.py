@@ -40,7 +40,7 @@ texts = st.lists(st.sampled_from(PAIRS), max_size=4).flatmap(
 
 
 @given(texts)
-def test_both_twins_make_the_same(text: str) -> None:
+def test_compiled_properties_equal_python(text: str) -> None:
     compiled, python = (
         make(text, b"CLUSTER\x01c\x02", lambda: "NEW") for make in (usual_properties, pure(usual_properties))
     )
@@ -48,7 +48,7 @@ def test_both_twins_make_the_same(text: str) -> None:
 
 
 @given(texts)
-def test_what_is_usual_is_stored_as_anything_else_is(text: str) -> None:
+def test_usual_path_stores_the_same_as_the_general_path(text: str) -> None:
     properties = StoredProperties(BrokerOptions(config_dir=Path("config")), unique_id=lambda: "NEW")
     usual = properties.usual(text)
     if usual is not None:

@@ -72,7 +72,7 @@ async def test_rocketmq_files_are_read(tmp_path: Path, autojump_clock: object) -
         assert (group.retry_max_times, group.consume_timeout_minute) == (3, 15)
 
 
-async def test_a_new_topic_is_on_disk_before_its_first_message(tmp_path: Path, autojump_clock: object) -> None:
+async def test_new_topic_is_on_disk_before_its_first_message(tmp_path: Path, autojump_clock: object) -> None:
     config = write_config(tmp_path)
     async with open_node(tmp_path) as node:
         told = 0
@@ -104,7 +104,7 @@ async def test_a_new_topic_is_on_disk_before_its_first_message(tmp_path: Path, a
         assert node.broker.topics.data_version.counter == 3, "a restart is no change"
 
 
-async def test_offsets_are_saved_each_5_s_and_at_stop(tmp_path: Path, autojump_clock: object) -> None:
+async def test_offsets_are_saved_every_5_s_and_at_shutdown(tmp_path: Path, autojump_clock: object) -> None:
     path = tmp_path / "config" / "consumerOffset.json"
     async with open_node(tmp_path) as node:
         await node.send()
@@ -120,7 +120,7 @@ async def test_offsets_are_saved_each_5_s_and_at_stop(tmp_path: Path, autojump_c
 
 
 @pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "subscriptionGroup.json"])
-async def test_a_damaged_table_stops_the_start(tmp_path: Path, autojump_clock: object, name: str) -> None:
+async def test_damaged_table_prevents_the_start(tmp_path: Path, autojump_clock: object, name: str) -> None:
     config = write_config(tmp_path)
     (config / name).write_text("{damaged")
     with pytest.RaisesGroup(pytest.RaisesExc(CorruptLog, match=name), flatten_subgroups=True, allow_unwrapped=True):
@@ -129,7 +129,7 @@ async def test_a_damaged_table_stops_the_start(tmp_path: Path, autojump_clock: o
     assert (config / name).read_text() == "{damaged"
 
 
-async def test_a_slave_takes_over_its_masters_tables(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_copies_its_masters_tables(tmp_path: Path, autojump_clock: object) -> None:
     write_config(tmp_path / "master")
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
         await master.send()
@@ -145,9 +145,7 @@ async def test_a_slave_takes_over_its_masters_tables(tmp_path: Path, autojump_cl
         assert "TT" in (tmp_path / "slave" / "config" / "topics.json").read_text()
 
 
-async def test_a_slave_leaves_out_names_that_are_too_long_for_any(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_slave_ignores_names_that_are_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The limit is one of bytes: these names have fewer letters."""
     long = "飛" * 86
     assert (len(long), len(long.encode())) == (86, 258)
@@ -166,7 +164,7 @@ async def test_a_slave_leaves_out_names_that_are_too_long_for_any(
         assert caplog.text.count("slave_sync.name_refused") == 2
 
 
-async def test_a_slave_asks_every_10_s_and_when_told(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_syncs_every_10_s_and_on_demand(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
         broker = slave.broker
         asked: list[float] = []
@@ -186,14 +184,14 @@ async def test_a_slave_asks_every_10_s_and_when_told(tmp_path: Path, autojump_cl
         assert asked == [0.0, 10.0, 20.0, 25.0]
 
 
-async def test_a_slave_without_its_master_goes_on(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_continues_without_its_master(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as slave:
         broker = slave.broker
         unknown = SlaveSync(slave.client, lambda: None, broker.tables, broker.options)
         assert not await unknown.sync_once()
 
 
-async def test_a_full_disk_creates_no_topic_and_keeps_what_is_learnt(tmp_path: Path) -> None:
+async def test_full_disk_creates_no_topic_but_keeps_copied_tables(tmp_path: Path) -> None:
     """A topic that a restart would not know is refused, with the cause; a group is known at once and written later."""
     disk = FullDisk()
     options = BrokerOptions()

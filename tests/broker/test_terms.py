@@ -96,7 +96,7 @@ async def put_later(node: Node, nursery: trio.Nursery, *messages: Any) -> dict[s
     return found
 
 
-async def test_the_role_decides_on_each_send(tmp_path: Path, autojump_clock: object) -> None:
+async def test_role_decides_on_each_send(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path) as node:
         refused = await node.send()
         assert (refused.code, "SLAVE of b0" in (refused.remark or "")) == (14, True)
@@ -110,9 +110,7 @@ async def test_the_role_decides_on_each_send(tmp_path: Path, autojump_clock: obj
         assert node.client.statistics().opened == 1  # one connection through all of this
 
 
-async def test_what_waits_at_a_step_down_is_answered_at_once_and_not_as_acknowledged(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_step_down_answers_waiting_puts_as_unconfirmed(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         found = await put_later(node, nursery, message(b"a"), message(b"b"))
@@ -126,7 +124,7 @@ async def test_what_waits_at_a_step_down_is_answered_at_once_and_not_as_acknowle
             await node.broker.put_service.acknowledgements.wait_all_answered()
 
 
-async def test_an_acknowledgement_of_another_term_is_none(tmp_path: Path, autojump_clock: object) -> None:
+async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         found = await put_later(node, nursery)
@@ -162,7 +160,7 @@ async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, 
         assert third["statuses"] == [OK]
 
 
-async def test_puts_that_wait_for_a_segment_when_the_term_ends_are_not_stored(
+async def test_puts_waiting_for_a_segment_at_the_end_of_the_term_are_not_stored(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     hold = Hold()
@@ -195,7 +193,7 @@ async def test_puts_that_wait_for_a_segment_when_the_term_ends_are_not_stored(
         assert found["statuses"] == [OK] * stored_count + [REFUSED] * (12 - stored_count)
 
 
-async def test_flushing_does_not_help_a_former_master(tmp_path: Path, autojump_clock: object) -> None:
+async def test_flush_does_not_confirm_puts_of_a_former_master(tmp_path: Path, autojump_clock: object) -> None:
     disk = StalledSync()
     async with member(tmp_path, run_blocking=disk, flush_sync=True) as node, trio.open_nursery() as nursery:
         await node.broker.become_master(1, trio.current_time() + 2)
@@ -210,7 +208,7 @@ async def test_flushing_does_not_help_a_former_master(tmp_path: Path, autojump_c
         assert second["statuses"] == [UNKNOWN]
 
 
-async def test_a_planned_switch_refuses_what_comes_and_acknowledges_what_waits(
+async def test_planned_switch_refuses_new_puts_and_acknowledges_waiting_ones(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
@@ -225,7 +223,7 @@ async def test_a_planned_switch_refuses_what_comes_and_acknowledges_what_waits(
         assert found["statuses"] == [OK]
 
 
-async def test_a_step_down_while_a_term_begins_wins(tmp_path: Path, autojump_clock: object) -> None:
+async def test_step_down_during_a_promotion_wins(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path) as node, trio.open_nursery() as nursery:
         broker, go_on = node.broker, trio.Event()
         outcome: list[bool] = []
@@ -249,7 +247,7 @@ async def test_a_step_down_while_a_term_begins_wins(tmp_path: Path, autojump_clo
         assert await broker.become_master(3), "and it can be master again"
 
 
-async def test_who_is_asked_before_and_after_the_first_put(tmp_path: Path, autojump_clock: object) -> None:
+async def test_group_log_is_called_before_and_after_puts_are_admitted(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path) as node:
         seen: list[Any] = []
 
@@ -289,9 +287,7 @@ async def test_held_pulls_are_answered_when_the_role_changes(tmp_path: Path, aut
             answers.clear()
 
 
-async def test_a_member_that_is_not_the_master_serves_reads_if_slaves_may(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_slave_member_serves_reads_if_allowed(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path / "no") as node:
         assert (await node.pull()).code == 14
     async with member(tmp_path / "yes", slave_read_enable=True) as node:
@@ -308,7 +304,7 @@ async def test_a_member_that_is_not_the_master_serves_reads_if_slaves_may(
         assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (21, "2")
 
 
-async def test_locks_of_queues_end_with_the_term(tmp_path: Path, autojump_clock: object) -> None:
+async def test_queue_locks_end_with_the_term(tmp_path: Path, autojump_clock: object) -> None:
     queue = QueueBody(broker_name="b0", queue_id=0, topic="TT")
     body = java_json.dumps(LockQueuesBody(consumer_group="g", client_id="c1", mq_set=[queue]))
     async with member(tmp_path) as node:
@@ -336,9 +332,7 @@ async def delay_offsets(node: Node) -> dict[int, int]:
     return java_json.read_as(DelayOffsets, answer.body).offset_table
 
 
-async def test_delayed_messages_are_delivered_by_the_master_of_the_moment(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_delayed_messages_are_delivered_by_the_current_master(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path) as node:
         await node.broker.become_master(1)
         # 10 s
@@ -375,7 +369,7 @@ async def end_half(node: Node, sent: RemotingCommand, commit_or_rollback: int) -
     )
 
 
-async def test_a_former_master_ends_no_transaction(tmp_path: Path, autojump_clock: object) -> None:
+async def test_former_master_ends_no_transaction(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path) as node:
         await node.broker.become_master(1)
         sent = await half(node)
@@ -389,7 +383,7 @@ async def test_a_former_master_ends_no_transaction(tmp_path: Path, autojump_cloc
         assert (await end_half(node, sent, 8)).code == 0
 
 
-async def test_a_rollback_that_waits_is_answered_and_forgotten(tmp_path: Path, autojump_clock: object) -> None:
+async def test_waiting_rollback_is_answered_and_dropped(tmp_path: Path, autojump_clock: object) -> None:
     """Its half message may be cut off, and another one get its place: that one must not be taken for rolled back."""
     hold = Hold()
     async with (
@@ -421,7 +415,7 @@ async def test_a_rollback_that_waits_is_answered_and_forgotten(tmp_path: Path, a
         assert (statistics.open_count, statistics.unasked_count) == (1, 1)
 
 
-async def test_a_rollback_that_comes_to_its_half_message_after_the_step_down(
+async def test_rollback_reads_its_half_message_after_the_step_down(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = Hold()
@@ -450,9 +444,7 @@ async def test_a_rollback_that_comes_to_its_half_message_after_the_step_down(
         assert node.broker.transactions.statistics().rolled_back_count == 0
 
 
-async def test_what_a_consumer_gives_back_is_where_the_next_master_will_be(
-    tmp_path: Path, autojump_clock: object
-) -> None:
+async def test_sent_back_message_is_on_the_next_master(tmp_path: Path, autojump_clock: object) -> None:
     """The consumer goes on behind it, so that nobody else has it any more."""
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
@@ -497,12 +489,12 @@ async def leading(folder: Path, *others: int, **changes: Any) -> AsyncIterator[t
         nursery.cancel_scope.cancel()
 
 
-async def test_who_is_alone_in_the_set_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
+async def test_single_member_of_the_set_waits_for_no_replica(tmp_path: Path, autojump_clock: object) -> None:
     async with leading(tmp_path) as (node, _):
         assert await put(node) == ([OK], 0.0, "")
 
 
-async def test_every_member_of_the_set_is_waited_for(tmp_path: Path, autojump_clock: object) -> None:
+async def test_put_waits_for_every_member_of_the_set(tmp_path: Path, autojump_clock: object) -> None:
     async with leading(tmp_path, 2, 3) as (node, sides), trio.open_nursery() as nursery:
         found = await put_later(node, nursery, message(b"a"), message(b"b"))
         end = node.store.log.max_offset.value
@@ -514,7 +506,7 @@ async def test_every_member_of_the_set_is_waited_for(tmp_path: Path, autojump_cl
         assert found == {"statuses": [OK, OK], "took_s": 0.0, "remark": ""}
 
 
-async def test_each_message_is_judged_by_what_the_set_has(tmp_path: Path, autojump_clock: object) -> None:
+async def test_each_message_is_judged_by_the_sets_offset(tmp_path: Path, autojump_clock: object) -> None:
     async with leading(tmp_path, 2, 3) as (node, sides), trio.open_nursery() as nursery:
         begin = node.store.log.max_offset.value
         found = await put_later(node, nursery, message(b"a"), message(b"b"))
@@ -527,7 +519,7 @@ async def test_each_message_is_judged_by_what_the_set_has(tmp_path: Path, autoju
         assert "broker 3 of the sync-state set" in found["remark"]
 
 
-async def test_when_the_set_counts_no_more_nothing_is_acknowledged(tmp_path: Path, autojump_clock: object) -> None:
+async def test_nothing_is_acknowledged_without_a_valid_set(tmp_path: Path, autojump_clock: object) -> None:
     async with leading(tmp_path, 2) as (node, _), trio.open_nursery() as nursery:
         found = await put_later(node, nursery)
         assert node.ha.leadership is not None
@@ -540,7 +532,7 @@ async def test_when_the_set_counts_no_more_nothing_is_acknowledged(tmp_path: Pat
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
-async def test_too_small_a_set_stores_nothing(tmp_path: Path, autojump_clock: object, least: int) -> None:
+async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, autojump_clock: object, least: int) -> None:
     policy = ReplicaPolicy(in_sync_replicas=1, min_in_sync_replicas=least)
     async with leading(tmp_path, 2, replica_policy=policy) as (node, sides), trio.open_nursery() as nursery:
         end = node.store.log.max_offset.value
@@ -556,7 +548,7 @@ async def test_too_small_a_set_stores_nothing(tmp_path: Path, autojump_clock: ob
             assert node.store.log.max_offset.value == end
 
 
-async def test_a_new_master_sends_nobody_back_before_it_shows_what_it_took_over(
+async def test_new_master_resets_no_consumer_before_it_serves_older_messages(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     """Its predecessor may have shown more. In a queue that ends there for good an offset beyond is corrected."""

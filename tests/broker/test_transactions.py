@@ -79,7 +79,7 @@ def asked_place(command: RemotingCommand) -> dict[str, Any]:
     return {name: int(command.ext_fields[name]) for name in ("tranStateTableOffset", "commitLogOffset")}
 
 
-async def test_a_half_message_waits_where_no_consumer_looks(tmp_path: Path, autojump_clock: object) -> None:
+async def test_half_message_is_invisible_to_consumers(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         answer = await send_half(node, h=7)
         assert (answer.code, answer.ext_fields["queueId"], answer.ext_fields["queueOffset"]) == (0, "1", "0")
@@ -119,7 +119,7 @@ async def test_rollback(tmp_path: Path, autojump_clock: object) -> None:
         assert not await records(node)
 
 
-async def test_what_ends_nothing(tmp_path: Path, autojump_clock: object) -> None:
+async def test_invalid_ends_are_refused(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         answer = await send_half(node)
         other = await node.send(b"no half message", i=half_properties(TRAN_MSG="false"))
@@ -146,7 +146,7 @@ async def test_what_ends_nothing(tmp_path: Path, autojump_clock: object) -> None
         assert await records(node) == await records(node, OP_TOPIC, 0) == []
 
 
-async def test_many_ends_are_few_op_messages(tmp_path: Path, autojump_clock: object) -> None:
+async def test_many_ends_share_op_messages(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         halves = [await send_half(node, b"%d" % number) for number in range(OFFSET_COUNT_MAX + 44)]
         for half in halves:
@@ -159,7 +159,7 @@ async def test_many_ends_are_few_op_messages(tmp_path: Path, autojump_clock: obj
         assert len(await records(node)) == len(halves)
 
 
-async def test_who_is_asked_when_and_what(tmp_path: Path, autojump_clock: object) -> None:
+async def test_check_is_sent_to_a_producer_of_the_group(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await be_producer(node)
         await trio.sleep(20)
@@ -205,7 +205,7 @@ async def test_who_is_asked_when_and_what(tmp_path: Path, autojump_clock: object
         assert (statistics.asked_count, statistics.committed_count, statistics.open_count) == (1, 1, 0)
 
 
-async def test_asked_too_often(tmp_path: Path, autojump_clock: object) -> None:
+async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, transaction_check_max=3) as node:
         await be_producer(node)
         await send_half(node)
@@ -231,7 +231,7 @@ async def test_asked_too_often(tmp_path: Path, autojump_clock: object) -> None:
         assert len(await records(node)) == 1
 
 
-async def test_nobody_is_there_to_be_asked(tmp_path: Path, autojump_clock: object) -> None:
+async def test_no_producer_is_connected(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await be_producer(node, "another")
         await send_half(node)
@@ -244,7 +244,7 @@ async def test_nobody_is_there_to_be_asked(tmp_path: Path, autojump_clock: objec
         assert node.broker.transactions.statistics().unasked_count == 2
 
 
-async def test_young_ones_are_left_alone(tmp_path: Path, autojump_clock: object) -> None:
+async def test_young_half_messages_are_not_checked(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, transaction_timeout_s=10, transaction_check_interval_s=4) as node:
         await be_producer(node)
         await trio.sleep(1)
@@ -257,7 +257,7 @@ async def test_young_ones_are_left_alone(tmp_path: Path, autojump_clock: object)
 
 
 @pytest.mark.parametrize(("immunity", "asked_at"), [("60", 90), ("-1", 30), ("x", 30), ("0", 30)])
-async def test_its_own_immunity(tmp_path: Path, autojump_clock: object, immunity: str, asked_at: float) -> None:
+async def test_immunity_of_one_message(tmp_path: Path, autojump_clock: object, immunity: str, asked_at: float) -> None:
     async with open_node(tmp_path) as node:
         await be_producer(node)
         await trio.sleep(1)
@@ -280,7 +280,7 @@ async def test_its_own_immunity(tmp_path: Path, autojump_clock: object, immunity
         assert last.property_map()["TRANSACTION_CHECK_TIMES"]
 
 
-async def test_a_late_end_counts_for_what_was_stored_anew(tmp_path: Path, autojump_clock: object) -> None:
+async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_clock: object) -> None:
     """It is known by its first offset and lives on at its third; nobody is asked any more, also after a restart."""
     async with open_node(tmp_path) as node:
         await be_producer(node)
@@ -299,7 +299,7 @@ async def test_a_late_end_counts_for_what_was_stored_anew(tmp_path: Path, autoju
         assert not await records(node)
 
 
-async def test_each_producer_of_the_group_in_turn(
+async def test_checks_go_to_producers_round_robin(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path) as node:
@@ -319,7 +319,7 @@ async def test_each_producer_of_the_group_in_turn(
         assert list(counts.values()) == [3, 3, 3]
 
 
-async def test_a_restart_goes_on(tmp_path: Path, autojump_clock: object) -> None:
+async def test_checks_continue_after_a_restart(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await be_producer(node)
         halves = [await send_half(node, b"%d" % number) for number in range(10)]
@@ -339,7 +339,7 @@ async def test_a_restart_goes_on(tmp_path: Path, autojump_clock: object) -> None
         assert [record.body for record in await records(node)] == b"0 2 3 5 6 7 8 9".split()
 
 
-async def test_after_a_kill_what_is_open_is_asked_about(tmp_path: Path, autojump_clock: object) -> None:
+async def test_open_half_messages_are_checked_after_a_kill(tmp_path: Path, autojump_clock: object) -> None:
     """What a kill leaves is what the files have at that moment."""
     async with open_node(tmp_path / "a") as node:
         await be_producer(node)
@@ -375,7 +375,7 @@ async def test_op_messages_of_either_form(tmp_path: Path, autojump_clock: object
         assert bodies == ([b"0", b"2", b"4", b"5"] if form == b"%d" else [b"0", b"2"])
 
 
-async def test_progress_is_committed_only_with_what_it_rests_on(
+async def test_progress_is_committed_only_when_safe(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path) as node:
@@ -391,7 +391,7 @@ async def test_progress_is_committed_only_with_what_it_rests_on(
         assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 1}
 
 
-async def test_a_store_that_takes_no_puts(
+async def test_checks_wait_while_the_store_is_not_writable(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path) as node:
@@ -409,7 +409,7 @@ async def test_a_store_that_takes_no_puts(
         assert await records(node) == []
 
 
-async def test_what_can_not_be_stored_anew_is_given_up(
+async def test_half_message_that_can_not_be_copied_is_given_up(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path) as node:
@@ -435,7 +435,7 @@ async def test_what_can_not_be_stored_anew_is_given_up(
         assert [decode_record(command.body).body for command in asked(node)] == [b"next"]
 
 
-async def test_sends(tmp_path: Path, autojump_clock: object) -> None:
+async def test_half_messages_with_other_flags(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, reject_transactions=True) as node:
         answer = await send_half(node)
         assert (answer.code, answer.remark) == (16, "the broker[10.0.0.1] sending transaction message is forbidden")
@@ -452,13 +452,13 @@ async def test_sends(tmp_path: Path, autojump_clock: object) -> None:
         assert len(await records(node, HALF_TOPIC, 0)) == 1
 
 
-async def test_a_slave_ends_nothing(tmp_path: Path, autojump_clock: object) -> None:
+async def test_slave_refuses_ends(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         where = {"tranStateTableOffset": 0, "commitLogOffset": 0}
         assert (await end(node, where, COMMIT)).code == 11
 
 
-async def test_a_delay_in_a_half_message_of_another_broker(tmp_path: Path, autojump_clock: object) -> None:
+async def test_delayed_half_message_of_another_broker(tmp_path: Path, autojump_clock: object) -> None:
     """It begins with the commit, as RocketMQ's would."""
     async with open_node(tmp_path) as node:
         await node.broker.topics.ensure("TT", 2)
@@ -473,7 +473,7 @@ async def test_a_delay_in_a_half_message_of_another_broker(tmp_path: Path, autoj
         assert (record.body, record.sys_flag) == (b"half", 8)
 
 
-async def test_a_thousand_open_ones(tmp_path: Path, autojump_clock: object) -> None:
+async def test_thousand_open_half_messages(tmp_path: Path, autojump_clock: object) -> None:
     """They are stored anew in batches of at most 256, or of a MiB."""
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
         await be_producer(node)
@@ -496,7 +496,7 @@ async def test_a_thousand_open_ones(tmp_path: Path, autojump_clock: object) -> N
         assert node.broker.transactions.statistics().open_count == len(sizes)
 
 
-async def test_who_does_not_read_is_not_asked(
+async def test_producer_that_does_not_read_is_not_asked(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_node(tmp_path) as node:

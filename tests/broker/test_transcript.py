@@ -40,7 +40,7 @@ async def test_send(node: Node, autojump_clock: object) -> None:
     assert again.ext_fields["transactionId"] == "UNIQUE" + "1".zfill(26)
 
 
-async def test_what_is_stored(node: Node, autojump_clock: object) -> None:
+async def test_stored_record(node: Node, autojump_clock: object) -> None:
     await node.send(b"hello", i="TAGS\x01TagA\x02CLUSTER\x01other\x02", h=7, j=2)
     await node.dispatched()
     (record,) = node.records(await node.pull(0))
@@ -90,7 +90,7 @@ async def test_system_topics(node: Node, autojump_clock: object) -> None:
     assert (await node.send(b="TBW102")).code == 0
 
 
-async def test_unknown_topic_without_a_pattern(node: Node, autojump_clock: object) -> None:
+async def test_unknown_topic_without_a_template(node: Node, autojump_clock: object) -> None:
     answer = await node.send(b="New", c="NOPE")
     assert answer.code == 17
     assert answer.remark is not None
@@ -115,7 +115,7 @@ async def test_retry_topic_of_an_unknown_group(node: Node, autojump_clock: objec
     assert node.broker.groups.get("GX") is not None
 
 
-async def test_retried_too_often_goes_to_the_dead_letters(node: Node, autojump_clock: object) -> None:
+async def test_message_retried_too_often_becomes_a_dead_letter(node: Node, autojump_clock: object) -> None:
     assert (await node.send(b="%RETRY%GX", j=16)).code == 0
     assert node.broker.topics.get("%DLQ%GX") is None
     assert (await node.send(b="%RETRY%GX", j=17, i="DELAY\x013\x02")).code == 0
@@ -298,7 +298,7 @@ HEARTBEAT = (
 )
 
 
-async def test_heartbeat_and_what_follows(node: Node, autojump_clock: object) -> None:
+async def test_heartbeat_and_consumer_list(node: Node, autojump_clock: object) -> None:
     await node.send(i="TAGS\x01b\x02")
     await node.dispatched()
     answer = await node.ask(34, HEARTBEAT)
@@ -353,7 +353,7 @@ async def test_ha_status(node: Node, autojump_clock: object) -> None:
     )
 
 
-async def test_nobody_delivers_these_yet_so_they_are_refused(node: Node, autojump_clock: object) -> None:
+async def test_undeliverable_messages_are_refused(node: Node, autojump_clock: object) -> None:
     for changes, code in (
         ({"i": "TIMER_DELIVER_MS\x0199\x02"}, 1),
         ({"f": 4}, 16),

@@ -10,7 +10,7 @@ from tests.load import virtual_soak
 from tests.load.flatness import growth_of_samples
 
 
-def test_nothing_grows_from_one_half_hour_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_grows_between_half_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("ha"), "propagate", False)  # pytest keeps every record
     report = virtual_soak.run(2, sample_h=0.5)
     for sample in report.samples:

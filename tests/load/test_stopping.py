@@ -21,7 +21,7 @@ SEEDS = (6, 2)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", Kind)
-def test_nobody_is_told_what_is_not_so(kind: Kind, tmp_path: Path) -> None:
+def test_every_answer_is_true(kind: Kind, tmp_path: Path) -> None:
     tally = StopTally()
     for seed in SEEDS:
         tally = stop_under_load(tmp_path / str(seed), kind, seed=seed, tally=tally)
@@ -31,7 +31,7 @@ def test_nobody_is_told_what_is_not_so(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_byte", range(200_000, 208_000, 1000))
-async def test_a_stop_in_order_answers_all_that_it_has_stored(autojump_clock: MockClock, at_byte: int) -> None:
+async def test_graceful_stop_answers_everything_stored(autojump_clock: MockClock, at_byte: int) -> None:
     """No request is stored and then left without an answer: its producer would send it again."""
     network = MemoryNetwork()
     machine = Host(network, "10.0.0.1")

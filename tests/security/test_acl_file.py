@@ -43,7 +43,7 @@ accounts:
 """The values of distribution/conf/plain_acl.yml of 4.9.7."""
 
 
-def test_the_shipped_file() -> None:
+def test_shipped_file() -> None:
     found = parse_acl_file(SHIPPED)
     assert [pattern.text for pattern in found.global_white_hosts] == ["10.10.103.*", "192.168.0.*"]
     plain, admin = found.accounts
@@ -76,7 +76,7 @@ def test_the_shipped_file() -> None:
     assert admin.may("%RETRY%any", Right.SUB)
 
 
-def test_an_admin_with_rights_of_its_own_has_only_these() -> None:
+def test_admin_with_listed_rights_has_only_these() -> None:
     """PlainPermissionManager.checkPerm: an admin is let off only while ownedPermMap is null."""
     text = b"accounts: [{accessKey: 'admin-1', secretKey: 'secret-1', admin: true, topicPerms: ['a=PUB']}]"
     [admin] = parse_acl_file(text).accounts
@@ -85,14 +85,14 @@ def test_an_admin_with_rights_of_its_own_has_only_these() -> None:
     assert not admin.may("b", Right.PUB)
 
 
-def test_nothing_in_it() -> None:
+def test_empty_file() -> None:
     for text in (b"", b"# only a comment\n", b"accounts:\nglobalWhiteRemoteAddresses:\n"):
         assert parse_acl_file(text) == ([], [], [])
 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=80), st.integers(0, len(SHIPPED)), st.integers(0, 30))
-def test_any_bytes_are_a_file_or_a_fault(inserted: bytes, at: int, removed: int) -> None:
+def test_any_bytes_parse_or_raise(inserted: bytes, at: int, removed: int) -> None:
     for content in (inserted, SHIPPED[:at] + inserted + SHIPPED[at + removed :]):
         try:
             parse_acl_file(content)
@@ -129,13 +129,13 @@ SECRET = "s3cr3t-that-nobody-sees"
         ("%s: " + "x" * (1 << 20), "at most 1048576"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_secret(text: str, reason: str) -> None:
+def test_errors_do_not_contain_the_secret(text: str, reason: str) -> None:
     with pytest.raises(AclFileError, match=reason) as caught:
         parse_acl_file((text % SECRET).encode())
     assert SECRET not in "".join(traceback.format_exception(caught.value))  # YAML's own words quote the line
 
 
-def test_what_is_odd_is_a_warning() -> None:
+def test_questionable_entries_are_warnings() -> None:
     text = f"""
 accounts:
   - {{accessKey: account-1, secretKey: {SECRET}, defaultTopicPerm: pub, topicPerms: [a=PUBSUB, "b = PUB | SUB"]}}
@@ -178,7 +178,7 @@ def test_address_patterns(pattern: str, meant: list[str], not_meant: list[str]) 
     assert [host for host in not_meant if parsed.matches(host)] == []
 
 
-def test_of_strangers_addresses_only_so_many_are_remembered() -> None:
+def test_cached_hosts_are_bounded() -> None:
     hosts = HostFilter([AddressPattern("10.0.0.*")])
     for number in range(3 * KNOWN_HOSTS_MAX // 2):
         assert hosts.matches(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}") == (number < 256)
@@ -205,6 +205,6 @@ def test_of_strangers_addresses_only_so_many_are_remembered() -> None:
         "localhost",
     ],
 )
-def test_what_is_no_address_pattern(pattern: str) -> None:
+def test_invalid_address_patterns(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         AddressPattern(pattern)

@@ -42,7 +42,7 @@ async def refusal(client: Client, code: int, body: bytes = b"", **ext: Any) -> s
     return answer.remark.removeprefix(EXCEPTION)
 
 
-async def test_who_is_who(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_authentication(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         assert await refusal(Client(node, None), 310, b"x", **SEND_V2) == "No accessKey is configured"
         assert await refusal(Client(node, None), 310, b"x", AccessKey="", **SEND_V2) == "No accessKey is configured"
@@ -158,21 +158,21 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
 """Code, body, ext fields, and why it is refused to alice; "" if it is not."""
 
 
-async def test_who_may_what(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_permissions(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         for code, body, ext, expected in REQUESTS:
             assert (code, ext, await refusal(alice(node), code, body, **ext)) == (code, ext, expected)
             assert (code, ext, await refusal(admin(node), code, body, **ext)) == (code, ext, "")
 
 
-async def test_the_fast_port_asks_the_same(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_fast_port_enforces_the_same_rules(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         node.address = "fast"
         for code, body, ext, expected in REQUESTS:
             assert (code, ext, await refusal(alice(node), code, body, **ext)) == (code, ext, expected)
 
 
-async def test_what_nobody_serves_is_said_to_those_who_are_known(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_unknown_codes_are_answered_to_authenticated_clients(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         assert (await alice(node).ask(9999)).code == 3
         assert (await Client(node, None).ask(9999)).code == 1
@@ -180,14 +180,14 @@ async def test_what_nobody_serves_is_said_to_those_who_are_known(autojump_clock:
         assert (await alice(node).ask(50)).code == 3
 
 
-async def test_a_body_that_is_none_is_refused_like_without_acl(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_malformed_body_is_refused_as_without_acl(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         answer = await alice(node).ask(34, b"{")
         assert answer.code == 1
         assert EXCEPTION not in (answer.remark or "")
 
 
-async def test_only_what_is_allowed_of_a_chunk_is_done(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_only_allowed_requests_of_a_chunk_are_served(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node, trio.open_nursery() as nursery:
         answers: dict[str, int] = {}
 
@@ -218,7 +218,7 @@ async def test_addresses_that_need_no_signature(autojump_clock: MockClock, tmp_p
         assert await refusal(Client(node, None), 310, b"x", **unsigned) != ""
 
 
-async def test_a_new_policy_counts_from_the_next_request_on(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_new_policy_applies_to_the_next_request(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         assert await refusal(alice(node), 310, b"x", **SEND_V2) == ""
         assert node.broker.acl_guard is not None
@@ -226,7 +226,7 @@ async def test_a_new_policy_counts_from_the_next_request_on(autojump_clock: Mock
         assert await refusal(alice(node), 310, b"x", **SEND_V2) == "No acl config for alice-key"
 
 
-async def test_whoever_keeps_failing_loses_the_connection(
+async def test_connection_closes_after_repeated_auth_failures(
     autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with guarded_broker(tmp_path) as node:
@@ -245,7 +245,7 @@ async def test_whoever_keeps_failing_loses_the_connection(
     assert "secret" not in caplog.text
 
 
-async def test_who_is_known_may_ask_in_vain_as_often_as_he_likes(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_denied_permissions_do_not_close_the_connection(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         for _ in range(30):
             assert await refusal(alice(node), 310, b"x", **{**SEND_V2, "b": "other"}) != ""
@@ -254,14 +254,14 @@ async def test_who_is_known_may_ask_in_vain_as_often_as_he_likes(autojump_clock:
         assert node.broker.acl_guard.statistics().denied_count == 30
 
 
-async def test_a_oneway_request_of_nobody_is_not_done(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_unauthenticated_oneway_request_is_not_served(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         fields = {name: str(value) for name, value in SEND_V2.items()}
         await node.client.invoke_oneway(node.address, RemotingCommand(310, ext_fields=fields, body=b"x"), 10)
         assert (await alice(node).ask(310, b"x", **SEND_V2)).ext_fields["queueOffset"] == "0"
 
 
-async def test_what_a_stranger_calls_himself_is_not_repeated_at_length(
+async def test_long_access_keys_are_shortened(
     autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with guarded_broker(tmp_path) as node:
@@ -272,7 +272,7 @@ async def test_what_a_stranger_calls_himself_is_not_repeated_at_length(
     assert len(caplog.text) < 2000
 
 
-def test_every_code_that_needs_rights_is_among_the_requests() -> None:
+def test_requests_cover_every_code_that_needs_rights() -> None:
     rights = {code for code, rule in BROKER_RULES.items() if rule.needed is not None}
     assert {code for code, _, _, expected in REQUESTS if expected} >= rights
     assert {code for code, _, _, expected in REQUESTS if not expected} >= rights
@@ -303,7 +303,7 @@ async def test_every_broker_code_enforces_its_rule(autojump_clock: MockClock, tm
                     assert said == f"Need admin permission for request code={code}, but accessKey=nobody-key is not"
 
 
-def test_heartbeats_of_nonsense_are_the_peers_fault() -> None:
+def test_malformed_heartbeats_are_refused() -> None:
     needed = BROKER_RULES[34].needed
     assert needed is not None
     with pytest.raises(RemoteProtocolError):
@@ -311,7 +311,7 @@ def test_heartbeats_of_nonsense_are_the_peers_fault() -> None:
     assert list(needed(RemotingCommand(34, body=heartbeat("g", "T")))) == [("%RETRY%g", Right.SUB), ("T", Right.SUB)]
 
 
-async def test_without_a_policy_nothing_is_asked(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_without_a_policy_everything_is_allowed(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with open_node(tmp_path) as node:
         assert node.broker.acl_guard is None
         assert (await node.send()).code == 0

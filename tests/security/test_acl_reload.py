@@ -36,7 +36,7 @@ def write(path: Path, *names: str) -> None:
     )
 
 
-async def test_the_directorys_files_count_before_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_files_of_the_directory_take_precedence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "plain_acl.yml", "account-1", "account-2")
     (tmp_path / "acl" / "team").mkdir(parents=True)
     (tmp_path / "acl" / "a.yml").write_text(
@@ -53,14 +53,14 @@ async def test_the_directorys_files_count_before_the_other(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("content", [None, "", "# nothing\n", "accounts:\n", "accounts: [{accessKey: a}]", "{"])
-async def test_a_node_does_not_start_without_anybody_to_let_in(tmp_path: Path, content: str | None) -> None:
+async def test_node_does_not_start_without_accounts(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "plain_acl.yml").write_text(content)
     with pytest.raises(ConfigError, match=r"plain_acl\.yml"):
         await files_in(tmp_path).load()
 
 
-async def test_files_that_are_too_many_or_too_large(tmp_path: Path) -> None:
+async def test_number_and_size_of_files_are_bounded(tmp_path: Path) -> None:
     write(tmp_path / "plain_acl.yml", "account-1")
     (tmp_path / "acl").mkdir()
     (tmp_path / "acl" / "large.yml").write_bytes(b"#" * ((1 << 20) + 1))
@@ -73,7 +73,7 @@ async def test_files_that_are_too_many_or_too_large(tmp_path: Path) -> None:
         await files_in(tmp_path).load()
 
 
-async def test_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_world_readable_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "plain_acl.yml", "account-1")
     await files_in(tmp_path).load()
     assert caplog.text == ""
@@ -81,7 +81,7 @@ async def test_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path, caplo
     assert "every user of this machine can read its secret keys" in caplog.text
 
 
-async def test_changes_are_taken_in_and_faults_are_not(
+async def test_changes_are_loaded_and_errors_keep_the_policy(
     autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -132,7 +132,7 @@ async def test_changes_are_taken_in_and_faults_are_not(
         nursery.cancel_scope.cancel()
 
 
-async def test_half_a_file_is_waited_for(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_half_written_file_is_not_loaded(autojump_clock: MockClock, tmp_path: Path) -> None:
     main = tmp_path / "plain_acl.yml"
     write(main, "account-1")
     files = files_in(tmp_path)
@@ -151,7 +151,7 @@ async def test_half_a_file_is_waited_for(autojump_clock: MockClock, tmp_path: Pa
         nursery.cancel_scope.cancel()
 
 
-async def test_a_file_that_vanishes_between_two_looks_at_it(tmp_path: Path) -> None:
+async def test_file_deleted_during_a_reload(tmp_path: Path) -> None:
     def gone(path: Path) -> bool:
         raise FileNotFoundError(path)
 

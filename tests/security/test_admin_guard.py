@@ -92,7 +92,7 @@ async def test_a_change_needs_a_bearer_token() -> None:
         assert (await ask(port, "/status", f"Authorization: Bearer {TOKEN}", close, method="POST"))[0] == 405
 
 
-async def test_the_guard_before_a_page_that_changes_something() -> None:
+async def test_guard_of_a_page_that_changes_something() -> None:
     changes: list[str] = []
 
     async def page(scope: object, receive: object, send: object) -> None:
@@ -116,6 +116,6 @@ async def test_the_guard_before_a_page_that_changes_something() -> None:
     assert changes == ["done"]
 
 
-def test_the_token_is_not_kept() -> None:
+def test_token_is_not_kept() -> None:
     key = AdminKey(TOKEN)
     assert TOKEN not in repr(vars(key))

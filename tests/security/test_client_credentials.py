@@ -101,7 +101,7 @@ async def test_the_command_signs_and_shows_no_secret(
     assert not [secret for secret in (SECRET, TOKEN) if secret in shown.out + shown.err]
 
 
-def test_what_the_environment_may_say(tmp_path: Path) -> None:
+def test_credentials_from_the_environment(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("in-the-file\r\n")
     assert environment_credentials({}) is None

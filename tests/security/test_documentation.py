@@ -34,11 +34,11 @@ def example() -> str:
     return found.replace('"…"', SECRET)
 
 
-def test_the_tables_of_permissions_are_those_of_the_code() -> None:
+def test_permission_tables_equal_the_code() -> None:
     assert render(DOCUMENT) == DOCUMENT, "run scripts/reference"
 
 
-def test_each_request_that_is_answered_is_in_a_table() -> None:
+def test_every_answered_request_is_in_a_table() -> None:
     """Read off the page, so that a marker that is gone is noticed, too."""
     said = {
         int(code): needs
@@ -50,7 +50,7 @@ def test_each_request_that_is_answered_is_in_a_table() -> None:
     assert said[215] == said[205] == said[104] == Needs.ADMIN_CHANGE.value
 
 
-async def test_the_accounts_of_the_example(tmp_path: Path) -> None:
+async def test_example_accounts(tmp_path: Path) -> None:
     assert parse_acl_file(example().encode()).warnings == []
     async with guarded_broker(tmp_path, example()) as node:
         billing, tools = (Client(node, AclCredentials(name, SECRET)) for name in ("billing", "slaves-and-tools"))
@@ -67,7 +67,7 @@ async def test_the_accounts_of_the_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
-async def test_the_secret_of_the_checklist(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_checklist_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     [command] = re.findall(r"`([^`]*openssl rand [^`]* > secret[^`]*)`", DOCUMENT)
     await trio.run_process(["bash", "-euc", command], cwd=tmp_path)
     async with ha.open_master(config(tmp_path / "store", ha_shared_secret_file=str(tmp_path / "secret"))):
@@ -75,7 +75,7 @@ async def test_the_secret_of_the_checklist(tmp_path: Path, caplog: pytest.LogCap
     assert "config.secret_file_exposed" not in caplog.text
 
 
-async def test_what_the_checklist_says_to_watch_is_in_the_status(tmp_path: Path) -> None:
+async def test_checklist_fields_are_in_the_status(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(example())
     [line] = [line for line in DOCUMENT.splitlines() if line.startswith("7. Watch")]
     given = config(tmp_path / "store", acl_enable=True, acl_file=str(tmp_path / "plain_acl.yml"))

@@ -13,7 +13,7 @@ from tests.node.test_library import config
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-async def test_a_stores_files(tmp_path: Path, umask: int) -> None:
+async def test_modes_of_store_files(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         async with ha.open_master(config(tmp_path / "data" / "master")) as master:
@@ -27,7 +27,7 @@ async def test_a_stores_files(tmp_path: Path, umask: int) -> None:
     assert (tmp_path / "data").stat().st_mode & 0o7777 == 0o750
 
 
-def test_what_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_existing_files_keep_their_mode(tmp_path: Path) -> None:
     disk = OsDisk()
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o700)
@@ -44,13 +44,13 @@ def test_what_is_there_keeps_its_mode(tmp_path: Path) -> None:
     assert modes == [0o600, 0o700, 0o750, 0o750]
 
 
-def test_a_group_that_is_handed_down_stays_so(tmp_path: Path) -> None:
+def test_setgid_directories_keep_their_group(tmp_path: Path) -> None:
     tmp_path.chmod(0o2750)
     OsDisk().make_dirs(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").stat().st_mode & 0o7777 == 0o2750
 
 
-def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
+def test_file_at_the_path_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match=r"exists|Not a directory") as caught:

@@ -47,7 +47,7 @@ def options_with(secret: str | None, seed: int = 1) -> HAOptions:
     ],
 )
 @pytest.mark.parametrize("held", [0, 5000])
-async def test_every_mix(
+async def test_every_combination_of_master_and_slave(
     autojump_clock: MockClock,
     masters: str | None,
     slaves: str | None,
@@ -82,7 +82,7 @@ async def test_every_mix(
         assert not any(secret in caplog.text for secret in (A, B))
 
 
-async def test_a_slave_with_a_secret_does_not_follow_rocketmq(autojump_clock: MockClock) -> None:
+async def test_slave_with_a_secret_does_not_follow_rocketmq(autojump_clock: MockClock) -> None:
     slave = MemoryLog()
     async with trio.open_nursery() as nursery:
 
@@ -134,7 +134,7 @@ class Stranger:
 @settings(max_examples=60)
 @given(st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=5), st.booleans())
 @example([HELLO, b"\0" * 64, b"\0" * 8], False)
-def test_whatever_a_stranger_says_he_gets_a_challenge_at_most(chunks: list[bytes], begins_well: bool) -> None:
+def test_unauthenticated_peer_gets_at_most_a_challenge(chunks: list[bytes], begins_well: bool) -> None:
     async def scenario() -> None:
         async with trio.open_nursery() as nursery:
             stranger = Stranger(nursery)
@@ -165,7 +165,7 @@ def words() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("opening", list(words()), ids=lambda word: word[:12].hex())
-async def test_who_does_not_begin_the_handshake_gets_nothing(autojump_clock: MockClock, opening: bytes) -> None:
+async def test_peer_without_a_handshake_gets_nothing(autojump_clock: MockClock, opening: bytes) -> None:
     async with trio.open_nursery() as nursery:
         began = trio.current_time()
         stranger = Stranger(nursery)
@@ -180,7 +180,7 @@ async def test_who_does_not_begin_the_handshake_gets_nothing(autojump_clock: Moc
     [b"\0" * 64, b"\xff" * 64, HELLO * 8, (100).to_bytes(8, "big") * 8],
     ids=["zeros", "ff", "hello", "report"],
 )
-async def test_who_can_not_answer_gets_no_more_than_the_challenge(autojump_clock: MockClock, answer: bytes) -> None:
+async def test_wrong_answer_gets_only_the_challenge(autojump_clock: MockClock, answer: bytes) -> None:
     async with trio.open_nursery() as nursery:
         stranger = Stranger(nursery)
         await stranger.say(HELLO)
@@ -191,7 +191,7 @@ async def test_who_can_not_answer_gets_no_more_than_the_challenge(autojump_clock
         assert stranger.service.statistics().closed_counts == {CloseReason.NOT_AUTHENTICATED: 1}
 
 
-async def test_who_says_nothing_or_drips_is_closed_after_ten_seconds(autojump_clock: MockClock) -> None:
+async def test_silent_or_slow_peer_is_closed_after_ten_seconds(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         began = trio.current_time()
         silent, dripping = Stranger(nursery), Stranger(nursery)
@@ -246,7 +246,7 @@ async def overheard(nursery: trio.Nursery) -> Tap:
     return tap
 
 
-async def test_an_overheard_slave_can_not_be_replayed(autojump_clock: MockClock) -> None:
+async def test_recorded_handshake_can_not_be_replayed(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         tap = await overheard(nursery)
         again = Stranger(nursery, seed=7)
@@ -263,7 +263,7 @@ async def test_an_overheard_slave_can_not_be_replayed(autojump_clock: MockClock)
 
 
 @pytest.mark.parametrize("trick", ["replay", "reflect", "nothing", "own secret"])
-async def test_a_false_master_is_not_believed(autojump_clock: MockClock, trick: str) -> None:
+async def test_slave_rejects_a_false_master(autojump_clock: MockClock, trick: str) -> None:
     async with trio.open_nursery() as nursery:
         tap = await overheard(nursery)
         slave = MemoryLog()
@@ -300,7 +300,7 @@ async def test_a_false_master_is_not_believed(autojump_clock: MockClock, trick: 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_master_that_stops_in_the_middle_is_given_up(autojump_clock: MockClock) -> None:
+async def test_master_that_stops_in_the_handshake_is_given_up(autojump_clock: MockClock) -> None:
     for count in (0, 11, 12, 43, 44, 60):
         async with trio.open_nursery() as nursery:
 
@@ -320,13 +320,15 @@ async def test_a_master_that_stops_in_the_middle_is_given_up(autojump_clock: Moc
             nursery.cancel_scope.cancel()
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_secret_is_not_shown() -> None:
     options = options_with(A)
     assert A not in repr(options)
     assert A not in repr(options.handshake)
 
 
-async def test_strangers_do_not_fill_the_log(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unauthenticated_peers_do_not_fill_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     service = HAService(MemoryLog(CONTENT), options_with(A))
     for number in range(100):
         ours, theirs = memory_stream_pair()
@@ -338,7 +340,7 @@ async def test_strangers_do_not_fill_the_log(autojump_clock: MockClock, caplog: 
     assert len(warnings) == 1
 
 
-async def test_an_empty_slave_that_asked_in_vain_goes_on_as_usual(autojump_clock: MockClock) -> None:
+async def test_empty_slave_recovers_after_a_refused_handshake(autojump_clock: MockClock) -> None:
     """Its master hangs up for another reason: it asks once why, learns nothing, and follows as soon as it can."""
     master, slave = MemoryLog(CONTENT), MemoryLog()
     service = HAService(master)

@@ -69,12 +69,12 @@ def formatted(message: str, *arguments: object, **more: Any) -> str:
     return TextFormatter().format(record)
 
 
-def test_a_line_has_the_time_the_level_the_logger_and_the_text() -> None:
+def test_line_has_time_level_logger_and_text() -> None:
     assert formatted("an_event of=%s", "飛 ü") == "2026-01-01T00:00:00.250Z INFO ha.somewhere an_event of=飛 ü"
 
 
 @pytest.mark.parametrize("conversion", ["%s", "%r", "%.200s", "%s %s"])
-def test_no_value_ends_a_line(conversion: str) -> None:
+def test_values_never_break_a_line(conversion: str) -> None:
     line = formatted(f"an_event value={conversion}", *([EVIL] * conversion.count("%")))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
@@ -88,7 +88,7 @@ def test_every_control_character_is_escaped() -> None:
     assert escape("a b/ü飛\\") == "a b/ü飛\\"
 
 
-def test_a_traceback_begins_no_line_as_a_record_does() -> None:
+def test_traceback_lines_can_not_be_mistaken_for_records() -> None:
     try:
         raise ValueError(EVIL)
     except ValueError:
@@ -100,7 +100,7 @@ def test_a_traceback_begins_no_line_as_a_record_does() -> None:
     assert any(FORGED in line for line in rest)
 
 
-def test_an_event_on_the_status_page_is_one_line() -> None:
+def test_event_on_the_status_page_is_one_line() -> None:
     with RecentEvents().kept("ha.somewhere") as events:
         logging.getLogger("ha.somewhere").warning("an_event value=%s", EVIL)
     [event] = events.newest_first()
@@ -142,7 +142,7 @@ async def ask(node: Node, code: int, fields: dict[str, str], body: bytes = b"bod
     await node.client.invoke(node.address, RemotingCommand(code, ext_fields=fields, body=body, version=479), 60)
 
 
-async def test_requests_that_nobody_may_make(tmp_path: Path, autojump_clock: object, lines: Lines) -> None:
+async def test_unauthenticated_requests(tmp_path: Path, autojump_clock: object, lines: Lines) -> None:
     async with open_node(tmp_path, acl_policy=AclPolicy()) as node:
         for number, name in enumerate("abci"):
             fields = {key: text(value) for key, value in SEND_V2.items()} | {name: EVIL, ACCESS_KEY: f"{EVIL}{number}"}

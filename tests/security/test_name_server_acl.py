@@ -99,7 +99,7 @@ async def test_unsigned_brokers_are_admitted_by_address() -> None:
         assert (await ask(site.connect(), register(), None)).code == 0
 
 
-async def test_without_a_policy_nothing_is_asked() -> None:
+async def test_without_a_policy_everything_is_allowed() -> None:
     async with open_site() as site:
         peer = site.connect()
         assert (await ask(peer, register(), None)).code == 0
@@ -121,7 +121,7 @@ async def test_signed_requests_on_plain_connections_are_refused_where_tls_is_req
 
 
 @pytest.mark.parametrize(("origins", "is_taken"), [("tls", False), ("tls;10.0.0.*", False), ("*", True), ("", True)])
-async def test_changes_by_admins_can_be_limited_to_where_they_come_from(origins: str, is_taken: bool) -> None:
+async def test_admin_changes_can_be_limited_to_origins(origins: str, is_taken: bool) -> None:
     options = AclGuardOptions(admin_origins=AdminOrigins(origins) if origins else None)
     async with open_site(guard=guard(options=options)) as site:
         peer = site.connect()

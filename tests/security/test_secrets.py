@@ -82,7 +82,7 @@ async def until(done: Callable[[], bool]) -> None:
     raise AssertionError("not within 20 s")
 
 
-async def test_nothing_that_nodes_say_has_a_secret(
+async def test_node_output_has_no_secrets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -160,7 +160,7 @@ KEYS = ("brokerSecretKey", "haSharedSecret", "adminToken")
 
 
 @pytest.mark.parametrize("source", ["file", "environment", "--set"])
-def test_print_config_hides_them_and_says_that_they_are_there(
+def test_print_config_hides_secrets(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--print-config", "--set", "brokerAccessKey=broker-key"]
@@ -193,7 +193,7 @@ def test_print_config_hides_them_and_says_that_they_are_there(
         [f"aclEnable={SHARED}"],
     ],
 )
-def test_mistakes_in_a_configuration_don_t_show_them(settings: list[str], request: pytest.FixtureRequest) -> None:
+def test_configuration_errors_do_not_show_secrets(settings: list[str], request: pytest.FixtureRequest) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(ha.Config, settings=settings)
     shown = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
@@ -220,7 +220,7 @@ def only(error: BaseException) -> BaseException:
         (b"x" * 5000, "more than 4096 bytes"),
     ],
 )
-async def test_a_file_that_holds_no_secret(tmp_path: Path, content: bytes | None, reason: str) -> None:
+async def test_secret_file_without_a_secret(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content)
@@ -236,7 +236,7 @@ async def test_a_file_that_holds_no_secret(tmp_path: Path, content: bytes | None
     assert SHARED[:15] not in shown
 
 
-async def test_a_secret_that_everybody_may_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_world_readable_secret_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "secret"
     path.write_text(SHARED)
     for mode, is_warned in ((0o600, False), (0o640, False), (0o644, True), (0o604, True)):
@@ -273,7 +273,7 @@ def test_all_secrets_are_compared_in_constant_time() -> None:
             assert '"Signature"' not in path.read_text(), path
 
 
-def test_a_wrong_signature_takes_compare_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_signature_uses_compare_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     import hmac
 
     compared: list[tuple[int, int]] = []

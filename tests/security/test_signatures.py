@@ -15,7 +15,7 @@ FIELDS = {"topic": "T1", "Zed": "z", "bname": "b0"}
     ("token", "signature"),
     [(None, "XLm8z6NqvG9huKltCfhaJfnf+Uc="), ("tok", "bkISKtqLtl0SG+mbDmXNYnIJcdA=")],
 )
-def test_the_signature_is_rocketmqs(token: str | None, signature: str) -> None:
+def test_signature_equals_rocketmqs(token: str | None, signature: str) -> None:
     command = RemotingCommand(310, ext_fields=dict(FIELDS), body=b"hello")
     AclCredentials("ak", "secret12", token).sign(command)
     assert command.ext_fields["Signature"] == signature
@@ -41,7 +41,7 @@ def test_a_signature_survives_the_wire_in_either_encoding() -> None:
 
 
 @pytest.mark.parametrize("field", ["topic", "Zed", "AccessKey", "added"])
-def test_any_change_of_a_field_spoils_it(field: str) -> None:
+def test_any_changed_field_invalidates_the_signature(field: str) -> None:
     command = RemotingCommand(310, ext_fields=dict(FIELDS), body=b"hello")
     AclCredentials("ak", "secret12").sign(command)
     assert SigningKey("secret12").has_signed(command)
@@ -49,7 +49,7 @@ def test_any_change_of_a_field_spoils_it(field: str) -> None:
     assert not SigningKey("secret12").has_signed(command)
 
 
-def test_body_key_and_signature_have_to_fit() -> None:
+def test_body_key_and_signature_have_to_match() -> None:
     command = RemotingCommand(310, ext_fields=dict(FIELDS), body=b"hello")
     AclCredentials("ak", "secret12").sign(command)
     assert not SigningKey("secret13").has_signed(command)
@@ -60,14 +60,14 @@ def test_body_key_and_signature_have_to_fit() -> None:
     assert not SigningKey("secret12").has_signed(command)
 
 
-def test_what_a_client_adds_behind_the_signature_is_left_out() -> None:
+def test_fields_added_after_signing_are_ignored() -> None:
     command = RemotingCommand(12, ext_fields=dict(FIELDS))
     AclCredentials("ak", "secret12").sign(command)
     command.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
     assert SigningKey("secret12").has_signed(command)
 
 
-def test_names_are_ordered_as_java_does() -> None:
+def test_names_are_ordered_as_in_java() -> None:
     """U+1F600 is D83D DE00 in UTF-16 and so stands before U+FF21, though its code point is the larger one."""
     low, high = "\N{GRINNING FACE}", "\N{FULLWIDTH LATIN CAPITAL LETTER A}"
     assert sorted((low, high)) == [high, low]
@@ -89,6 +89,6 @@ def test_credentials_have_two_keys() -> None:
         assert "secret12" not in str(caught.value)
 
 
-def test_a_lone_surrogate_is_no_text_to_sign() -> None:
+def test_lone_surrogate_can_not_be_signed() -> None:
     with pytest.raises(LocalProtocolError, match="can't be signed"):
         AclCredentials("ak", "secret12").sign(RemotingCommand(310, ext_fields={"a": "\ud800"}))

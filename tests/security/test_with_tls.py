@@ -35,7 +35,7 @@ def everything(pki: Pki, folder: Path) -> tuple[str, ...]:
     return (*server(pki), *tls, *own, SECRET, "adminToken=a-token-of-the-operator", "haSendHeartbeatInterval=200")
 
 
-async def test_all_of_it_together(pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acl_tls_and_secrets_together(pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = everything(pki, tmp_path)
     async with open_pair(tmp_path, (*keys, *client(pki, "broker-a-0")), (*keys, *client(pki, "broker-a-1"))) as (
         master,
@@ -63,7 +63,7 @@ async def test_all_of_it_together(pki: Pki, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("missing", ["secret", "certificate"])
-async def test_one_of_two_proofs_is_not_enough(pki: Pki, tmp_path: Path, missing: str) -> None:
+async def test_certificate_and_signature_are_both_required(pki: Pki, tmp_path: Path, missing: str) -> None:
     keys = (*server(pki), "haTls=enforcing", "haSendHeartbeatInterval=200")
     secret = "haSharedSecret=a-secret-of-another-one" if missing == "secret" else SECRET
     proofs = client(pki, "broker-a-1") if missing == "secret" else client(pki, None)
