@@ -1,24 +1,24 @@
-"""What a group's members agree on, and what they may ask of the service that keeps it.
+"""The state that the members of a group agree on, and the interface of the service that keeps it.
 
-Five kinds of keys below one prefix, `/halog/{cluster}/{brokerName}/`:
+Four kinds of keys below one prefix, `/halog/{cluster}/{brokerName}/`:
 
-    group          GroupRecord    for good: term, master, sync-state set
-    master         MasterRecord   on the master's lease; no such key: there is no master
-    members/{id}   MemberRecord   on the lease of each member that lives; of two processes with one id, of one alone
-    switch         SwitchRequest  what an operator wants, or why he was refused
+    group          GroupRecord    permanent: term, master, sync-state set
+    master         MasterRecord   attached to the master's lease; without this key there is no master
+    members/{id}   MemberRecord   attached to the lease of each live member; of one process, if two have the same id
+    switch         SwitchRequest  an operator's request, or the reason why it was refused
 
-Contract, for every implementation:
+Contract for every implementation:
 
-* Linearizable. `view` shows all that any call had done that returned before it began, and each change happens at one
-  moment, whole or not at all. Each change has a `revision`, higher than that of every change before it.
-* A lease, and what hangs on it, lives for at least the time granted, counted from the moment at which its grant or its
-  last renewal was carried out: so for at least as long as counted from before that was sent. How much longer is the
-  service's business (etcd: up to some seconds, and a whole time more when its leader changes).
-* Every call ends within its `timeout_s`, by AgreementUnavailable if need be. A call that changes something may then
-  have been carried out, or may still be, unless `outcome_unknown` is false. Each of them says in which state of the
-  group it may be carried out; once that is past, it has no effect. Who has to know looks at the view, and then makes
-  the change again, or another: at most one of them is carried out.
-* Cancelling a call is the same as its timing out.
+* Linearizable. `view` shows the effect of every call that returned before it started. Each change is atomic, and has a
+  `revision` higher than that of every change before it.
+* A lease, and the keys attached to it, lives for at least the granted time, counted from when its grant or last renewal
+  was executed, and so also if counted from before that was sent. It may live longer (etcd: by some seconds, and by
+  another whole period if its leader changes).
+* Every call ends within its `timeout_s`, with AgreementUnavailable if it got no answer. A call that changes something
+  may then have been executed, or may still be, unless `outcome_unknown` is false. Each method says in which state of
+  the group it may be executed late; in any other state it has no effect. To find out, read the view, then repeat the
+  change or make another: at most one of them is executed.
+* Cancelling a call has the same effect as its timeout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 from ha.errors import AgreementError
 
 TIMEOUT_S = 2.0
-"""How long a call takes at most, unless it is told otherwise."""
+"""Default timeout of a call, in seconds."""
 
 
 RecordAge = tuple[int, int]
@@ -40,41 +40,41 @@ RecordAge = tuple[int, int]
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What has to survive every member. Written only by the master, or by the election of one."""
+    """The state that outlives all members. Written only by the master, or by an election."""
 
     epoch: int
     """Term of the present or last master; 0 before the first."""
     master_id: int | None
-    """Broker id of that master, or of the member that is to be the next one."""
+    """Broker id of that master, or of the member to which it handed over."""
     sync_state_set: frozenset[int]
     """Broker ids of the members that have every acknowledged byte."""
     ack_count: int | None = None
-    """How many of the set acknowledge each message, its master included; None: all of them."""
+    """Members of the set that acknowledge each message, the master included; None: all of them."""
     version: int = 0
-    """Higher with each change of the record within a term. 0 in records of releases without this."""
+    """Grows with each change of the record within a term. 0 in records of earlier releases."""
 
     @property
     def age(self) -> RecordAge:
-        """Higher with each change, whoever made it: what shows that the service has gone back."""
+        """Grows with each change of the record: shows whether the service was rolled back."""
         return self.epoch, self.version
 
 
 class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The master, and where to find it."""
+    """The master and its addresses."""
 
     broker_id: int
     epoch: int
-    """Its term: that of the group's record."""
+    """Its term, as in the group's record."""
     ha_address: str
     """host:port for slaves."""
     broker_address: str
     """host:port for clients."""
     reads_run_ids: bool = False
-    """Whether slaves may tell it their run ids in the handshake of replication."""
+    """Whether slaves may send it their run ids in the replication handshake."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A member that lives, and how much of the log it had when it wrote this."""
+    """A live member, and how much of the log it had when it wrote this."""
 
     epoch: int
     """Last term in its log; 0 for an empty log."""
@@ -83,39 +83,39 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_address: str
     broker_address: str
     priority: int = 0
-    """Among equally good candidates the lower goes first (brokerElectionPriority)."""
+    """Of candidates with equal logs the lowest is elected (brokerElectionPriority)."""
     drains: bool = False
-    """Does not want to be master."""
+    """It should not become master."""
     run_id: int = 0
-    """Tells this run of its process from others with the same broker id; 0: not told."""
+    """Identifies this process among those with the same broker id; 0: unknown."""
     stands_for: int = 0
-    """The epoch whose election it stands in, 0 for none: it has stopped following anybody of a lower one, so its log
-    ends at `max_offset` and will not grow before somebody is elected."""
+    """Epoch of the election in which it stands, 0 for none. It no longer follows a master of a lower epoch, so its log
+    ends at `max_offset` and will not grow before a master is elected."""
     is_complete: bool = True
-    """Its log still has every byte that it acknowledged. False after a stop that may have lost what the kernel had not
-    written yet, until it has caught up with a master (durable_state.py). Members of releases without this say True."""
+    """Its log still has every byte that it acknowledged. False after a stop that may have lost unwritten pages, until
+    it has caught up with a master (durable_state.py). True in records of earlier releases."""
     is_new: bool = False
     """There has never been a log on its disk."""
     known_epoch: int = 0
     known_version: int = 0
-    """Of the newest GroupRecord that it has on its disk."""
+    """Age of the newest GroupRecord on its disk."""
 
     @property
     def known_age(self) -> RecordAge:
-        """Of that record."""
+        """Age of that record."""
         return self.known_epoch, self.known_version
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An operator's wish for another master."""
+    """An operator's request for another master, or its refusal."""
 
     to: int | None
-    """Broker id of the member that is to be master; None: any but the present one."""
+    """Broker id of the next master; None: any but the present one."""
     reason: str = ""
     epoch: int | None = None
-    """Of the term that is to end: no later one is ended by it. None: whichever there is."""
+    """The term to end; the request has no effect on later ones. None: the present one."""
     refusal: str = ""
-    """Why the master will not. This is then the answer to a request, and asks for nothing."""
+    """Why the master refused. The record is then the answer to a request."""
     refused_revision: int = 0
     """With a refusal: the revision of the request that it answers."""
 
@@ -125,53 +125,53 @@ class Lease(msgspec.Struct, frozen=True):
 
     id: int
     ttl_s: float
-    """What the service granted, which may be more than was asked for."""
+    """The granted time, which may be longer than requested."""
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """All keys of the group at one moment. A revision is 0 where there is no key."""
+    """All keys of the group at one moment. The revision of a missing key is 0."""
 
     revision: int
-    """Of the service when it looked: no change up to it is missing here."""
+    """The service's revision: all changes up to it are included."""
     group: GroupRecord | None = None
     group_revision: int = 0
-    """Of the last change of `group`: what a change of it has to name."""
+    """Revision of the last change of `group`; the next change has to name it."""
     master: MasterRecord | None = None
     master_revision: int = 0
-    """At which this master took the key. Whoever takes it afterwards has a higher one."""
+    """Revision at which this master created the key; it grows from master to master."""
     master_lease_id: int = 0
-    """The lease that the key hangs on: tells its owner after an answer was lost that it has become master."""
+    """The lease of the key: shows its owner that it became master even if the answer was lost."""
     members: Mapping[int, MemberRecord] = {}
-    """By broker id; only those whose lease lives."""
+    """By broker id; only members whose lease is alive."""
     member_lease_ids: Mapping[int, int] = {}
-    """By broker id: the lease that each member's key hangs on, which tells two processes with one id apart."""
+    """By broker id: the lease of each member's key, which distinguishes two processes with one id."""
     switch: SwitchRequest | None = None
     switch_revision: int = 0
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a watch tells."""
+    """An item of a watch."""
 
     view: GroupView
-    """After a change, or at the start; `revision` is higher with each, but for a restart."""
+    """After a change, or at the start; its `revision` grows, except at a restart."""
     is_restart: bool
-    """Changes between the view before and this one, if any, were not told: always so with the first."""
+    """Changes since the previous view may have been skipped: true for the first view."""
 
 
 class AgreementUnavailable(AgreementError):
-    """No answer in time, or none that could be used: the service, its quorum or the way to it is not there."""
+    """No usable answer in time: the service, its quorum or the network is not available."""
 
     def __init__(self, what: str, reason: str, *, outcome_unknown: bool) -> None:
-        doubt = "; it may have been carried out, or may still be" if outcome_unknown else ""
+        doubt = "; it may have been executed, or may still be" if outcome_unknown else ""
         super().__init__(f"{what}: {reason}{doubt}")
         self.what = what
         self.reason = reason
         self.outcome_unknown = outcome_unknown
-        """Whether a change may have happened, or happen yet. Always false for what changes nothing."""
+        """Whether a change may have been executed, or may still be. False for calls that change nothing."""
 
 
 class Outdated(AgreementError):
-    """What the change was made for is not so any more; nothing was changed. `view` is what was there at that moment."""
+    """The change's precondition no longer holds; nothing was changed. `view`: the group at that moment."""
 
     def __init__(self, what: str, view: GroupView) -> None:
         super().__init__(f"{what}: the group has changed, it is at revision {view.revision} now")
@@ -180,7 +180,7 @@ class Outdated(AgreementError):
 
 
 class LeaseLost(AgreementError):
-    """The lease has ended, and with it every key that hung on it. Nothing was changed."""
+    """The lease has ended, and with it every key that was attached to it. Nothing was changed."""
 
     def __init__(self, what: str, lease: Lease) -> None:
         super().__init__(f"{what}: lease {lease.id:x} has ended")
@@ -189,7 +189,7 @@ class LeaseLost(AgreementError):
 
 
 class BrokerIdTaken(AgreementError):
-    """The member's key hangs on another lease, which lives: another process has this broker id. Nothing was changed."""
+    """The member's key is attached to another live lease: another process has this broker id. Nothing was changed."""
 
     def __init__(self, what: str, broker_id: int, holder: MemberRecord, lease_id: int) -> None:
         super().__init__(
@@ -203,16 +203,16 @@ class BrokerIdTaken(AgreementError):
 
 
 class Watch(Protocol):
-    """One group's changes, in order, for one task. Ends only by being cancelled."""
+    """One group's changes, in order, for one task. Ends only if cancelled."""
 
     def __aiter__(self) -> Watch:
         """Return itself."""
 
     async def __anext__(self) -> Seen:
-        """Wait for the next change, or the first view. A cancelled wait loses nothing.
+        """Wait for the next change, or the first view. Cancelling loses nothing.
 
-        Raises nothing else: while the service can't be reached it waits, tries again, and goes on where it was, or with
-        a whole view (`is_restart`) if what was missed is not to be had any more.
+        Raises nothing: while the service can't be reached it waits and retries, then continues where it was, or with a
+        new view (`is_restart`) if the missed changes are no longer available.
         """
 
 
@@ -220,24 +220,24 @@ class Agreement(Protocol):
     """One group's keys. All calls: AgreementUnavailable. `timeout_s`: seconds of the trio clock for the whole call."""
 
     async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
-        """Return what there is now. Linearizable: never what an outvoted server remembers."""
+        """Read the group. Linearizable: never the state of a server that lost its quorum."""
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
-        """Watch the group: the first view at once, then one after each change that is made from then on."""
+        """Watch the group: the first view at once, then one after each later change."""
 
     async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Write the first record of the group and return its revision. Outdated if there is one.
+        """Write the first record of the group; return its revision. Outdated if there is one.
 
-        May be carried out late: while there is no record.
+        May be executed late: while there is no record.
         """
 
     async def change_group(
         self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """As the master, put `group` in the place of the record with `group_revision`; return the new one's revision.
+        """As master, replace the record with `group_revision` by `group`; return the new revision.
 
-        Outdated unless that record is still there and the master's key is the one taken at `master_revision`. May be
-        carried out late: while both are so. Any other change of the record, one of the same content too, prevents it.
+        Outdated unless that record is unchanged and the master's key is the one created at `master_revision`. May be
+        executed late: while both hold. Any other change of the record, even with the same content, prevents it.
         """
 
     async def take_mastership(
@@ -249,60 +249,59 @@ class Agreement(Protocol):
         group_revision: int,
         timeout_s: float = TIMEOUT_S,
     ) -> int:
-        """Become master: in one, put `group` in the place of the record with `group_revision`, and take the key.
+        """Become master: atomically replace the record with `group_revision` by `group`, and create the master's key.
 
-        Returns the revision of this change, which is both the record's and the key's. Outdated if the record has
-        changed or there is a master; LeaseLost. May be carried out late: while there is no master, the record is still
-        that one, and the lease lives.
+        Returns the revision of both. Outdated if the record has changed or there is a master; LeaseLost. May be
+        executed late: while there is no master, the record is unchanged, and the lease lives.
         """
 
     async def hand_over(
         self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """As the master, stop being it: in one, `change_group`, remove the key, and remove any switch request.
+        """As master, stop being it: atomically do `change_group`, delete the key, and remove any switch request.
 
-        Returns the revision of this change. Outdated and lateness as for `change_group`.
+        Returns the revision of this change. Outdated, and late execution, as for `change_group`.
         """
 
     async def resign(self, *, master_revision: int, timeout_s: float = TIMEOUT_S) -> None:
-        """Remove the master's key if it is the one taken at `master_revision`; also well if it is gone already.
+        """Delete the master's key if it is the one created at `master_revision`; else do nothing.
 
-        May be carried out late: while that key is there.
+        May be executed late: while that key exists.
         """
 
     async def grant_lease(self, ttl_s: float, *, timeout_s: float = TIMEOUT_S) -> Lease:
-        """Get a lease of at least `ttl_s`. If that fails, one may remain that nobody knows and that ends by itself."""
+        """Get a lease of at least `ttl_s`. If that fails, an unused lease may remain until it expires."""
 
     async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
-        """Have the lease begin anew; return the seconds that it was granted, counted from no earlier than this call.
+        """Renew the lease; return the granted seconds, which count from no earlier than this call.
 
-        LeaseLost. The caller notes the time before it calls and counts from there.
+        LeaseLost. To be safe, count from a time that was read before the call.
         """
 
     async def revoke(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> None:
-        """End the lease, and with it its keys; also well if it has ended already."""
+        """End the lease and delete its keys; do nothing if it has ended already."""
 
     async def put_member(
         self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """Write what `broker_id` says of itself; return its revision. LeaseLost; BrokerIdTaken.
+        """Write the record of member `broker_id`; return its revision. LeaseLost; BrokerIdTaken.
 
-        The key is written only if it is absent or hangs on `lease`: it is never taken over from another lease. A lease
-        that has ended may be reported by either error.
+        The key is written only if it is absent or attached to `lease`: it is never taken over from another lease. If
+        the lease has ended, either error may be raised.
 
-        Once this has returned, no earlier `put_member` of the same node can be carried out any more, however it ended.
+        Once this has returned, no earlier `put_member` of the same node can be executed any more, however it ended.
         """
 
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Ask for another master, in the place of whatever was asked before; return the revision.
+        """Request another master, replacing any earlier request; return the revision.
 
-        May be carried out late, whatever is there then; but once it has returned, it was carried out once for all.
+        May be executed late in any state of the group; but once it has returned, it will not be executed again.
         """
 
     async def refuse_switch(
         self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Put `refused` in the place of the request with this revision; also well if that is gone already.
+        """Replace the request with this revision by `refused`; do nothing if the request is gone.
 
-        May be carried out late: while that request is there.
+        May be executed late: while that request exists.
         """

@@ -1,15 +1,15 @@
-"""The agreement of `agreement.py`, kept by etcd (3.4 and newer), over its JSON gateway.
+"""The agreement of `agreement.py`, kept in etcd (3.4 and newer), over its JSON gateway.
 
-Every change of a group's keys is one transaction that compares what it was made for. A transaction whose answer is lost
-is sent again, to the next server; the comparison lets one of them through, and the keys that a refused one brings back
-tell whether that was ours.
+Every change of a group's keys is one transaction that compares the state for which it was made. A transaction whose
+answer is lost is sent again to the next endpoint. The comparison lets only one of them succeed, and the keys that a
+failed one returns show whether an earlier attempt succeeded.
 
-Leases. etcd's have whole seconds, so what is asked for is rounded up, and a minimum: one and a half times its election
-timeout, rounded up (2 s by default). What was granted is in the answer. A lease that has ended is noticed within half a
-second by the leader and then removed by a transaction. A new leader begins all leases anew. So a key goes between 0 and
-about 1 s after its time at best, and after another whole time if etcd's leader changes. Releases of 3.4 and 3.5 that
-lack the mend of etcd's issue 15247 may also end a lease too early, or renew one that has ended, after their leader was
-frozen: who holds a lease may rely on it for being found dead, not for being alone.
+Leases: etcd counts whole seconds, so the requested time is rounded up, and has a minimum of one and a half times its
+election timeout, rounded up (2 s by default). The answer contains the granted time. The leader notices an expired lease
+within half a second, and removes it by a transaction; a new leader renews all leases. So a key is removed between 0 and
+about 1 s after its time, or a whole period later if etcd's leader changes. Releases of 3.4 and 3.5 without the fix of
+etcd's issue 15247 may also expire a lease too early, or renew one that has expired, after their leader was frozen: a
+lease reliably shows that its owner is dead, but does not guarantee that there is only one owner.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class EtcdAgreement:
         self._prefix = group_prefix(cluster, broker_name)
 
     def statistics(self) -> EtcdStatistics:
-        """Return what the client has done so far."""
+        """Return the client's counters."""
         return self._client.statistics()
 
     async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
@@ -104,7 +104,7 @@ class EtcdAgreement:
         self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
     ) -> int:
         def is_ours(view: GroupView) -> bool:
-            # Nobody else may change the record while the key is ours.
+            # No other member may change the record while the key is ours.
             return view.master_revision == master_revision and view.group == group
 
         return await self._change(
@@ -197,10 +197,10 @@ class EtcdAgreement:
     async def put_member(
         self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
     ) -> int:
-        what, name = "telling of this member", MEMBERS + b"%d" % broker_id
+        what, name = "writing this member's record", MEMBERS + b"%d" % broker_id
 
         def check(found: KeyValue) -> None:
-            # The comparison with the revision that was found makes sure that it still hangs on this lease.
+            # The comparison with the revision found ensures that the key is still attached to this lease.
             if found.mod_revision and found.lease != lease.id:
                 try:
                     holder = record_of(found, MemberRecord)
@@ -211,7 +211,7 @@ class EtcdAgreement:
         return await self._replace(what, name, member, timeout_s, lease, check=check)
 
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
-        return await self._replace("asking for a switch", SWITCH, request, timeout_s)
+        return await self._replace("requesting a switch", SWITCH, request, timeout_s)
 
     async def refuse_switch(
         self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
@@ -241,7 +241,7 @@ class EtcdAgreement:
         timeout_s: float,
         lease: Lease | None = None,
     ) -> tuple[int, TxnAnswer, bool]:
-        """Return the revision if all comparisons held, else 0; the answer; whether a try before may have changed it."""
+        """Return the revision, 0 if a comparison failed; the answer; whether an earlier attempt may have succeeded."""
         request = txn_request(self._prefix, compare, operations)
         try:
             answer, in_doubt = await self._client.call(what, "/v3/kv/txn", request, timeout_s=timeout_s, changes=True)
@@ -266,7 +266,7 @@ class EtcdAgreement:
         group_revision: int,
         is_ours: Callable[[GroupView], bool],
     ) -> int:
-        """Change `group`, which has `group_revision` now. `is_ours` tells of what is there whether we have put it."""
+        """Change `group`, which has `group_revision` now. `is_ours`: whether a view shows this change."""
         compare = [*compare, is_unchanged(GROUP, group_revision)]
         revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)
         if revision:
@@ -291,17 +291,17 @@ class EtcdAgreement:
         *,
         check: Callable[[KeyValue], None] = lambda found: None,
     ) -> int:
-        """Write a key in the place of what it holds now, so that no late try can come after.
+        """Replace the present value of a key, so that no late attempt can be executed afterwards.
 
-        `check` is given what the key holds (a revision of 0: nothing) and raises if that must not be replaced.
+        `check` gets the present value (revision 0: none) and raises if it must not be replaced.
         """
         deadline = trio.current_time() + timeout_s
         key, expected = self._prefix + name, 0
         operations = [put(name, record, lease.id if lease is not None else 0)]
         while True:
-            left_s = deadline - trio.current_time()
+            remaining_s = deadline - trio.current_time()
             compare = [is_unchanged(name, expected)]
-            revision, txn, in_doubt = await self._txn(what, compare, operations, left_s, lease)
+            revision, txn, in_doubt = await self._txn(what, compare, operations, remaining_s, lease)
             if revision:
                 return revision
             found = _found(txn).get(key, KeyValue(key=key))
@@ -309,7 +309,7 @@ class EtcdAgreement:
             if in_doubt and found.value == value_of(record):
                 return found.mod_revision
             if in_doubt and lease is None:
-                # It may have been there, and been done and removed: a second one would be too many.
+                # The request may have been written, served and removed: it must not be written twice.
                 raise AgreementUnavailable(what, "the request has changed meanwhile", outcome_unknown=True)
             expected = found.mod_revision
 
@@ -318,16 +318,16 @@ class EtcdAgreement:
 async def open_etcd_agreement(
     options: EtcdOptions, cluster: str, broker_name: str, *, chance: random.Random | None = None
 ) -> AsyncIterator[EtcdAgreement]:
-    """Reach the agreement of one group. Connects when it is first used; `chance` draws pauses between rounds of tries.
+    """Open the agreement of one group. It connects when it is first used; `chance` draws the pauses between retries.
 
-    Calls under way when the block ends fail: AgreementUnavailable.
+    Calls in progress when the block ends fail: AgreementUnavailable.
     """
     async with open_etcd_client(options, chance) as client:
         yield EtcdAgreement(client, cluster, broker_name)
 
 
 def _found(txn: TxnAnswer) -> dict[bytes, KeyValue]:
-    """Return the keys that a transaction brought back which did not hold."""
+    """Return the keys that a failed transaction returned."""
     ranges = [each.response_range for each in txn.responses if each.response_range is not None]
     return by_key(ranges[0].kvs) if ranges else {}
 

@@ -21,7 +21,7 @@ from ha.failover.switchover import is_open
 logger = logging.getLogger(__name__)
 
 DEADLINE_PASSED = "the deadline of its lease has passed"
-NO_LONGER_MASTER = "this member is not master any more"
+NO_LONGER_MASTER = "this member is no longer master"
 
 
 class MasterTerm:

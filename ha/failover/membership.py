@@ -35,7 +35,7 @@ class Membership:
         self.progress = MemberProgress()
         self.keeper = LeaseKeeper(agreement, options, self.record)
         self.is_leaving = False
-        """The node stops: this member must not become master any more."""
+        """The node stops, so this member must not become master."""
         self._standing: tuple[LogPosition, int] | None = None
         """While it stands for election: the end of its log, and the epoch it stands for"""
         self._followed_lease_id = 0
@@ -62,7 +62,7 @@ class Membership:
         )
 
     def stand(self, epoch: int) -> None:
-        """From now on the record says that this member stands in the election of `epoch`, with its present log."""
+        """Let the record say that this member stands in the election of `epoch`, with its present log."""
         self._standing = self.role.position, epoch
 
     def stop_standing(self) -> None:
@@ -70,7 +70,7 @@ class Membership:
         self._standing = None
 
     def master_record(self, epoch: int) -> MasterRecord:
-        """Return what the master's key says if this member is master of `epoch`."""
+        """Return the value of the master's key for this member as master of `epoch`."""
         options = self.options
         return MasterRecord(
             broker_id=options.broker_id,

@@ -1,4 +1,4 @@
-"""What a member is told; made by ha/node from the configuration. Seconds of the trio clock."""
+"""Settings of a member, made by ha/node from the configuration. Times in seconds of the Trio clock."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One member of a group."""
 
     broker_id: int
-    """From 1 on, its own for good."""
+    """1 or higher, fixed for the member's life."""
     ha_address: str
     """host:port for slaves."""
     broker_address: str
     """host:port for clients."""
     run_id: int = 0
-    """Tells this run of the process from others with the same broker id; 0: not told."""
+    """Identifies this process among those with the same broker id; 0: unknown."""
     priority: int = 0
-    """brokerElectionPriority: among equally good candidates the lower goes first."""
+    """brokerElectionPriority: of candidates with equal logs the lowest is elected."""
     ack_count: int | None = None
-    """How many of the sync-state set acknowledge each message, the master included; None: all of them."""
+    """Members of the sync-state set that acknowledge each message, the master included; None: all of them."""
     elects_unclean: bool = False
-    """enableElectUncleanMaster: rather a master that lacks acknowledged messages than none."""
+    """enableElectUncleanMaster: prefer a master that lacks acknowledged messages to no master."""
 
     lease_ttl_s: float = 3.0
-    """leaseTtl: a master that is gone is missed after so long; one that can't renew stops a little earlier."""
+    """leaseTtl: time after which a lost master is noticed. One that can't renew its lease stops a little earlier."""
     drift: float = DRIFT
     call_timeout_s: float = 1.0
-    """For one call of the agreement, at most; renewals take at most a third of the lease."""
+    """Timeout of one call of the agreement; that of a renewal is at most a third of the lease."""
     rank_delay_s: float = 0.2
-    """By so much each candidate lets a better one go first."""
+    """Delay of each candidate for each better one."""
     appointed_delay_s: float = 1.0
-    """So long the others wait for the member that was handed the office."""
+    """Delay of the others for the member to which the last master handed over."""
     unclean_delay_s: float = 10.0
-    """So long nobody of the sync-state set must have been there before an unclean election."""
+    """Time without a candidate from the sync-state set before an unclean election."""
     switch_timeout_s: float = 2.0
-    """How long puts are held at most until the next master has everything."""
+    """Maximum time that puts are on hold until the next master has the whole log."""
     retry_s: float = 0.2
-    """Between two tries at an agreement that can't be reached."""
+    """Pause before the next call to an agreement that can't be reached."""

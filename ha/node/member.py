@@ -180,7 +180,7 @@ class NodeRole:
         await self._client.has_caught_up.wait()
 
     async def wait_wanted_set(self) -> frozenset[int]:
-        wanted: frozenset[int] = await self._leadership.wished_set.wait_value(lambda wish: wish is not None)
+        wanted: frozenset[int] = await self._leadership.proposed_set.wait_value(lambda proposed: proposed is not None)
         return wanted
 
     def set_live_members(self, members: Mapping[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Since when a slave lacks something, as far as its reports tell. Times in seconds of any one clock."""
+"""When a slave last had the whole log, as far as its reports show. Times in seconds of one clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 
 class CaughtUp:
-    """When a slave last had all that there was at that moment, as far as its reports tell.
+    """When a slave last had everything that was in the log at that moment (`at`).
 
-    A slave of a busy master never reports the log's end. But what it reports now was the end a while ago: since the
-    report that was made then, by the latest. (RocketMQ looks at what was last sent before, which is the same in kind.)
+    A slave of a busy master never reports the log's end. But the offset that it reports now was the log's end earlier:
+    at the latest when an earlier report set the mark. (RocketMQ uses the time of the last send in the same way.)
     """
 
     __slots__ = ("_mark_at", "_mark_offset", "at")
@@ -20,11 +20,11 @@ class CaughtUp:
         self._mark_at = -math.inf
 
     def note_report(self, offset: int, end: int, now: float) -> None:
-        """It has the log up to `offset`."""
+        """The slave has the log up to `offset`; the log ends at `end`."""
         if offset >= end:
             self.at = now
         elif offset >= self._mark_offset:
             self.at = max(self.at, self._mark_at)
         else:
-            return  # what it lacked at the mark it still lacks
+            return  # it still does not have what the log had at the mark
         self._mark_offset, self._mark_at = end, now

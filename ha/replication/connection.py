@@ -1,24 +1,25 @@
 """One slave's connection on the master: RocketMQ's DefaultHAConnection as one nursery with a reader and a writer.
 
-The reader takes reports, the writer sends frames; whichever ends first ends both, and the connection is closed with it:
-a cancelled send leaves an unknown part of a frame on the wire. The task that runs both keeps the time.
+The reader takes reports, the writer sends frames. When either ends, both end and the connection is closed: a cancelled
+send leaves an unknown part of a frame on the wire. The task that runs both keeps the time.
 
-What a report means:
-- The first valid one, the request, fixes where the transfer starts: 0 means the begin of the log's last segment, or the
-  log's first offset if the slave asked the range question before (range_question.py); anything else is meant literally.
-- Later ones acknowledge. One beyond the master's end, below the previous or above what was sent closes the connection.
-  RocketMQ 4.9 does the first, 5.x takes anything and lets a liar poison push2SlaveMaxOffset; no honest slave notices.
+Reports:
+- The first valid report, the request, sets where the transfer starts. 0 means the start of the log's last segment, or
+  the log's first offset if the slave asked the range question before (range_question.py); other values are literal.
+- Later reports acknowledge. A report beyond the master's end, below the previous one or above what was sent closes the
+  connection. RocketMQ 4.9 checks only the first, 5.x nothing, so that a wrong report corrupts push2SlaveMaxOffset.
+  Correct slaves see no difference.
 
-When a frame is sent: whenever the log grew, with all that is there up to transfer_batch_size and the segment's end, so
-n puts between two wake-ups cost one frame. A heartbeat when more than heartbeat_interval has passed since the last byte
-was written (or since accept), checked before the next data frame as in RocketMQ.
+Frames are sent whenever the log has grown, with everything up to transfer_batch_size and the segment's end, so n puts
+between two wake-ups cost one frame. A heartbeat is sent when more than heartbeat_interval has passed since the last
+byte was written (or since accept); as in RocketMQ that is checked before the next data frame.
 
-A member of a failover group begins with a handshake (ha/protocol/auto_switch_frame.py); what follows is the same with
-other headers, made by `EpochFrames`. Any other slave is served as ever by a master of such a group.
+A member of a failover group starts with a handshake (ha/protocol/auto_switch_frame.py); the rest is the same with other
+headers, made by `EpochFrames`. A master of such a group serves any other slave as usual.
 
-Who sends: the writer, or on its behalf, while it has nothing to do, whoever makes the log grow. The latter only if the
-slave has acknowledged all that it was sent: a put that is alone is on its way without a turn of the event loop, and
-puts that come while others are under way go together. (Nagle's rule, with acknowledgements of the log's bytes.)
+While the writer is idle, the code that makes the log grow sends the frame for it, if the slave has acknowledged all
+that was sent: a single put is sent without a turn of the event loop, and puts that arrive while others are in flight
+are sent together. (Nagle's algorithm, with acknowledgements of the log's bytes.)
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ha.protocol.auto_switch_frame import (
 )
 from ha.protocol.ha_frame import REPORT_SIZE, TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
 from ha.replication.epoch_frames import EpochFrames
-from ha.replication.handshake import admit_slave
+from ha.replication.handshake import authenticate_slave
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
@@ -50,18 +51,19 @@ from ha.transport import EagerWriter, transport_for
 logger = logging.getLogger(__name__)
 
 REPORT_BUFFER_BYTES = 8192
-"""Most bytes of reports taken at once: a thousand reports, of which only the last counts."""
+"""Maximum bytes of reports per receive: a thousand reports, of which only the last counts."""
 
 JOINED_BYTES_MAX = 64 << 10
-"""As much of a body as is copied behind its header, so that small frames and the header of a large one are not sends of
-their own (a header alone wakes the slave once more). Copying this much costs a third of a system call on loopback."""
+"""Maximum bytes of a body that are copied behind its header, so that neither a small frame nor the header of a large
+one takes a send of its own (a separate header wakes the slave once more). Copying this much costs a third of a system
+call on loopback."""
 
 OPENING_S_MAX = 0.5
-"""Whose first eight bytes may be a report or half a handshake made a report if nothing more comes for so long."""
+"""First bytes that may be a report or half a handshake are a report if nothing follows for this long."""
 
 
 class HAConnection:
-    """Serves one slave over `stream` until either side ends it; `run` owns both tasks and closes the stream."""
+    """Serves one slave over `stream` until either side ends it. `run` owns both tasks and closes the stream."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class HAConnection:
     ) -> None:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
 
-        `on_handshake` says how to talk to a member of a failover group, or why not to; None: this is no such group.
-        With a `poller` reports are taken in its turns.
+        `on_handshake` returns how to serve a member of a failover group, or why not to; None: this is no such group.
+        With a `poller`, reports are received in its turns.
         """
         self.progress = progress
         self._stream = stream
@@ -95,6 +97,7 @@ class HAConnection:
         self._scope = trio.CancelScope()
         self._close_reason: CloseReason | None = None
         self._spoken = trio.Event()
+        """The slave has sent a first message of any kind"""
         self._requested = trio.Event()
         self._writer = EagerWriter(self._transport)
 
@@ -106,23 +109,23 @@ class HAConnection:
 
     @property
     def is_closing(self) -> bool:
-        """Whether `close` was called or a half has ended."""
+        """Whether `close` was called, or the reader or writer has ended."""
         return self._close_reason is not None
 
     async def run(self) -> CloseReason:
-        """Serve the slave; return why it ended. Cancelling it closes the stream as well."""
+        """Serve the slave; return why it ended. Cancelling closes the stream, too."""
         try:
             with self._scope:
                 if self._options.handshake is not None:
                     await self._run_half(self._authenticate)
                 if not self.is_closing:
-                    self._log.max_offset.subscribe(self._take_growth)
+                    self._log.max_offset.subscribe(self._on_log_grew)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._run_half, self._read)
                         nursery.start_soon(self._run_half, self._write)
                         await self._keep_time()
         finally:
-            self._log.max_offset.unsubscribe(self._take_growth)
+            self._log.max_offset.unsubscribe(self._on_log_grew)
             reason = self._close_reason or CloseReason.SERVICE_STOPPED
             self.progress.become_shutdown(reason)
             self._on_state(self.progress)
@@ -130,9 +133,9 @@ class HAConnection:
         return reason
 
     async def _authenticate(self) -> CloseReason | None:
-        """Let the slave prove that it knows the secret; None if it did."""
+        """Check that the slave knows the secret; None if it does."""
         assert self._options.handshake is not None
-        refused = await admit_slave(self._stream, self._options.handshake)
+        refused = await authenticate_slave(self._stream, self._options.handshake)
         if refused is None:
             self.progress.last_report_at = trio.current_time()
             return None
@@ -151,13 +154,13 @@ class HAConnection:
             self.close(reason)
 
     async def _keep_time(self) -> None:
-        """Wake the writer for its heartbeats, and end the connection once the slave is silent for too long.
+        """Wake the writer for heartbeats, and end the connection when the slave is silent for too long.
 
-        One timer that looks at what happened since it was set, instead of one or two that are set at each frame.
+        One timer that checks the latest times when it fires, instead of one or two that are reset with each frame.
         """
         progress = self.progress
-        # Only a complete message counts as a sign of life: RocketMQ counts any byte, which lets a stranger who drips
-        # one byte now and then stay for ever. Slaves send their eight bytes at once.
+        # Only a complete message counts as a sign of life. RocketMQ counts any byte, so that a peer that sends single
+        # bytes can stay connected for ever. Slaves send their eight bytes at once.
         silence_s = self._options.housekeeping_interval_s + TICK_S
         woken_until = -math.inf
         while True:
@@ -167,7 +170,7 @@ class HAConnection:
             if now >= progress.last_report_at + silence_s:
                 self.close(CloseReason.HOUSEKEEPING_TIMEOUT)
             if now >= self._heartbeat_due:
-                # Even a writer that is busy sending will have sent something now or later.
+                # A writer that is busy sending needs no wake-up: what it sends counts as a heartbeat.
                 woken_until = now + self._options.heartbeat_interval_s + TICK_S
                 self._writer.wake()
 
@@ -181,7 +184,7 @@ class HAConnection:
         while received and is_member is None:
             is_member = speaks_epochs(received)
             if is_member is None:
-                # A slave sends its first message at once; whether it is eight bytes or the half of sixteen shows then.
+                # A slave sends its first message in one piece: if nothing follows eight bytes, they are a report.
                 wait_s = OPENING_S_MAX if len(received) == REPORT_SIZE else math.inf
                 with trio.move_on_after(wait_s) as scope:
                     more = await receive()
@@ -191,7 +194,7 @@ class HAConnection:
         return await (self._read_messages(received) if is_member else self._read_reports(received))
 
     async def _read_reports(self, chunk: bytes) -> CloseReason:
-        """Read what a slave says that is no member, beginning with `chunk`."""
+        """Read the messages of a slave that is no member, starting with `chunk`."""
         opening, parser, progress = OpeningParser(), ReportParser(), self.progress
 
         def take(chunk: bytes) -> CloseReason | None:
@@ -206,7 +209,7 @@ class HAConnection:
         return await self._read_all(chunk, take)
 
     async def _read_messages(self, chunk: bytes) -> CloseReason:
-        """Read what a member says, beginning with `chunk`."""
+        """Read the messages of a member, starting with `chunk`."""
         parser = SlaveMessageParser()
 
         def take(chunk: bytes) -> CloseReason | None:
@@ -223,7 +226,7 @@ class HAConnection:
         return await self._read_all(chunk, take)
 
     async def _read_all(self, chunk: bytes, take: Callable[[bytes], CloseReason | None]) -> CloseReason:
-        """Have `chunk` and all that comes after it taken, until there is a reason to close."""
+        """Pass `chunk` and everything after it to `take`, until that returns a reason to close."""
         reason = take(chunk) if chunk else CloseReason.SLAVE_CLOSED
 
         def goes_on(chunk: bytes) -> bool:
@@ -237,7 +240,7 @@ class HAConnection:
 
     def _take_handshake(self, handshake: SlaveHandshake) -> CloseReason | None:
         if self._handshake is not None:
-            # RocketMQ asks again if the answer takes a while, and takes one of them.
+            # RocketMQ repeats its handshake if the answer takes long, and expects one answer.
             return None if handshake == self._handshake else CloseReason.MALFORMED_REPORT
         assert self._on_handshake is not None
         frames = self._on_handshake(self, handshake)
@@ -258,7 +261,7 @@ class HAConnection:
             return CloseReason.REPORT_BEYOND_END
         if progress.state is SlaveState.CONNECTED:
             self._take_request(offset)
-        elif progress.misreport(offset):
+        elif progress.contradicts(offset):
             progress.close_detail = f"it reported {offset} after {progress.ack_offset}"
             return CloseReason.OFFSET_MISMATCH
         progress.take_report(offset, end, trio.current_time())
@@ -307,7 +310,7 @@ class HAConnection:
             await self._send(encode_range_answer(max(log.min_offset, 0), log.max_offset.value))
         await self._requested.wait()
         if progress.state is SlaveState.OUT_OF_RANGE:
-            return await self._keep_waiting()
+            return await self._serve_out_of_range()
         while True:
             if trio.current_time() >= self._heartbeat_due:
                 await self._send(self._encode_header(progress.transfer_offset, 0))
@@ -336,19 +339,19 @@ class HAConnection:
                 if position > log.max_offset.value:
                     return CloseReason.LOG_TRUNCATED
                 self._become_out_of_range(position)
-                return await self._keep_waiting()
+                return await self._serve_out_of_range()
             # Released as soon as it is sent, so that the store can unmap the segment.
             with memoryview(chunk) as body:
                 await self._send_frame(position, body)
             if progress.transfer_offset != log.max_offset.value:
-                await trio.lowlevel.checkpoint()  # sending is none if the slave takes all
+                await trio.lowlevel.checkpoint()  # a send that does not block is no checkpoint
 
-    def _take_growth(self) -> None:
-        """Have what is new in the log sent."""
+    def _on_log_grew(self) -> None:
+        """Send what is new, or have the writer do it."""
         progress = self.progress
         now = trio.current_time()
         if progress.sample_offset < 0 and progress.is_counted:
-            progress.sample_offset, progress.sample_began = self._log.max_offset.value, now
+            progress.sample_offset, progress.sample_started_at = self._log.max_offset.value, now
         if not self._writer.is_idle:
             return  # it looks before it is idle again
         if progress.ack_offset == progress.transfer_offset:
@@ -356,14 +359,14 @@ class HAConnection:
             if self._frames is not None and progress.broker_id is not None and not self.is_closing:
                 self._frames.sync_state.grow(progress.broker_id, now)
             try:
-                if self._transport.can_send_nowait and self._send_growth(now):
+                if self._transport.can_send_nowait and self._try_send(now):
                     return
             except trio.BrokenResourceError:
                 self.close(CloseReason.CONNECTION_LOST)
         self._writer.wake()
 
-    def _send_growth(self, now: float) -> bool:
-        """Send what is new, without waiting, if that is simple; tell whether nothing is left to do for the writer."""
+    def _try_send(self, now: float) -> bool:
+        """Send what is new as one frame without waiting; return False if something is left to do for the writer."""
         progress, log = self.progress, self._log
         position = progress.transfer_offset
         size = log.max_offset.value - position
@@ -375,7 +378,7 @@ class HAConnection:
         if chunk is None:
             return False
         with chunk:
-            if len(chunk) != size:  # of two segments
+            if len(chunk) != size:  # it spans two segments
                 return False
             frame = b"".join((self._encode_header(position, size), chunk))
         progress.transfer_offset = position + size
@@ -385,7 +388,7 @@ class HAConnection:
         return sent == len(frame)
 
     async def _wait_healed(self, position: int, damaged: DamagedBytes) -> None:
-        """Send nothing but heartbeats until the bytes at `position` are what was written again."""
+        """Send only heartbeats until the bytes at `position` are healed."""
         progress = self.progress
         progress.waits_for = damaged
         logger.error("ha.transfer_paused peer=%s at=%d reason=%r", progress.peer, position, str(damaged))
@@ -400,8 +403,8 @@ class HAConnection:
             progress.waits_for = None
         logger.info("ha.transfer_resumed peer=%s at=%d", progress.peer, position)
 
-    async def _keep_waiting(self) -> CloseReason:
-        """Keep the connection of a slave that is out of range alive until it gives up or housekeeping ends it."""
+    async def _serve_out_of_range(self) -> CloseReason:
+        """Send heartbeats to a slave that is out of range until it closes the connection or is silent for too long."""
         progress, log = self.progress, self._log
         if progress.has_asked:
             await self._send(self._encode_header(log.min_offset, 0))
@@ -411,8 +414,8 @@ class HAConnection:
 
     async def _send_frame(self, position: int, body: memoryview) -> None:
         size = len(body)
-        assert size, "the log ends where it says it does not"
-        # Raised before the send: a slave may acknowledge the first bytes while the last ones are still being sent.
+        assert size, "a read before the end of the log returned nothing"
+        # Set before the send: a slave may acknowledge the first bytes while the last ones are still being sent.
         self.progress.transfer_offset = position + size
         header = self._encode_header(position, size)
         await self._send(b"".join((header, body[:JOINED_BYTES_MAX])))
@@ -424,7 +427,7 @@ class HAConnection:
         self.progress.note_sent(len(payload), trio.current_time())
 
     async def _frame_size_max(self) -> int:
-        """Return how large the next body may be, after waiting for the next budget if this one is used up."""
+        """Return the maximum size of the next body; wait first if the rate limit's budget is used up."""
         size_max = self._options.transfer_batch_size_bytes
         while True:
             now = trio.current_time()

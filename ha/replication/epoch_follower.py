@@ -1,15 +1,15 @@
-"""What a member of a failover group does besides when it follows a master: for one connection of it.
+"""What a member of a failover group does in addition when it follows a master, on one connection.
 
-    greet ──▶ meet: is it a master still? ──▶ settle: cut off what it doesn't have ──▶ request, frames, reports as ever
+    handshake ──▶ meet: is it still a master? ──▶ settle: truncate to the common part ──▶ request, frames, reports
 
-Two logs are the same up to where the newest term that is in both histories ends first (`EpochHistory`). What the slave
-has behind that was written by a master that nobody followed far enough: it was not acknowledged, or only by that master
-alone, and is cut off. Never what was confirmed, though: the master that lacks it was elected against the rules, or has
-lost bytes, and to follow it is for an operator to decide.
+Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). What the slave
+has after that was written by a master whose bytes did not reach the sync-state set: it was not acknowledged, or by that
+master alone, and is truncated. Confirmed bytes are never truncated: a master that lacks them was elected against the
+rules, or has lost bytes, and only an operator can decide to follow it.
 
-The history goes with the bytes: a term is in it, durably, before a byte of it is in the log, so before any is
-acknowledged; at the begin of a connection all terms that begin up to the log's end. They are taken from the master's
-handshake, not from its frames, as RocketMQ's slaves do: those may name another one (epoch_frames.py).
+The history is written with the bytes: a term is durable in it before a byte of the term is in the log, so before any is
+acknowledged. When a connection starts, all terms that start up to the log's end are added. They come from the master's
+handshake, not from its frames as in RocketMQ's slaves: frames may carry the next epoch (epoch_frames.py).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ logger = logging.getLogger(__name__)
 
 
 class Terms(Protocol):
-    """Which term the group is in, as far as this node has heard: HAClient."""
+    """The newest term of the group that this node knows: HAClient."""
 
     min_epoch: int
 
     def adopt_epoch(self, epoch: int) -> None:
-        """There is a term `epoch`."""
+        """The group has reached `epoch`."""
 
     def note_caught_up(self) -> None:
-        """The log here has all that the log of a master of that term, or a later one, had when it was connected to."""
+        """The log here has everything that a master's log had when they connected."""
 
 
 class EpochFollower:
-    """The slave's side of one connection. `epoch`: the master's last term, NO_EPOCH before its handshake."""
+    """Epochs on the slave's side of one connection. `epoch`: the master's last term, NO_EPOCH before its handshake."""
 
     def __init__(self, store: MemberStore, log: ReplicatedLog, greeting: SlaveHandshake, terms: Terms) -> None:
         self.greeting = greeting.encode()
@@ -53,13 +53,14 @@ class EpochFollower:
         self._terms = terms
         self._has_caught_up = False
         self._ahead: deque[EpochEntry] = deque()
+        """The master's terms that are not in the history here yet"""
         self._next_start: float = math.inf
-        """Where the first of those begins that are not in the history here"""
-        self._told_confirm_offset = 0
+        """Where the first of `_ahead` starts"""
+        self._master_confirm_offset = 0
         self._confirm_offset = self._known_confirm_offset()
 
     def meet(self, master: MasterHandshake) -> SessionEnd | None:
-        """Look at who answers; None if it may be followed."""
+        """Check the master's handshake; None if it may be followed."""
         self.epoch = master.epochs[-1].epoch if master.epochs else NO_EPOCH
         own = self._store.epochs.last
         least = max(self._terms.min_epoch, NO_EPOCH if own is None else own.epoch)
@@ -70,28 +71,30 @@ class EpochFollower:
         return None
 
     async def settle(self, master: MasterHandshake) -> SessionEnd | None:
-        """Make the log and its history here a part of the master's; None if they are."""
+        """Truncate the log and its history here to a prefix of the master's; None if that succeeded."""
         epochs, log = self._store.epochs, self._log
         own_end = log.max_offset.value
         try:
             if log.min_offset < 0 or log.min_offset == own_end:
-                # Without a byte there is nothing to compare. A term that began here may have left no byte anywhere, and
-                # is then in no other history.
+                # An empty log has nothing to compare. A term that started here may have no byte in any log, and is then
+                # in no other history.
                 await epochs.truncate_from(own_end)
             if epochs.last is not None:
-                end = await self._cut(master, own_end)
+                end = await self._truncate(master, own_end)
                 if end is not None:
                     return end
             elif own_end > master.max_offset:
                 detail = f"the log here ends at {own_end}, the master's at {master.max_offset}"
-                return SessionEnd(Condition.MASTER_BEHIND, f"{detail}, and there is no history of terms here to cut by")
-            await self._line_up(master.epochs)
+                return SessionEnd(
+                    Condition.MASTER_BEHIND, f"{detail}, and there is no history of terms here to compare"
+                )
+            await self._adopt_history(master.epochs)
         except DiskFull as error:
             return SessionEnd(Condition.APPEND_FAILED, str(error))
         return None
 
-    async def _cut(self, master: MasterHandshake, own_end: int) -> SessionEnd | None:
-        """Cut the log here where the master's is another one."""
+    async def _truncate(self, master: MasterHandshake, own_end: int) -> SessionEnd | None:
+        """Truncate the log here where it differs from the master's."""
         point = self._store.epochs.consistent_point(own_end, master.epochs, master.max_offset)
         if point is None:
             theirs = ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in master.epochs[-3:])
@@ -101,8 +104,8 @@ class EpochFollower:
             return None
         if point < self._confirm_offset:
             detail = (
-                f"up to {self._confirm_offset} the log here is confirmed, and only up to {point} it is the master's: "
-                "it was elected against the rules, or has lost bytes; to take its log over all the same, stop this "
+                f"the log here is confirmed up to {self._confirm_offset}, but equals the master's only up to {point}: "
+                "the master was elected against the rules, or has lost bytes; to follow it nevertheless, stop this "
                 "node and empty its store"
             )
             return SessionEnd(Condition.CONFIRMED_DIVERGED, detail)
@@ -110,12 +113,12 @@ class EpochFollower:
         try:
             await self._store.truncate(point)
         except ValueError as error:
-            detail = f"the logs are said to be the same up to {point}, which is not between two records here: {error}"
+            detail = f"by their histories the logs are equal up to {point}, where no record starts here: {error}"
             return SessionEnd(Condition.NO_COMMON_EPOCH, detail)
         return None
 
-    async def _line_up(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Have in the history here what the master's says up to the log's end, and the rest ready."""
+    async def _adopt_history(self, entries: tuple[EpochEntry, ...]) -> None:
+        """Add the master's terms up to the log's end to the history here, and keep the rest for `adopt`."""
         epochs, own_end = self._store.epochs, self._log.max_offset.value
         if any(entry.start_offset >= own_end and entry not in entries for entry in epochs.entries):
             await epochs.truncate_from(own_end)
@@ -128,7 +131,7 @@ class EpochFollower:
         await self.adopt(own_end + 1)
 
     async def adopt(self, end: int) -> None:
-        """Have in the history each term that begins before `end`, up to where the log is about to be written."""
+        """Add each term that starts before `end` to the history: call before the log is written up to there."""
         epochs = self._store.epochs
         while end > self._next_start:
             entry = self._ahead[0]
@@ -140,23 +143,23 @@ class EpochFollower:
             self._next_start = self._ahead[0].start_offset if self._ahead else math.inf
 
     def note_frame(self, header: EpochFrameHeader) -> None:
-        """A frame begins. RemoteProtocolError if it can't be of the master that answered."""
+        """Check a frame's header. RemoteProtocolError if its epoch is later than any in the master's handshake."""
         if header.epoch > self.epoch:
             raise RemoteProtocolError(f"a frame of term {header.epoch} after a handshake up to {self.epoch}")
-        self._told_confirm_offset = max(self._told_confirm_offset, header.confirm_offset)
+        self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
 
     def note_held(self, offset: int, master_end: int) -> None:
-        """The log here is a part of the master's, and what may be acknowledged of it ends at `offset`.
+        """The log here is a prefix of the master's, and may be acknowledged up to `offset`.
 
-        `master_end`: where the master's log ended when it greeted.
+        `master_end`: the end of the master's log at the handshake.
         """
         if not self._has_caught_up and offset >= master_end:
             self._has_caught_up = True
             self._terms.note_caught_up()
 
     def confirm(self) -> None:
-        """Show consumers what is confirmed of the log here, after bytes were appended or a frame has told."""
-        offset = min(self._told_confirm_offset, self._log.max_offset.value)
+        """Let consumers read what is confirmed; call after bytes were appended, or a frame came."""
+        offset = min(self._master_confirm_offset, self._log.max_offset.value)
         if offset > self._confirm_offset:
             self._confirm_offset = offset
             self._store.log.limit_dispatch(offset)

@@ -1,8 +1,8 @@
-"""What a master says in one term to slaves that speak the dialect with epochs (ha/protocol/auto_switch_frame.py).
+"""What a master sends in one term to slaves that speak the protocol with epochs (ha/protocol/auto_switch_frame.py).
 
-A frame names the epoch that its bytes are of, and ends where that ends. RocketMQ's masters name the next epoch in a
-frame that they cut there; slaves take either. Bytes from before the first epoch (a log that was there before its group
-was) go out under the name of the first, cut at its start; RocketMQ never sends those.
+A frame carries the epoch of its bytes, and ends where that epoch ends. RocketMQ's masters put the next epoch into the
+frame that ends there; slaves accept either. Bytes before the first epoch (of a log that is older than its group) are
+sent with the number of the first epoch, in a frame that ends at its start; RocketMQ never sends those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _START = attrgetter("start_offset")
 
 
 class EpochFrames:
-    """Makes the answer to a handshake, and the headers of frames."""
+    """Encodes the answer to a handshake and the headers of frames."""
 
     def __init__(self, log: ReplicatedLog, epochs: EpochHistory, sync_state: SyncStateSet) -> None:
         assert epochs.entries, "a term without an epoch"
@@ -29,11 +29,11 @@ class EpochFrames:
         self._epochs = epochs
 
     def answer(self) -> bytes:
-        """Return the history of the log here."""
+        """Return the answer to a slave's handshake: the history of the log here."""
         return MasterHandshake(self._log.max_offset.value, tuple(self._epochs.entries)).encode()
 
     def header(self, position: int, size: int) -> bytes:
-        """Return what goes before `size` bytes at physical offset `position`; 0: a heartbeat."""
+        """Return the header for `size` bytes at physical offset `position`; size 0: a heartbeat."""
         entry = self._epoch_at(position)[0]
         if not size and self._log.min_offset < 0:
             position = NOTHING_SENT
@@ -41,12 +41,12 @@ class EpochFrames:
         return EpochFrameHeader(position, size, entry.epoch, entry.start_offset, confirm_offset).encode()
 
     def cut(self, position: int, size: int) -> int:
-        """Return how many of `size` bytes at `position` are of one epoch."""
+        """Return how many of `size` bytes at `position` belong to one epoch."""
         end = self._epoch_at(position)[1]
         return size if end is None else min(size, end - position)
 
     def _epoch_at(self, position: int) -> tuple[EpochEntry, int | None]:
-        """The epoch of the byte at `position`, and where it ends; None: it goes on."""
+        """Return the epoch of the byte at `position`, and where it ends; None: it is the last one."""
         entries = self._epochs.entries
         if position >= entries[-1].start_offset:
             return entries[-1], None

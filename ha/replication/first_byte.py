@@ -1,11 +1,11 @@
-"""How an empty slave with haStartFrom=first gets a whole log out of a RocketMQ master, which can't be asked for it.
+"""How an empty slave with haStartFrom=first copies a whole log from a RocketMQ master.
 
-RocketMQ takes a request of 0 for "your last segment" and any other literally, so the slave requests offset 1 and makes
-up byte 0 itself. It can: a log that begins at 0 begins with the size of its first record, four bytes big-endian, and no
-message is as large as 16 MiB, so byte 0 is 0. The record's magic code at offset 4 proves that it is a record's begin.
+RocketMQ interprets a request of 0 as "the last segment", and any other literally. So the slave requests offset 1 and
+restores byte 0 itself: a log that starts at 0 starts with the size of its first record, four bytes big-endian, and no
+record has 16 MiB, so byte 0 is 0. The record's magic code at offset 4 proves that a record starts there.
 
-If the master's log is empty or no longer begins at 0, a request of 1 gets heartbeats at 1 instead. So an injected
-question (`master_min_offset`) is asked first; if nobody can tell, the slave falls back to 0 and says so.
+If the master's log is empty or no longer starts at 0, a request of 1 gets heartbeats at 1 instead. So the injected
+`master_min_offset` is asked first; if it doesn't know, the slave tries 1, then falls back to 0 and logs that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAGIC_END = 8
 
 
 class FirstByte:
-    """Restores byte 0 in front of the bytes that a master sent from offset 1 on."""
+    """Restores byte 0 in front of the bytes that a master sends from offset 1 on."""
 
     __slots__ = ("_heartbeat_count", "_received")
 
@@ -29,17 +29,17 @@ class FirstByte:
         self._heartbeat_count = 0
 
     def is_refused_by_heartbeat(self) -> bool:
-        """Take a heartbeat at offset 1 and tell whether it means that there is nothing to send.
+        """Count a heartbeat at offset 1; return whether it means that the master has nothing to send.
 
-        Not the first one: that may have been overdue when the request came, and a master sends it before the data.
+        The first one doesn't: it may have been due when the request came, and a master sends it before the data.
         """
         self._heartbeat_count += 1
         return self._heartbeat_count > 1
 
     def feed(self, chunk: memoryview) -> memoryview | None:
-        """Return the log's bytes from 0 on once the first record's magic code is there, else None (at most 6 kept).
+        """Return the log's bytes from 0 on once the first record's magic code is complete, else None.
 
-        RemoteProtocolError if what came from offset 1 isn't the rest of a record.
+        At most 6 bytes are kept meanwhile. RemoteProtocolError if the bytes are not the rest of a record.
         """
         self._received += bytes(chunk)
         restored = b"\0" + self._received

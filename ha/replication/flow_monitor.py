@@ -1,9 +1,9 @@
-"""Bytes per second of one connection: measured always, limited if asked.
+"""Bytes per second of one connection: always measured, optionally limited.
 
-RocketMQ's FlowMonitor resets a counter every second in a thread of its own, and its default HA connection counts
-headers only, which makes the limit ineffective. Here windows of one second are computed from the clock when somebody
-looks, and whatever is sent is counted. Nor is all that a second allows sent in its first moment, as fast as the network
-and the processors can, to whatever else they do then: each tenth of it allows a tenth more.
+RocketMQ's FlowMonitor resets a counter every second in a separate thread, and its default HA connection counts headers
+only, which makes the limit ineffective. Here windows of one second are computed from the clock when they are read, and
+everything that is sent is counted. The budget of a second is released in tenths, so that it is not used up in a burst
+that competes with everything else on the network and the processors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _PART_COUNT = 10
 
 
 class FlowMonitor:
-    """Counts bytes in windows of one second from `now` (seconds, any monotonic clock) on."""
+    """Counts bytes in windows of one second that start at `now` (seconds of any monotonic clock)."""
 
     __slots__ = ("_bytes_per_s_max", "_counted", "_rate", "_window_start", "total_bytes")
 
@@ -46,7 +46,7 @@ class FlowMonitor:
         return self._rate
 
     def _part(self, now: float) -> int:
-        """Which part of its window `now` is in, from 1 on."""
+        """Return the part of its window that `now` is in, from 1 on."""
         self._roll(now)
         return min(_whole(self._window_start, now, 1 / _PART_COUNT), _PART_COUNT - 1) + 1
 
@@ -59,6 +59,6 @@ class FlowMonitor:
 
 
 def _whole(began: float, now: float, length: float) -> int:
-    """How many times `length` has passed. What was waited for has, however `now - began` is rounded."""
+    """Return how many times `length` has passed. A time that was slept until counts as passed despite rounding."""
     count = int((now - began) / length)
     return count + (began + (count + 1) * length <= now)

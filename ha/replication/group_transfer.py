@@ -1,10 +1,8 @@
-"""Puts that wait for acknowledgements (RocketMQ: GroupTransferService), without polling and without a head of the line.
+"""Puts that wait for acknowledgements (RocketMQ: GroupTransferService), without polling or head-of-line blocking.
 
-A batch of requests arrives over a memory channel, one hop for all the chunks of messages of one turn of the event loop,
-or without it from who has gathered them already. Each request then waits in the heap of
-its class, the number of acknowledgements that it needs, until an acknowledgement satisfies it, its own deadline passes,
-or so many slaves are gone that it can't succeed any more. RocketMQ handles requests in order of arrival and lets one
-that waits delay all behind it.
+Requests arrive in batches, directly or over a memory channel. Each one waits in the heap of its class, the number of
+acknowledgements that it needs, until an acknowledgement satisfies it, its deadline passes, or too few slaves are left.
+RocketMQ handles requests in order of arrival, so that one that waits delays all behind it.
 
 | ack_count | satisfied when | no longer possible when | then |
 | --- | --- | --- | --- |
@@ -13,11 +11,11 @@ that waits delay all behind it.
 | ALL_IN_SYNC (5.x allAckInSyncStateSet) | every slave in sync has | the last in sync is gone | FLUSH_SLAVE_TIMEOUT |
 | SYNC_STATE_SET (a failover group) | the sync-state set has, by its rules | the term is over | FLUSH_SLAVE_TIMEOUT |
 
-RocketMQ lets such a request run into its deadline, FLUSH_SLAVE_TIMEOUT after slaveTimeout. Telling at once frees the
-producer; the message is stored in either case and both statuses say so. The status is 4.9's where 4.9 has one for "no
-slave", and 5.x's only one otherwise. Of ALL_IN_SYNC with no slave in sync when it arrives, RocketMQ says PUT_OK, and so
-do we: whether that is enough is what minInSyncReplicas decides before the put. A member of the sync-state set that goes
-away makes no put of its group fail at once: it may be back in time, or be dropped from the set.
+In RocketMQ a request that is no longer possible waits for its deadline: FLUSH_SLAVE_TIMEOUT after slaveTimeout. An
+early answer frees the producer; the message is stored in either case, and both statuses say so. The status is 4.9's
+where 4.9 has one for "no slave", otherwise 5.x's. If no slave is in sync when an ALL_IN_SYNC request arrives, the
+answer is PUT_OK, as in RocketMQ: minInSyncReplicas decides before the put whether that is enough. The loss of a member
+of the sync-state set fails no put at once: the member may return in time, or be dropped from the set.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from ha.store.offset_waiters import OffsetWaiters
 logger = logging.getLogger(__name__)
 
 ANY_SLAVE = 1
-"""ack_count: one slave, whichever."""
+"""ack_count: any one slave."""
 
 ALL_IN_SYNC = -1
 """ack_count: every slave that is in sync."""
@@ -50,8 +48,8 @@ SYNC_STATE_SET = -2
 class AckRequest(msgspec.Struct, frozen=True):
     """A put whose record ends at physical offset `next_offset` and waits until `deadline` (trio clock, seconds).
 
-    `on_done` is called exactly once with what became of it; it must not raise and not block. It may know of whoever
-    holds the request, in the frame of a cancelled task, say: no `gc=False`.
+    `on_done` is called exactly once with the result; it must not raise or block. It may be part of a reference cycle,
+    for example with the frame of a cancelled task: no `gc=False`.
     """
 
     next_offset: int
@@ -61,7 +59,7 @@ class AckRequest(msgspec.Struct, frozen=True):
 
 
 class Acknowledgements(Protocol):
-    """What the slaves have acknowledged, as `HAService` knows it. Offsets are physical, in bytes."""
+    """What the slaves have acknowledged: `HAService`. Offsets are physical, in bytes."""
 
     @property
     def push2_slave_max_offset(self) -> int:
@@ -74,11 +72,11 @@ class Acknowledgements(Protocol):
         """The same, of those in sync only."""
 
     def acknowledged_by_set(self) -> int | None:
-        """Up to where the sync-state set has acknowledged; None if this node is not the master of its group."""
+        """The offset up to which the sync-state set has acknowledged; None if this node does not lead its group."""
 
 
 class GroupTransfer:
-    """Completes `AckRequest`s. `run` is its task; `advance` is called by whoever changes the acknowledgements."""
+    """Completes `AckRequest`s. `run` is its task; call `advance` after each change of the acknowledgements."""
 
     def __init__(self, slaves: Acknowledgements, *, waiting_count_max: int, batch_count_max: int) -> None:
         """At most `waiting_count_max` requests wait here, and `batch_count_max` batches in the channel."""
@@ -92,7 +90,7 @@ class GroupTransfer:
         self.submit_channel, self._submitted = trio.open_memory_channel[list[AckRequest]](batch_count_max)
 
     async def run(self) -> None:
-        """Take batches and let requests expire until cancelled; then whatever waits ends with FLUSH_SLAVE_TIMEOUT."""
+        """Take batches and expire requests until cancelled; all that still wait then end with FLUSH_SLAVE_TIMEOUT."""
         submitted = self._submitted
         self._is_running = True
         try:
@@ -100,7 +98,7 @@ class GroupTransfer:
                 nursery.start_soon(self._timer.run)
                 while True:
                     requests = list(await submitted.receive())
-                    with suppress(trio.WouldBlock):  # what else is there: to await it would be a turn for each batch
+                    with suppress(trio.WouldBlock):  # awaiting each batch would cost a turn of the event loop
                         while True:
                             requests += submitted.receive_nowait()
                     self._take(requests)
@@ -110,9 +108,9 @@ class GroupTransfer:
             submitted.close()
 
     def submit_nowait(self, requests: list[AckRequest]) -> None:
-        """Take a batch without a hop, unless others wait in the channel.
+        """Take a batch directly, unless others are queued in the channel.
 
-        Some may be done before this returns. Raises what `submit_channel.send_nowait` does.
+        Some may be completed before this returns. Raises what `submit_channel.send_nowait` raises.
         """
         if self._is_running and not self._submitted.statistics().current_buffer_used:
             self._take(requests)
@@ -120,24 +118,24 @@ class GroupTransfer:
             self.submit_channel.send_nowait(requests)
 
     def advance(self) -> None:
-        """Complete what the acknowledgements now satisfy, and what can't be satisfied any more."""
+        """Complete the requests that are now satisfied, and those that no longer can be."""
         for ack_count, waiters in self._classes.items():
             if waiters:
                 self._advance_class(ack_count, waiters)
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken; if not, whoever asks ends at once."""
+        """Whether requests are taken."""
         return self._is_running
 
     @property
     def waiting_count(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
         return sum(len(waiters) for waiters in self._classes.values())
 
     @property
     def lowest_waiting_offset(self) -> float:
-        """The lowest next_offset that a request waits for; infinity if none does, 0 if some are still on their way."""
+        """The lowest next_offset that a request waits for; infinity if none waits, 0 if some are still queued."""
         if self._submitted.statistics().current_buffer_used:
             return 0
         return min((waiters.lowest_offset for waiters in self._classes.values()), default=math.inf)

@@ -1,24 +1,24 @@
-"""The slave's side of replication: finds its master, follows it, and never gives up (RocketMQ: DefaultHAClient).
+"""The slave's side of replication: connects to its master and follows it, for ever (RocketMQ: DefaultHAClient).
 
-    READY ──connected──▶ TRANSFER ──session over──▶ READY … until `run` is cancelled: SHUTDOWN
+    READY ──connected──▶ TRANSFER ──session ended──▶ READY … until `run` is cancelled: SHUTDOWN
 
-reconnect.py says how long it waits between two attempts; another master address cuts that short. A permanent obstacle
-(the master's log is shorter than ours, or begins later) is thus tried for ever, slowly, and logged once per change of
+reconnect.py decides how long it waits between two attempts; another master address ends the wait. A permanent obstacle
+(the master's log is shorter than ours, or starts later) is thus retried for ever, slowly, and logged once per change of
 condition, not once per attempt.
 
-haOutOfRange=resync. A master that no longer holds the slave's next byte answers with heartbeats for ever, which looks
-just like a master without news. A halog master says which it is (range_question.py). For a RocketMQ master the owner
-may inject `master_min_offset`, for example request 28 (commitLogMinOffset) over remoting; it is asked at most once per
-heartbeat, and without it a slave of RocketMQ waits, as a RocketMQ slave does. A resync happens only on such an explicit
-statement that the master's first offset is above our end, never on silence, errors or a closed connection, and at
-most once per RESYNC_PAUSE_S.
+haOutOfRange=resync: a master that no longer holds the slave's next byte sends heartbeats for ever, just like a master
+without new messages. A halog master says which it is (range_question.py). For a RocketMQ master the owner can inject
+`master_min_offset`, for example request 28 (commitLogMinOffset) over remoting, which is asked at most once per
+heartbeat; without it a slave of RocketMQ waits, as a RocketMQ slave does. A resync happens only on such an explicit
+statement that the master's first offset is above our end, never on silence, errors or a closed connection, and at most
+once per RESYNC_PAUSE_S.
 
-haStartFrom=first, for an empty log: a halog master is asked; with a RocketMQ master see first_byte.py.
+haStartFrom=first, for an empty log: a halog master is asked; for a RocketMQ master see first_byte.py.
 
-A member of a failover group (`member`) speaks the dialect with epochs alone and tells where it wants to start. It
-follows nobody whose last term is earlier than the last it has heard of: in its own history, in a handshake, or from
-whoever keeps its role (`adopt_epoch`). Once `set_master` or `adopt_epoch` has returned, nothing more is acknowledged to
-a master that is thereby none any more; what was being written to the log is when `state` is no longer TRANSFER.
+A member of a failover group (`member`) speaks only the protocol with epochs, and says where it wants to start. It
+doesn't follow a master whose last term is earlier than the latest one that it knows: from its own history, from a
+handshake, or from `adopt_epoch`. Once `set_master` or `adopt_epoch` has returned, nothing more is acknowledged to the
+former master; an append that was in progress is complete when `state` is no longer TRANSFER.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from ha.replication.statistics import Condition, HAClientState, HAClientStatisti
 logger = logging.getLogger(__name__)
 
 RESYNC_PAUSE_S = 60.0
-"""Shortest time between two resyncs: each sets a whole log aside, and a master that lies must not fill the disk."""
+"""Minimum time between two resyncs: each moves a whole log aside, and a faulty master must not fill the disk."""
 
 
 class HAClient:
-    """Keeps `log` a copy of its master's. `run` owns every task; `set_master` and the rest are synchronous."""
+    """Keeps `log` a copy of its master's. `run` owns every task; all other methods are synchronous."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class HAClient:
         is_learner: bool = False,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`connect` opens a stream to `host:port`, raising OSError if it can't. `own_port`: this node's own HA port.
+        """`connect` opens a stream to `host:port`; OSError if it can't. `own_port`: this node's own HA port.
 
-        `master_min_offset` returns the first physical offset that the master holds, None if it can't be learnt now; it
-        raises nothing, and is cut off after connect_timeout_s.
-        `member`: the store that has `log`, if this node is of a failover group, where it is `broker_id`, and
-        this process is `run_id`. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers in
-        [0, 1): of waits between attempts.
+        `master_min_offset` returns the first physical offset that the master holds, None if it is not known now; it
+        raises nothing, and is cancelled after connect_timeout_s.
+        `member`: the store of `log`, if this node is a member of a failover group; `broker_id` and `run_id` identify
+        the member and its process. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers
+        in [0, 1) that shorten the waits between attempts.
         """
         self._log = log
         self._options = options or HAOptions()
@@ -86,9 +86,9 @@ class HAClient:
         self._run_id = run_id
         self._master_reads_run_ids = False
         self.min_epoch = NO_EPOCH
-        """No master of an earlier term is followed."""
+        """Masters of earlier terms are not followed."""
         self.has_caught_up = trio.Event()
-        """As a member: the log has had all that the log of a master had when this client connected to it."""
+        """Set once a member's log has had everything that a master's log had when they connected."""
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._session: HASession | None = None
@@ -102,19 +102,19 @@ class HAClient:
         self._resynced_at = -math.inf
         self._reconnect = Reconnect(self._options.reconnect_interval_s, jitter)
         self._has_followed = False
-        """Whether the last session came to anything"""
+        """Whether the last session followed the master"""
         self._has_refused_first_byte = False
         self._refused_overlap_at = -1
         self._is_diagnosing = False
         self._has_asked_only = False
         self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
-        """READY, TRANSFER, SHUTDOWN; to be awaited, set by `run` alone."""
+        """READY, TRANSFER or SHUTDOWN; set by `run` only."""
 
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
-        """Follow the master whose HA port is at `host:port`; None: none is known. The same address again is no change.
+        """Follow the master whose HA port is at `host:port`; None: none is known. The same address changes nothing.
 
-        A connection to another address ends; a wait between two attempts too. `origin`: where the address is from, in
-        words, for whoever has to correct it. `reads_run_ids`: whether it may be told the run id.
+        A connection to another address ends, and so does a wait between two attempts. `origin`: where the address is
+        configured, for error messages. `reads_run_ids`: whether the master understands run ids.
         """
         self._origin = origin
         self._master_reads_run_ids = reads_run_ids
@@ -122,11 +122,11 @@ class HAClient:
         if address != previous and self._session is not None:
             self._session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {previous} to {address}"))
         if address != previous:
-            self._reconnect.begin_again()
+            self._reconnect.reset()
         self._master.value = address
 
     def adopt_epoch(self, epoch: int) -> None:
-        """The group has a term `epoch`: follow nobody of an earlier one from now on."""
+        """The group has reached `epoch`: follow no master of an earlier term from now on."""
         if epoch <= self.min_epoch:
             return
         self.min_epoch = epoch
@@ -141,7 +141,7 @@ class HAClient:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the master until cancelled. No task or connection outlives this; what was appended stays.
 
-        Whatever the peer or the network does is a condition. DiskFailed and other errors of the store propagate.
+        Failures of the peer or the network become conditions. DiskFailed and other errors of the store propagate.
         """
         task_status.started()
         try:
@@ -149,7 +149,7 @@ class HAClient:
                 address = await self._wait_for_master()
                 end = await self._follow(address)
                 self._ended_counts[end.condition] += 1
-                self._note(end.condition, end.detail)
+                self._set_condition(end.condition, end.detail)
                 if end.condition is Condition.MASTER_CHANGED or self._prepare_retry(end):
                     continue
                 if await self._resync(end):
@@ -158,17 +158,17 @@ class HAClient:
                 with trio.move_on_after(self._reconnect.wait_s(end.condition, now, has_followed=self._has_followed)):
                     await self._master.wait_value(lambda current, last=address: current != last)
         finally:
-            self._note(Condition.STOPPED, "")
+            self._set_condition(Condition.STOPPED, "")
             self.state.value = HAClientState.SHUTDOWN
 
     async def _wait_for_master(self) -> str:
         if self._master.value is None:
-            self._note(Condition.NO_MASTER, "no master's address is known yet")
+            self._set_condition(Condition.NO_MASTER, "no master address is known yet")
         address: str = await self._master.wait_value(lambda current: current is not None)
         return address
 
     async def _follow(self, address: str) -> SessionEnd:
-        """Connect, and follow the master until that ends."""
+        """Connect, and follow the master until the session ends."""
         self._has_followed = False
         try:
             with trio.fail_after(self._options.connect_timeout_s):
@@ -188,7 +188,9 @@ class HAClient:
             run_id = self._run_id if self._master_reads_run_ids else 0
             greeting = msgspec.structs.replace(self._greeting, run_id=run_id)
             follower = EpochFollower(self._member, self._log, greeting, self)
-        session = HASession(stream, self._log, self._options, self._plan(), on_condition=self._note, follower=follower)
+        session = HASession(
+            stream, self._log, self._options, self._plan(), on_condition=self._set_condition, follower=follower
+        )
         self._session = session
         self.state.value = HAClientState.TRANSFER
         try:
@@ -217,7 +219,7 @@ class HAClient:
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
         asks_only = is_empty and not first and self._is_diagnosing and not self._has_asked_only
-        # A refusal says: deleted, or not written yet. What is written later must be compared.
+        # The master refused because the bytes were deleted, or not written yet: later ones must be compared.
         compares = self._refused_overlap_at != self._log.max_offset.value
         return SessionPlan(
             asks_range=first or resync or (not is_empty and (self._is_diagnosing or not compares)) or asks_only,
@@ -247,7 +249,7 @@ class HAClient:
         return end.retry is not None
 
     async def _resync(self, end: SessionEnd) -> bool:
-        """If it is wanted and called for, set the log aside and start at the master's first offset; tell whether."""
+        """Move the log aside and restart at the master's first offset, if configured and needed; return whether."""
         first, own = end.first_offset, self._log.max_offset.value
         if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
             return False
@@ -260,15 +262,15 @@ class HAClient:
         try:
             await self._log.reset(first)
         except (DiskFull, OSError, trio.TooSlowError) as error:
-            self._note(Condition.APPEND_FAILED, str(error) or "the first segment was not ready in time")
+            self._set_condition(Condition.APPEND_FAILED, str(error) or "the first segment was not ready in time")
             return False
         self._resynced_at = trio.current_time()
         self._resync_count += 1
         self._skipped_bytes += first - own
         return True
 
-    def _note(self, condition: Condition, detail: str) -> None:
-        """Take over a condition; log it if it is another one than before."""
+    def _set_condition(self, condition: Condition, detail: str) -> None:
+        """Set the condition; log it if it is another one than before."""
         if condition is not self._condition:
             level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
             master = self._master.value

@@ -1,18 +1,17 @@
-"""The master's side of replication: accepts slaves, knows how far each is, answers who counts (DefaultHAService).
+"""The master's side of replication: accepts slaves, tracks their positions, decides which count (DefaultHAService).
 
-What counts, where RocketMQ counts every socket:
+RocketMQ counts every socket. Here:
 - A slave is an identity, by default its IP address. Several connections of one identity count once, with the highest
   acknowledgement among them.
-- Only a connection with a valid report counts, and only while it can still acknowledge (TRANSFER). RocketMQ counts
-  strangers that never say a word, and slaves that are out of range.
-- `is_slave_ok` looks at the slaves that are there now. RocketMQ compares with the highest acknowledgement ever, so
-  that after the exchange of a slave producers wait into their timeouts for one that is gigabytes behind.
-- An empty slave that starts at a later segment never gets the bytes before it, so its acknowledgements say nothing
-  about them. They are withheld until no put waits any more that was there before it (at most slaveTimeout); in RocketMQ
-  they count.
+- A connection counts only after a valid report, and while it can still acknowledge (TRANSFER). RocketMQ counts
+  connections that never send anything, and slaves that are out of range.
+- `is_slave_ok` looks at the slaves that are connected now. RocketMQ compares with the highest acknowledgement ever, so
+  that after a slave is replaced, producers wait until their timeouts for one that is gigabytes behind.
+- An empty slave that starts at a later segment never gets the bytes before it, so its acknowledgements don't cover
+  them. They are withheld until every put that was waiting before is answered (at most slaveTimeout); in RocketMQ they
+  count.
 
-In a failover group there is a set of slaves besides that the group's rules name, and a node is master for a term at a
-time: leadership.py.
+In a failover group there is also a sync-state set, and a node is master for a term at a time: leadership.py.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ from ha.replication.statistics import HAStatistics, SlaveStatistics
 logger = logging.getLogger(__name__)
 
 SecureSlave = Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]]
-"""Makes an encrypted stream of one that was accepted, and says who its certificate names: the slave's identity, None
-if it has to be told by its address. HandshakeFailed, the stream closed."""
+"""Does the TLS handshake of an accepted stream. Returns the encrypted stream and the slave's identity by its
+certificate, None if the address identifies it. HandshakeFailed; the stream is then closed."""
 
 REMEMBERED_IDENTITIES_MAX = 256
-"""Of so many identities the last close reason is remembered, so that a repeated one is not logged again and again."""
+"""Identities whose last close reason is kept, so that the same reason is logged only once in a row."""
 
 REMEMBERED_SLAVES_MAX = 256
-"""Of so many hosts it is remembered where their slave was when it left."""
+"""Hosts for which the position of their disconnected slave is kept."""
 
-REMEMBERED_COPIERS_MAX = 16
-"""Of so many hosts it is remembered when they last copied the tables."""
+REMEMBERED_TABLE_COPIES_MAX = 16
+"""Hosts for which the time of their last copy of the tables is kept."""
 
-COPIER_S_MAX = 60.0
-"""A slave copies the tables every 10 s; who has not done so for this long is no longer taken for one that runs."""
+TABLE_COPY_AGE_S_MAX = 60.0
+"""A slave copies the tables every 10 s; after this long without a copy it is assumed not to run."""
 
 EXPLAINED_SLAVES_MAX = 3
-"""`explain` names at most so many slaves: its text goes into responses."""
+"""Maximum number of slaves that `explain` names: its text goes into responses."""
 
 
 class HAService:
-    """One master's slaves. `serve` accepts and owns every task; most else is synchronous."""
+    """One master's slaves. `serve` accepts them and owns every task."""
 
     def __init__(
         self,
@@ -76,8 +75,8 @@ class HAService:
     ) -> None:
         """`identify` maps a peer's `host:port` to the identity of its slave, `secure` does the TLS handshake with it.
 
-        `advertised_address`: `host:port` at which slaves are told to look for this service, for explanations.
-        `member`: the store that has `log`, if this node is of a failover group. `poller`: whose turns take reports.
+        `advertised_address`: `host:port` under which slaves look for this service, for explanations. `member`: the
+        store of `log`, if this node is a member of a failover group. `poller`: receives reports in its turns.
         """
         self._poller = poller
         self._log = log
@@ -97,14 +96,14 @@ class HAService:
         self._push2_slave_max_offset = 0
         self._changed = trio.lowlevel.ParkingLot()
         self.replicate_times = Histogram()
-        """From an append until a slave that counts acknowledges it: one sample at a time of each connection"""
+        """Time from an append until a slave that counts acknowledges it: one sample at a time per connection"""
         self.group_transfer = GroupTransfer(
             self,
             waiting_count_max=self._options.waiting_request_count_max,
             batch_count_max=self._options.submitted_batch_count_max,
         )
         self.leadership: Leadership | None = None
-        """What there is to a member of a failover group besides; None of any other node."""
+        """The sync-state set and its members, in a failover group; None on any other node"""
         if member is not None:
             self.leadership = Leadership(
                 log, member, self.group_transfer.advance, confirms_flushed=self._options.ack_flushed
@@ -120,7 +119,7 @@ class HAService:
     ) -> None:
         """Accept slaves on `listeners` and run GroupTransfer until cancelled. No task or connection outlives this.
 
-        The listeners are closed in the end. Waiting requests are answered FLUSH_SLAVE_TIMEOUT.
+        At the end the listeners are closed, and waiting requests are answered FLUSH_SLAVE_TIMEOUT.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.group_transfer.run)
@@ -130,12 +129,12 @@ class HAService:
             task_status.started()
 
     async def handle(self, stream: trio.abc.Stream, peer: str | None = None) -> CloseReason:
-        """Serve one slave over `stream` until it ends and return why. `peer` is its host:port, by default looked up."""
+        """Serve one slave over `stream`; return why that ended. `peer`: its host:port, by default the socket's peer."""
         peer = peer or peer_name(stream)
         name = None
         if self._secure is not None:
             if len(self._securing) >= self._options.connection_count_max:
-                self._securing.pop(0).cancel()  # as `_has_room`: who says nothing makes way
+                self._securing.pop(0).cancel()  # as in `_make_room`: the oldest silent connection is evicted
             with trio.CancelScope() as scope:
                 self._securing.append(scope)
                 try:
@@ -146,11 +145,13 @@ class HAService:
                     if scope in self._securing:
                         self._securing.remove(scope)
             if scope.cancelled_caught:
-                return await self._refuse(stream, peer, CloseReason.TOO_MANY_CONNECTIONS, "it made way for another")
+                return await self._refuse(
+                    stream, peer, CloseReason.TOO_MANY_CONNECTIONS, "evicted for a newer connection"
+                )
         now = trio.current_time()
         flow = FlowMonitor(now, self._options.transfer_bytes_per_s_max)
         progress = SlaveProgress(identity=name or self._identify(peer), peer=peer, flow=flow, now=now)
-        if not self._has_room():
+        if not self._make_room():
             progress.become_shutdown(CloseReason.TOO_MANY_CONNECTIONS)
             self._note_end(progress, CloseReason.TOO_MANY_CONNECTIONS)
             await trio.aclose_forcefully(stream)
@@ -160,8 +161,8 @@ class HAService:
             self._log,
             self._options,
             progress,
-            on_ack=self._take_ack,
-            on_state=self._take_state,
+            on_ack=self._on_ack,
+            on_state=self._on_state,
             on_handshake=None if self.leadership is None else self.leadership.admit,
             poller=self._poller,
         )
@@ -176,7 +177,7 @@ class HAService:
             self._changed.unpark_all()
 
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
-        """Close a connection before it is one of a slave."""
+        """Close a connection that has not become a slave's."""
         self._closed_counts[reason] += 1
         times = self._log_limiter.admit((host_of(peer), reason), trio.current_time())
         level = logging.WARNING if times else logging.DEBUG
@@ -186,8 +187,8 @@ class HAService:
         await trio.aclose_forcefully(stream)
         return reason
 
-    def _has_room(self) -> bool:
-        """Make room for one more connection if need be: the oldest that hasn't said where it is must go."""
+    def _make_room(self) -> bool:
+        """Evict the oldest connection without a report if there are too many; return whether there is room."""
         if len(self._connections) < self._options.connection_count_max:
             return True
         for connection in self._connections:
@@ -197,7 +198,7 @@ class HAService:
         return False
 
     def _remember(self, progress: SlaveProgress) -> None:
-        """Keep for retention where a slave was that may come back. By host: on loopback an identity is a socket."""
+        """Keep a slave's position for retention, as it may reconnect. By host: on loopback an identity is a socket."""
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         if progress.transfer_offset >= self._log.min_offset:
@@ -214,10 +215,10 @@ class HAService:
             return
         self._last_end = f"the last one, {progress.peer}, {progress.close_detail or ENDS_IN_WORDS[reason]}"
         self._last_end_at = trio.current_time()
-        self._copied_at.pop(host_of(progress.peer), None)  # it may be gone altogether: wait for its next copy
+        self._copied_at.pop(host_of(progress.peer), None)  # its process may have ended: wait for its next copy
         repeated = self._last_close_reasons.pop(progress.identity, None) is reason
         if progress.start_offset < 0 and reason not in EXPECTED_ENDS:
-            # Anybody can do this as often as he likes, and on loopback each connection is an identity of its own.
+            # Anybody can cause this at any rate, and on loopback each connection is a separate identity.
             repeated |= not self._log_limiter.admit((host_of(progress.peer), reason), trio.current_time())
         self._last_close_reasons[progress.identity] = reason
         if len(self._last_close_reasons) > REMEMBERED_IDENTITIES_MAX:
@@ -234,23 +235,23 @@ class HAService:
             f" detail={progress.close_detail!r}" if progress.close_detail else "",
         )
 
-    # What the connections tell
+    # Callbacks of the connections
 
-    def _take_ack(self, progress: SlaveProgress) -> None:
+    def _on_ack(self, progress: SlaveProgress) -> None:
         if progress.broker_id is not None and self.leadership is not None:
-            self.leadership.take_ack(progress)
+            self.leadership.on_ack(progress)
         if progress.is_withheld and self.group_transfer.lowest_waiting_offset > progress.end_at_request:
             progress.is_withheld = False
         if progress.is_counted:
             if 0 <= progress.sample_offset <= progress.ack_offset:
-                self.replicate_times.observe(progress.last_report_at - progress.sample_began)
+                self.replicate_times.observe(progress.last_report_at - progress.sample_started_at)
                 progress.sample_offset = -1
             self._push2_slave_max_offset = max(self._push2_slave_max_offset, progress.ack_offset)
             self.group_transfer.advance()
 
-    def _take_state(self, progress: SlaveProgress) -> None:
+    def _on_state(self, progress: SlaveProgress) -> None:
         self._changed.unpark_all()
-        if progress.close_reason is not None:  # SHUTDOWN: told now, as its socket may take a while to close
+        if progress.close_reason is not None:  # SHUTDOWN: handled now, as its socket may take a while to close
             self._remember(progress)
             self._note_end(progress, progress.close_reason)
         if progress.state is SlaveState.TRANSFER and not progress.is_reader:
@@ -258,7 +259,7 @@ class HAService:
         if progress.state is not SlaveState.TRANSFER:
             self.group_transfer.advance()
 
-    # Who counts
+    # Which slaves count
 
     @property
     def push2_slave_max_offset(self) -> int:
@@ -266,7 +267,7 @@ class HAService:
         return self._push2_slave_max_offset
 
     def acknowledged(self) -> list[int]:
-        """One acknowledged offset for each slave that is counted, highest first."""
+        """Return one acknowledged offset for each slave that is counted, highest first."""
         slaves: dict[str, int] = {}
         for connection in self._connections:
             progress = connection.progress
@@ -275,12 +276,12 @@ class HAService:
         return sorted(slaves.values(), reverse=True)
 
     def acknowledged_in_sync(self, offset: int | None = None) -> list[int]:
-        """The same, of the slaves less than fall_behind_max behind `offset`, by default the log's end."""
+        """Return the same for slaves less than fall_behind_max behind `offset`, by default the log's end."""
         behind = (self._log.max_offset.value if offset is None else offset) - self._options.fall_behind_max_bytes
         return [acknowledged for acknowledged in self.acknowledged() if acknowledged > behind]
 
     def is_slave_ok(self, offset: int) -> bool:
-        """Whether some slave is close enough to be waited for by a put that ends at `offset` (RocketMQ: isSlaveOK)."""
+        """Whether a put that ends at `offset` can wait for some slave: one is close enough (RocketMQ: isSlaveOK)."""
         return bool(self.acknowledged_in_sync(offset))
 
     def in_sync_replicas_nums(self, offset: int) -> int:
@@ -290,11 +291,11 @@ class HAService:
         return 1 + len(self.acknowledged_in_sync(offset))
 
     def acknowledged_by_set(self) -> int | None:
-        """Up to where the sync-state set has acknowledged, -1 if it can't; None if this node doesn't lead its group."""
+        """Return what the sync-state set has acknowledged, -1 if it can't; None unless this node leads its group."""
         return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:
-        """Return why not all connected slaves are in sync for a put that ends at `offset`, in words; "" if all are."""
+        """Return why some connected slave is not in sync for a put that ends at `offset`, for people; "" if all are."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.explain(offset)
         texts = [text for _, text in self._reasons(offset)]
@@ -303,7 +304,7 @@ class HAService:
         return "; ".join(texts)
 
     def cause(self, offset: int) -> Cause | None:
-        """Return of what `explain` says what a put that ends at `offset` is to be counted by; None if there is none."""
+        """Return the cause under which a put that ends at `offset` is counted if it fails; None if all are in sync."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             reasons = self.leadership.sync_state.reasons(offset)
         else:
@@ -312,14 +313,14 @@ class HAService:
         return next((cause for cause in Cause if cause in causes), None)
 
     def _reasons(self, offset: int) -> list[tuple[Cause, str]]:
-        # One that is over stays in the list for as long as its socket takes to close.
+        # A connection that has ended stays in the list until its socket is closed.
         progresses = [
             connection.progress
             for connection in self._connections
             if connection.progress.state is not SlaveState.SHUTDOWN and not connection.progress.is_reader
         ]
         if not progresses:
-            return [(Cause.NO_SLAVE_CONNECTED, self._explain_nobody())]
+            return [(Cause.NO_SLAVE_CONNECTED, self._explain_no_slave())]
         limit = self._options.fall_behind_max_bytes
         now = trio.current_time()
         reasons = []
@@ -334,44 +335,44 @@ class HAService:
                 text = f"waits at {progress.transfer_offset}: {progress.waits_for}"
                 reasons.append((Cause.SLAVE_WAITS_FOR_REPAIR, f"slave {progress.identity} {text}"))
             elif progress.is_withheld:
-                text = f"slave {progress.identity} has just begun at offset {progress.start_offset}"
+                text = f"slave {progress.identity} has just started at offset {progress.start_offset}"
                 reasons.append((Cause.CATCHING_UP, text))
             elif offset - progress.ack_offset >= limit:
                 behind, rate = offset - progress.ack_offset, progress.flow.bytes_per_s(now)
                 text = f"slave {progress.identity} is {behind} bytes behind, {limit} or more is too far"
                 if rate:
-                    text += f"; at the {rate} bytes/s that it gets it would have them in {behind / rate:.0f} s"
+                    text += f"; at its present {rate} bytes/s it would have them in {behind / rate:.0f} s"
                 reasons.append((Cause.SLAVES_BEHIND, text))
         if silent:
             reasons.append((Cause.NOT_REPORTED, f"{silent} connected, not yet reported an offset"))
         return reasons
 
     def record_table_copy(self, host: str) -> None:
-        """`host` copies this broker's tables, as slaves do: one that has no HA connection is worth telling about."""
+        """`host` copies this broker's tables, as slaves do: `explain` names it if it has no HA connection."""
         self._copied_at[host] = trio.current_time()
         self._copied_at.move_to_end(host)
-        if len(self._copied_at) > REMEMBERED_COPIERS_MAX:
+        if len(self._copied_at) > REMEMBERED_TABLE_COPIES_MAX:
             self._copied_at.popitem(last=False)
 
-    def _explain_nobody(self) -> str:
-        """Return what is known of slaves where none is connected: of the last one, and of one that can't get here."""
+    def _explain_no_slave(self) -> str:
+        """Return what is known while no slave is connected: of the last one, and of one that can't connect."""
         now = trio.current_time()
         text = "no slave is connected"
         if self._last_end:
             text += f"; {self._last_end}, {now - self._last_end_at:.0f} s ago"
-        copiers = [host for host, at in self._copied_at.items() if now - at <= COPIER_S_MAX]
-        if copiers:
+        hosts = [host for host, at in self._copied_at.items() if now - at <= TABLE_COPY_AGE_S_MAX]
+        if hosts:
             text += (
-                f"; a slave at {copiers[-1]} copies the topics but has no HA connection: "
+                f"; a slave at {hosts[-1]} copies the topics but has no HA connection: "
                 f"can it reach {self._advertised_address}, the HA address advertised here (brokerIP2, haListenPort)?"
             )
         return text
 
     def lowest_needed_offset(self) -> int | None:
-        """Return, for retention, the lowest offset that a slave has yet to confirm; None if no slave needs any.
+        """Return, for retention, the lowest offset that a slave has yet to acknowledge; None if there is no slave.
 
-        Slaves that left count from where they were, until one from the same host follows again or this process ends.
-        Those whose place is gone need nothing any more.
+        Disconnected slaves count with their last position until one from the same host reconnects or this process ends,
+        unless that position is deleted already.
         """
         following = [
             connection.progress.held_offset
@@ -381,17 +382,17 @@ class HAService:
         first = self._log.min_offset
         return min((*following, *(left for left in self._left_at.values() if left >= first)), default=None)
 
-    # Watching
+    # Status
 
     @property
     def connection_count(self) -> int:
-        """Open connections, silent ones included."""
+        """Number of open connections, including those without a report."""
         return len(self._connections)
 
     async def wait_state(self, state: SlaveState, peer: str | None = None) -> None:
-        """Wait until a connection is in `state`; SHUTDOWN: until none is left. `peer` narrows to a peer or an identity.
+        """Wait until a connection is in `state`; SHUTDOWN: until none is left. `peer` selects a peer or an identity.
 
-        For tests, demonstrations and RocketMQ's HAConnectionStateNotificationRequest. Put a deadline around it.
+        For tests, demonstrations and RocketMQ's HAConnectionStateNotificationRequest. Has no timeout of its own.
         """
         await trio.lowlevel.checkpoint()
         while not self._is_in(state, peer):
@@ -444,7 +445,7 @@ class HAService:
 
 
 HOSTILE_ENDS = frozenset({CloseReason.MALFORMED_REPORT, CloseReason.REPORT_BEYOND_END, CloseReason.OFFSET_MISMATCH})
-"""Ends of what was no slave of this log."""
+"""Connections of peers that were no slaves of this log."""
 
 ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.SLAVE_CLOSED: "closed its connection",
@@ -452,21 +453,21 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.HOUSEKEEPING_TIMEOUT: "was silent for haHousekeepingInterval",
     CloseReason.MALFORMED_REPORT: "did not speak the HA protocol",
     CloseReason.REPORT_BEYOND_END: "claimed more than this log holds",
-    CloseReason.OFFSET_MISMATCH: "reported what can't be",
+    CloseReason.OFFSET_MISMATCH: "reported an impossible offset",
     CloseReason.LOG_TRUNCATED: "was beyond the end of this log",
     CloseReason.DAMAGED_HERE: "asked for what is damaged here",
-    CloseReason.TOO_MANY_CONNECTIONS: "was one too many",
-    CloseReason.HANDSHAKE_FAILED: "did not get through the TLS handshake",
+    CloseReason.TOO_MANY_CONNECTIONS: "exceeded the maximum number of connections",
+    CloseReason.HANDSHAKE_FAILED: "failed the TLS handshake",
     CloseReason.NOT_AUTHENTICATED: "did not prove haSharedSecret",
-    CloseReason.NOT_MASTER: "took this node for the master of its group",
+    CloseReason.NOT_MASTER: "expected this node to be the master of its group",
     CloseReason.NO_MEMBER: "has the broker id of this node",
     CloseReason.OTHER_RUN: "is not the process that its group knows under its broker id",
     CloseReason.REPLACED: "connected again",
-    CloseReason.TERM_ENDED: "was let go when this node was no longer the master of its group",
-    CloseReason.SERVICE_STOPPED: "was let go at a stop",
+    CloseReason.TERM_ENDED: "was disconnected when this node stopped being the master of its group",
+    CloseReason.SERVICE_STOPPED: "was disconnected at a stop",
 }
 
 EXPECTED_ENDS = frozenset(
     {CloseReason.SLAVE_CLOSED, CloseReason.REPLACED, CloseReason.TERM_ENDED, CloseReason.SERVICE_STOPPED}
 )
-"""Ends that call for nobody's attention."""
+"""Ends that need no attention."""

@@ -38,7 +38,7 @@ from ha.replication import first_byte
 from ha.replication.epoch_follower import EpochFollower
 from ha.replication.first_byte import FirstByte
 from ha.replication.flow_monitor import FlowMonitor
-from ha.replication.handshake import recognise_master
+from ha.replication.handshake import authenticate_to_master
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.overlap import Overlap, overlap_start
@@ -141,7 +141,7 @@ class HASession:
     async def _authenticate(self) -> SessionEnd | None:
         """Prove that this side knows the secret and check that the master does; None if both do."""
         assert self._options.handshake is not None
-        refused = await recognise_master(self._stream, self._options.handshake)
+        refused = await authenticate_to_master(self._stream, self._options.handshake)
         self.last_read_at = self.last_write_at = trio.current_time()
         return SessionEnd(Condition.NOT_AUTHENTICATED, refused) if refused else None
 

@@ -1,4 +1,4 @@
-"""The handshake of ha/protocol/ha_handshake.py over a stream: the master's side, the slave's side, their deadlines."""
+"""The authentication of ha/protocol/ha_handshake.py over a stream: the master's side, the slave's side, deadlines."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from ha.replication.progress import CloseReason
 
 
 class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What both sides need. `random_bytes` makes nonces; they must never come again."""
+    """What both sides need. `random_bytes` makes nonces, which must never repeat."""
 
     key: HandshakeKey
     random_bytes: Callable[[int], bytes]
     timeout_s: float = 10.0
-    """For the whole handshake. More than 5 s: a RocketMQ 4.9 slave is silent for so long, then its report tells."""
+    """For the whole handshake. More than 5 s: a RocketMQ 4.9 slave sends its first report after that."""
 
 
-async def admit_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:
-    """As a master, let the slave prove itself; None if it did, else why the connection must end, and in words.
+async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:
+    """Authenticate the slave, as master; None if that succeeded, else the reason to close and its details.
 
-    Nothing is sent to a peer that does not begin the handshake. Raises what the stream raises.
+    Nothing is sent to a peer that does not start the handshake. Raises what the stream raises.
     """
     with trio.move_on_after(options.timeout_s):
         hello = await _receive(stream, len(HELLO))
         if not hello:
             return CloseReason.SLAVE_CLOSED, ""
         if hello != HELLO:
-            detail = "haSharedSecret is set here, and the slave begins without it: it is RocketMQ's, or has none set"
+            detail = "haSharedSecret is set here, and the slave starts without it: it is RocketMQ's, or has none set"
             return CloseReason.NOT_AUTHENTICATED, detail
         nonce = options.random_bytes(NONCE_SIZE)
         await stream.send_all(encode_handshake_frame(nonce))
         answer = await _receive(stream, ANSWER_SIZE)
         if not answer:
-            detail = "the slave hung up at the challenge: it has no haSharedSecret, and here it is set"
+            detail = "the slave closed the connection at the challenge: it has no haSharedSecret, and here it is set"
             return CloseReason.NOT_AUTHENTICATED, detail
         slave_nonce, proof = answer[:NONCE_SIZE], answer[NONCE_SIZE:]
         if not options.key.is_slave_proof(proof, nonce, slave_nonce):
             return CloseReason.NOT_AUTHENTICATED, "the slave's haSharedSecret is another one"
         await stream.send_all(encode_handshake_frame(options.key.master_proof(nonce, slave_nonce)))
         return None
-    return CloseReason.NOT_AUTHENTICATED, f"haSharedSecret is not proved after {options.timeout_s:g} s"
+    return CloseReason.NOT_AUTHENTICATED, f"haSharedSecret was not proved within {options.timeout_s:g} s"
 
 
-async def recognise_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
-    """As a slave, prove oneself and let the master do it; "" if both did, else why not, in words.
+async def authenticate_to_master(stream: trio.abc.Stream, options: HandshakeOptions) -> str:
+    """Authenticate both sides, as slave; "" if that succeeded, else why not.
 
     Raises what the stream raises, and RemoteProtocolError.
     """
@@ -64,7 +64,7 @@ async def recognise_master(stream: trio.abc.Stream, options: HandshakeOptions) -
         await stream.send_all(HELLO)
         header = await _receive(stream, HEADER_SIZE)
         if not header:
-            return "the master hung up at the handshake; if it is halog, its log says why (ha.slave_disconnected)"
+            return "the master closed the connection at the handshake; a halog master logs why (ha.slave_disconnected)"
         if not is_handshake_header(header):
             return "haSharedSecret is set here, and the master has none"
         nonce = await _receive(stream, NONCE_SIZE)
@@ -76,16 +76,16 @@ async def recognise_master(stream: trio.abc.Stream, options: HandshakeOptions) -
             return "the master does not accept this slave's haSharedSecret: its own is another one"
         proof = await _receive(stream, PROOF_SIZE) if is_handshake_header(header) else b""
         if not options.key.is_master_proof(proof, nonce, own_nonce):
-            return "what answers as the master does not know haSharedSecret"
+            return "the server that answers as master does not know haSharedSecret"
         return ""
     return (
-        f"haSharedSecret is set here, and the master has not proved it after {options.timeout_s:g} s: "
+        f"haSharedSecret is set here, and the master did not prove it within {options.timeout_s:g} s: "
         "RocketMQ's masters can't"
     )
 
 
 async def _receive(stream: trio.abc.Stream, size: int) -> bytes:
-    """Exactly `size` bytes, and none beyond them; b"" if the stream ends first."""
+    """Return exactly `size` bytes, and read no more; b"" if the stream ends first."""
     received = b""
     while len(received) < size:
         chunk = await stream.receive_some(size - len(received))

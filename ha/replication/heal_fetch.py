@@ -1,14 +1,14 @@
-"""Reading a range of the log from a peer's HA port, to heal one's own with: a connection that is no slave's.
+"""Reads a range of the log from a peer's HA port, to heal the own log with. The connection is no slave's.
 
-Any broker, halog's or RocketMQ's, master or slave, sends its log from wherever it is asked to. Two things are odd:
+Any broker, halog or RocketMQ, master or slave, sends its log from any offset that is requested. Two special cases:
 
-- A request of 0 means "your last segment", so 1 is asked for instead, and byte 0 made up: it is the first of a record's
-  size, which is below 16 MiB (first_byte.py).
-- A request is an acknowledgement, too. It is the begin of the damaged range, less than what is held here and than what
-  any put waits for, and it is the only one. A halog peer is told beforehand that this is no slave
-  (range_question.py), and doesn't count the connection at all.
+- A request of 0 means "the last segment", so 1 is requested instead, and byte 0 is restored: it is the first byte of a
+  record's size, which is below 16 MiB (first_byte.py).
+- A request is also an acknowledgement. It is the start of the damaged range, which is below what is held here and what
+  any put waits for, and it is the only one. A halog peer is told before that this is no slave (range_question.py), and
+  doesn't count the connection.
 
-What comes is not to be trusted: the caller proves it by checksums or records before it is written anywhere.
+The bytes are untrusted: the caller proves them by checksums or records before it writes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import trio
 
 from ha.errors import ConfigError, RemoteProtocolError
 from ha.protocol.ha_frame import TransferHeader, TransferParser, encode_report
-from ha.replication.handshake import recognise_master
+from ha.replication.handshake import authenticate_to_master
 from ha.replication.options import HAOptions
 from ha.replication.range_question import RANGE_QUESTION
 
@@ -28,15 +28,15 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 RECEIVE_SIZE = 256 << 10
 SILENCE_S_MAX = 5.0
-"""So long without a byte: the peer doesn't have them, or can't send them now."""
+"""Silence after which the peer is assumed not to have the bytes, or not to be able to send them now."""
 ANSWER_COUNT = 2
-"""Empty frames that a halog peer sends before the request, on the question."""
+"""Empty frames with which a halog peer answers the range question."""
 
 
 class HealFetchError(Exception):
-    """The peer didn't send the bytes; the message says why. Not a fault of anybody's, and tried again later.
+    """The peer didn't send the bytes; the message says why. An expected failure, which is retried later.
 
-    `is_refusal`: it was reached, and doesn't have them or doesn't give them.
+    `is_refusal`: the peer was reached, but doesn't have the bytes or doesn't send them.
     """
 
     def __init__(self, reason: str, *, is_refusal: bool = True) -> None:
@@ -45,7 +45,7 @@ class HealFetchError(Exception):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What came of a range, from its begin on, and why not more: "" if it is all of it."""
+    """The received start of a range, and why it is not the whole range: "" if it is."""
 
     raw: bytes
     trouble: str
@@ -54,10 +54,10 @@ class Fetched(msgspec.Struct, frozen=True):
 async def fetch_range(
     address: str, begin: int, end: int, *, connect: Connect, options: HAOptions, segment_size: int
 ) -> Fetched:
-    """Return bytes [begin, end) of the log of the peer whose HA port is at `address`; they lie within one segment.
+    """Return bytes [begin, end) of the log of the peer whose HA port is at `address`. They must lie in one segment.
 
-    Fewer, but at least one, if it doesn't hold more or sends no more. HealFetchError if it sends none: it can't be
-    reached, doesn't hold them, or they are damaged there. The connection is closed in any case.
+    Returns fewer, but at least one, if the peer has or sends no more. HealFetchError if it sends none: it can't be
+    reached, doesn't have them, or they are damaged there, too. The connection is closed in any case.
     """
     assert 0 <= begin < end
     try:
@@ -67,7 +67,7 @@ async def fetch_range(
         raise HealFetchError(f"{address} can't be reached: {error or 'no answer'}", is_refusal=False) from None
     try:
         if options.handshake is not None:
-            refused = await recognise_master(stream, options.handshake)
+            refused = await authenticate_to_master(stream, options.handshake)
             if refused:
                 raise HealFetchError(f"{address}: {refused}")
         return await _receive(stream, address, begin, end, options, segment_size)
@@ -85,13 +85,13 @@ async def _receive(
     got = bytearray(b"\0" * (first - begin))
     parser = TransferParser(body_size_max=segment_size)
     await stream.send_all(RANGE_QUESTION * 2)
-    # RocketMQ says nothing to that; halog tells what it holds.
+    # RocketMQ does not answer; halog sends its range.
     held: list[int] = []
     with trio.move_on_after(options.range_answer_timeout_s):
         while len(held) < ANSWER_COUNT:
             for event in parser.feed(await _some(stream, address)):
                 if not isinstance(event, TransferHeader) or not event.is_heartbeat:
-                    raise RemoteProtocolError("it sends before it is asked")
+                    raise RemoteProtocolError("it sends before the request")
                 held.append(event.physical_offset)
     if held:
         if not held[0] <= begin < held[-1]:
@@ -112,7 +112,7 @@ async def _receive(
 async def _receive_body(
     stream: trio.abc.Stream, address: str, parser: TransferParser, got: bytearray, begin: int, end: int
 ) -> None:
-    """Receive until `got` is [begin, end). HealFetchError if the peer sends no more; `got` then is what came."""
+    """Receive until `got` is [begin, end). HealFetchError if the peer sends no more; `got` keeps what was received."""
     heartbeat_count = 0
     while len(got) < end - begin:
         with trio.move_on_after(SILENCE_S_MAX) as scope:
@@ -126,12 +126,14 @@ async def _receive_body(
                 heartbeat_count += event.is_heartbeat
             else:
                 got += event.chunk[: end - begin - len(got)]
-        if heartbeat_count > 1 and len(got) < end - begin:  # the first may have been overdue when the request came
+        if heartbeat_count > 1 and len(got) < end - begin:  # the first may have been due when the request came
             raise HealFetchError(f"{address} has no bytes at {begin + len(got)} to send")
 
 
 async def _some(stream: trio.abc.Stream, address: str) -> bytes | bytearray:
     received = await stream.receive_some(RECEIVE_SIZE)
     if not received:
-        raise HealFetchError(f"{address} hung up: the bytes are damaged there too, or it takes no more connections")
+        raise HealFetchError(
+            f"{address} closed the connection: the bytes are damaged there, too, or it accepts no more connections"
+        )
     return received

@@ -1,22 +1,22 @@
-"""Healing: what is damaged in the log here is fetched from a peer, proven, and written.
+"""Healing: damaged ranges of the log are fetched from a peer, proven, and rewritten.
 
-    DamageRegistry.open ──▶ read again ──sound──▶ healed          (the disk failed to read for a moment)
+    DamageRegistry.open ──▶ read again ──sound──▶ healed          (a transient read error)
                                │
                                └▶ for each peer: fetch ──▶ proven? ──▶ write, sync, compare ──▶ read again ──▶ healed
-                                                              └─ the begin of it ──▶ write …; the range is shorter now
+                                                              └─ only its start ──▶ write …; the range gets shorter
 
-Proven means: the fetched bytes have the checksums that the blocks had when they were written here; or, where none are
-known, they are sound records that begin and end exactly where the damage does. Nothing else is ever written, so a peer
-that is wrong, damaged or hostile can do no harm. Only listed ranges are written, which never include bytes that are
+Proven means: the fetched bytes have the checksums that the blocks had when they were written here; or, if none are
+known, they are sound records that start and end exactly where the damage does. Nothing else is ever written, so a peer
+that is wrong, damaged or hostile can do no harm. Only registered ranges are written, which never include bytes that are
 being appended.
 
-Of a peer that has only the begin of a range that is proven which doesn't need the end: whole blocks with checksums, or
-sound records of which the consume queues here know place, size, queue offset and tags. The next peer is asked for the
-rest. Pieces of a range that is too long to be held at once are written before its end is known.
+If a peer has only the start of a range, the part that can be proven without the end is written: whole blocks with
+checksums, or sound records whose position, size, queue offset and tags are in the consume queues here. The next peer is
+asked for the rest. A range that is too long for memory is written piece by piece, before its end is known.
 
-A range is hopeless for now, and consumers are told to go on behind it, once every peer known has said that it doesn't
-have it, or can't be reached for PATIENCE attempts; at once if none is known. It is tried again in any case, after
-RETRY_S and then twice as long after each attempt, up to RETRY_S_MAX.
+A range is given up for now, so that consumers skip it, once every known peer has answered that it doesn't have it, or
+has been unreachable for UNREACHABLE_ATTEMPTS attempts; at once if no peer is known. It is retried in any case, first
+after RETRY_S, then after twice as long each time, up to RETRY_S_MAX.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ha.store.log_repair import PIECE_BYTES
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-PATIENCE = 5
-"""Attempts on peers that can't be reached: 15 s if they refuse the connection, longer if nothing answers. One that
-restarts comes back meanwhile."""
+UNREACHABLE_ATTEMPTS = 5
+"""Attempts on peers that can't be reached: 15 s if they refuse the connection, longer if nothing answers. A peer that
+restarts is back by then."""
 RETRY_S_MAX = 300.0
 
 
@@ -48,26 +48,26 @@ class HealedLog(Protocol):
     damage: DamageRegistry
 
     async def is_sound(self, damage: DamagedRange) -> bool:
-        """Read a damaged range again and tell whether it is right now."""
+        """Read a damaged range again; return whether it is sound now."""
 
     async def proves(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, meant for `begin`, are proven to be what was written there."""
+        """Return how many bytes of `raw`, for offset `begin`, are proven to be what was written there."""
 
     async def proves_alone(self, damage: DamagedRange, begin: int, raw: bytes) -> int:
-        """Return how many bytes of `raw`, meant for `begin`, are proven without regard to what follows."""
+        """Return how many bytes of `raw`, for offset `begin`, are proven without what follows them."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
         """Write proven bytes over damaged ones, synced and compared. OSError."""
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
-        """If `raw` is what is on the disk here as well, make its checksum anew and say so."""
+        """Whether `raw` equals the bytes on disk here: then their checksum was wrong, and is replaced."""
 
     def after_heal(self, damage: DamagedRange) -> None:
-        """A range was healed: check the blocks in it like new ones."""
+        """Call after a range was healed: its blocks get checksums like new ones."""
 
 
 class Healer:
-    """Heals one log until cancelled. `peers` tells the HA addresses to ask, best first; it raises nothing."""
+    """Heals one log. `peers` returns the HA addresses to try, best first; it raises nothing."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Healer:
         self._retry_at: dict[DamagedRange, tuple[float, float]] = {}
 
     async def run(self) -> None:
-        """Heal what is listed, and what comes."""
+        """Heal registered damage until cancelled."""
         damage = self._log.damage
         while True:
             now = trio.current_time()
@@ -112,14 +112,14 @@ class Healer:
                 self._retry_at.pop(damage, None)
                 continue
             if damage.begin != began:
-                self._retry_at.pop(damage, None)  # there is less of it now
+                self._retry_at.pop(damage, None)  # the range is shorter now
             wait_s = min(2 * self._retry_at.get(damage, (0.0, RETRY_S / 2))[1], RETRY_S_MAX)
             self._retry_at[damage] = (trio.current_time() + wait_s, wait_s)
-            is_hopeless = is_final or wait_s >= RETRY_S * 2 ** (PATIENCE - 1)
+            is_hopeless = is_final or wait_s >= RETRY_S * 2 ** (UNREACHABLE_ATTEMPTS - 1)
             self._log.damage.failed(damage, trouble, is_hopeless=is_hopeless)
 
     async def _heal(self, damage: DamagedRange, peers: list[str]) -> tuple[str, bool]:
-        """Heal one range; return why it could not be, or "", and whether every peer was reached."""
+        """Heal one range; return why that failed, or "", and whether every peer was reached."""
         log = self._log
         if await log.is_sound(damage):
             return self._done(damage, "the disk, read again")

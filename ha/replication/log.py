@@ -1,4 +1,4 @@
-"""The handful of log operations that replication needs, and nothing else of the store.
+"""The log operations that replication needs, and nothing else of the store.
 
 Replication sees a log as bytes at physical offsets: [min_offset, max_offset), cut into segments of `segment_size` bytes
 at its multiples. It knows no records, files or queues.
@@ -14,7 +14,7 @@ from ha.store.watched_offset import WatchedOffset
 
 
 class ReplicatedLog(Protocol):
-    """What `ha.store.commitlog.CommitLog` offers to replication, and what a test's small log must offer."""
+    """The part of `ha.store.commitlog.CommitLog` that replication uses; tests have a small implementation."""
 
     @property
     def min_offset(self) -> int:
@@ -26,20 +26,20 @@ class ReplicatedLog(Protocol):
 
     @property
     def flushed_offset(self) -> WatchedOffset:
-        """End of what is on the disk for sure; at most `max_offset`."""
+        """End of what is durable on disk; at most `max_offset`."""
 
     @property
     def segment_size(self) -> int:
         """Bytes of a full segment (mappedFileSizeCommitLog), the same on master and slave."""
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
-        """Up to `size_max` bytes, not beyond the segment, if they are in memory for sure; else None."""
+        """Return up to `size_max` bytes, not beyond the segment, if they are surely in memory; else None."""
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
-        """The same bytes, read off the event loop if they are cold, and verified then. At least one below max_offset.
+        """Return the same bytes, read in a worker and verified if they are cold. At least one byte below max_offset.
 
-        OffsetGone outside [min_offset, max_offset]. DamagedBytes if the first is not what was written: it must not
-        leave this node.
+        OffsetGone outside [min_offset, max_offset]. DamagedBytes if the first byte is damaged: it must not leave this
+        node.
         """
 
     async def wait_healed(self, begin: int, end: int) -> None:
@@ -52,22 +52,22 @@ class ReplicatedLog(Protocol):
         """
 
     async def reset(self, first_offset: int) -> None:
-        """Set all that the log holds aside and start it empty at `first_offset`, the begin of a segment."""
+        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment."""
 
 
 class ConfirmedLog(Protocol):
-    """What the same CommitLog offers to a member of a failover group: how far it may be shown to consumers."""
+    """The part of CommitLog that a member of a failover group uses: how far consumers may read."""
 
     @property
     def dispatch_limit(self) -> WatchedOffset:
         """The confirm offset, or ha.store.commitlog.UNLIMITED if none is known."""
 
     def limit_dispatch(self, offset: int) -> None:
-        """Show consumers nothing at or behind a physical offset; what they have been shown stays."""
+        """Stop consumers from reading at or after a physical offset; what was dispatched before stays readable."""
 
 
 class MemberStore(Protocol):
-    """What `ha.store.message_store.MessageStore` offers to a member of a failover group."""
+    """The part of `ha.store.message_store.MessageStore` that a member of a failover group uses."""
 
     @property
     def log(self) -> ConfirmedLog:
@@ -75,10 +75,10 @@ class MemberStore(Protocol):
 
     @property
     def epochs(self) -> EpochHistory:
-        """Whose terms its bytes are of."""
+        """The terms of its bytes."""
 
     async def truncate(self, offset: int) -> None:
-        """Cut the log at a record's begin, and the history with it. Cancelled, it has not begun or is complete.
+        """Truncate the log and its history at the start of a record. If cancelled, it is done completely or not at all.
 
-        ValueError if no record begins there, DiskFull if nothing could be begun, DiskFailed.
+        ValueError if no record starts there, DiskFull if it could not start, DiskFailed.
         """

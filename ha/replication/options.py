@@ -1,4 +1,4 @@
-"""What can be set about replication. Units in the names; RocketMQ's key in each comment."""
+"""Settings of replication, with RocketMQ's key for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ha.replication.handshake import HandshakeOptions
 
 
 class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of HAService, GroupTransfer and HAClient. `__post_init__` refuses values that can't work."""
+    """Settings of HAService, GroupTransfer and HAClient. `__post_init__` rejects invalid values."""
 
     heartbeat_interval_s: float = 5.0
     """haSendHeartbeatInterval: silence after which either side sends a heartbeat (strictly more than this)."""
@@ -24,32 +24,32 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_bytes_per_s_max: int | None = None
     """maxHaTransferByteInSecond if haFlowControlEnable, per connection, headers included; None: unlimited."""
     connection_count_max: int = 64
-    """More HA connections than this are refused; one that never reported makes way for a new one."""
+    """Maximum HA connections. When full, a connection that never reported is evicted for a new one."""
     waiting_request_count_max: int = 100_000
-    """More puts than this waiting for acknowledgements: the next ones are answered FLUSH_SLAVE_TIMEOUT at once."""
+    """Maximum puts that wait for acknowledgements; further ones are answered FLUSH_SLAVE_TIMEOUT at once."""
     submitted_batch_count_max: int = 1024
-    """Capacity of GroupTransfer's channel, in batches; whoever submits more waits."""
+    """Capacity of GroupTransfer's channel, in batches; senders wait while it is full."""
 
     reconnect_interval_s: float = 5.0
-    """Slave: longest wait after a failed or ended connection (`ha.replication.reconnect`)."""
+    """Slave: maximum wait after a failed or ended connection (`ha.replication.reconnect`)."""
     connect_timeout_s: float = 5.0
-    """Slave: longest wait for a connection, and for the injected question for the master's first offset."""
+    """Slave: timeout for a connection, and for the injected `master_min_offset`."""
     range_answer_timeout_s: float = 1.0
-    """Slave: longest wait for the answer to the range question, which a RocketMQ master never gives."""
+    """Slave: timeout for the answer to the range question, which a RocketMQ master never gives."""
     receive_size_bytes: int = 1 << 20
-    """Slave: most bytes taken from the socket at once; also the most that is held in memory."""
+    """Slave: maximum bytes per receive, which is also the maximum in memory."""
     start_from: Literal["last", "first"] = "last"
     """haStartFrom: where an empty slave starts: the master's last segment (as RocketMQ) or its first offset."""
     out_of_range: Literal["wait", "resync"] = "wait"
-    """haOutOfRange: what a slave does whose position the master no longer holds."""
+    """haOutOfRange: what a slave does when the master has deleted its position."""
     overlap_bytes_max: int = 64 << 10
-    """haOverlapMax: so much of its log's end a slave compares with the master's when it connects; 0: as RocketMQ."""
+    """haOverlapMax: bytes of its log's end that a slave compares with the master's when it connects; 0: as RocketMQ."""
     ack_flushed: bool = False
     """Report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here. A failover
-    group's master confirms by it, too."""
+    group's master confirms only what it has flushed, too."""
 
     handshake: HandshakeOptions | None = None
-    """haSharedSecret: nothing is sent to a slave, or taken from a master, that has not proved that it knows it."""
+    """haSharedSecret: no data is sent to a slave, or accepted from a master, before it has proved that it knows it."""
 
     def __post_init__(self) -> None:
         assert self.heartbeat_interval_s > 0

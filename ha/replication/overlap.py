@@ -1,17 +1,17 @@
-"""The end of a slave's log, compared with the master's bytes before anything is appended behind it.
+"""Compares the end of a slave's log with the master's bytes before anything is appended.
 
-The protocol carries offsets and no checksum. A master that lost its tail, or another master altogether, may grow past
-a slave's end, and a slave that just appends what comes from there has two histories in one log from then on (RocketMQ
-does that). So a halog slave asks for its last bytes once more at the begin of every connection. A master, halog's or
-RocketMQ's, sends from wherever it is asked to; nothing about it needs to be known. Logs that parted anywhere before
-differ here as well, since every record says its store time and its place in its queue.
+The protocol carries offsets, but no checksums. A master that lost its tail, or a different master, may grow past a
+slave's end; a slave that appends what comes from there then has two histories in one log, as RocketMQ's do. So a halog
+slave requests its last bytes again when it connects. Any master, halog or RocketMQ, sends from any offset that is
+requested. Logs that differ anywhere before differ here, too, as every record contains its store time and its position
+in its queue.
 """
 
 from __future__ import annotations
 
 
 class Overlap:
-    """`held`: what the slave holds from physical offset `start` on, up to its end. `position`: compared up to here."""
+    """`held`: the slave's bytes from physical offset `start` to its end. `position`: how far they are compared."""
 
     __slots__ = ("_held", "early_heartbeat_count", "end", "position", "start")
 
@@ -23,7 +23,7 @@ class Overlap:
         self.early_heartbeat_count = 0
 
     def feed(self, chunk: memoryview) -> memoryview | None:
-        """Compare the master's next bytes. Returns what lies behind `end`; None if the logs differ, at `position`."""
+        """Compare the master's next bytes. Returns those after `end`; None if the logs differ, at `position`."""
         held = self._held[self.position - self.start :][: len(chunk)]
         received = chunk[: len(held)]
         if held != received:
@@ -34,15 +34,15 @@ class Overlap:
 
     @property
     def is_compared(self) -> bool:
-        """Whether all of it was compared and found equal."""
+        """Whether everything was compared and is equal."""
         return self.position == self.end
 
 
 def overlap_start(first_offset: int, end: int, segment_size: int, size_max: int) -> int:
-    """Return from where to compare: at most `size_max` bytes before `end`, in the segment that the last byte is in.
+    """Return where to start comparing: at most `size_max` bytes before `end`, in the segment of the last byte.
 
-    Never 0, which as a request means the master's last segment; `end` if there is nothing to compare. `first_offset`
-    is the first that both sides hold, as far as that is known.
+    Never 0, which as a request means the master's last segment; `end` if there is nothing to compare. `first_offset`:
+    the first offset that both sides have, as far as that is known.
     """
     if end <= 0:
         return end

@@ -1,4 +1,4 @@
-"""TCP for the HA port: who the peer is, and how a slave reaches its master."""
+"""TCP for the HA port: connecting to a master, and identifying peers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ IP_FAMILIES = (AF_INET, AF_INET6)
 
 
 async def open_tcp(address: str) -> trio.abc.Stream:
-    """Connect to `host:port` (IPv6 in brackets) with TCP_NODELAY, which Trio sets. OSError if nobody listens."""
+    """Connect to `host:port` (IPv6 in brackets) with TCP_NODELAY, which Trio sets. OSError."""
     host, port = split_address(address)
     return await trio.open_tcp_stream(host, port)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Take `host:port` apart. ConfigError, naming haMasterAddress, if it isn't one."""
+    """Split `host:port`. ConfigError, naming haMasterAddress, if it is malformed."""
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError("haMasterAddress", f"{address!r} is no address", "host:port, for example 10.0.0.1:10912")
+        raise ConfigError("haMasterAddress", f"{address!r} is not an address", "host:port, for example 10.0.0.1:10912")
     return host, int(port)
 
 
 def peer_name(stream: trio.abc.Stream) -> str:
-    """Return the other side as `host:port`.
-
-    Any other stream says in `peer_address`, if it has that, who its peer is; otherwise it gets a name of its own.
-    """
+    """Return the peer of a socket as `host:port`; of other streams its `peer_address`, or else a unique name."""
     if isinstance(stream, trio.SocketStream):
         try:
             host, port = stream.socket.getpeername()[:2]
@@ -45,7 +42,7 @@ def peer_name(stream: trio.abc.Stream) -> str:
 
 
 def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
-    """Whether `stream`, which this process opened, ends at its own HA port: this machine's own address, that port."""
+    """Whether `stream`, which this process opened, leads to its own HA port: same address, that port."""
     stream = getattr(stream, "transport_stream", stream)  # of TLS
     if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return False
@@ -62,9 +59,9 @@ def host_of(peer: str) -> str:
 
 
 def identify_by_address(peer: str) -> str:
-    """Return whose connection this is: the slave's IP address, so that two connections of one slave count once.
+    """Return the slave's identity: its IP address, so that two connections of one slave count once.
 
-    On loopback every connection is a slave of its own, as several slaves of a test or demonstration share the address.
+    On loopback every connection is a separate slave, as the slaves of a test or demonstration share the address.
     """
     host = host_of(peer)
     try:

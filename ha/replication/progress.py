@@ -46,26 +46,26 @@ class CloseReason(Enum):
     HOUSEKEEPING_TIMEOUT = "housekeeping_timeout"
     MALFORMED_REPORT = "malformed_report"
     REPORT_BEYOND_END = "report_beyond_end"
-    """The slave claims bytes that the master doesn't have: a stranger, or another master's log, or ours was longer."""
+    """The slave claims bytes that the master lacks: it is no slave, or follows another log, or ours was longer."""
     OFFSET_MISMATCH = "offset_mismatch"
     """A report below the previous one of this connection, or above what was sent on it."""
     LOG_TRUNCATED = "log_truncated"
     """The master's own log now ends before the slave's position."""
     DAMAGED_HERE = "damaged_here"
-    """The peer reads to heal itself, and the bytes it wants are damaged here too."""
+    """The peer reads to heal its log, and the bytes that it needs are damaged here, too."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     HANDSHAKE_FAILED = "handshake_failed"
-    """No TLS came about, or the slave's certificate is not one of those that are let in."""
+    """TLS failed, or the slave's certificate is not among those that are accepted."""
     NOT_AUTHENTICATED = "not_authenticated"
     """The slave has not proved that it knows haSharedSecret."""
     NOT_MASTER = "not_master"
-    """A member of the group takes this node for its master, which it is not, or not yet."""
+    """A member of the group connected to this node as its master, which it is not, or not yet."""
     NO_MEMBER = "no_member"
-    """It says that it has the broker id of this node."""
+    """The peer claims the broker id of this node."""
     OTHER_RUN = "other_run"
-    """The member's key in the agreement service is another process's, which has the same broker id."""
+    """The member's key in the agreement service belongs to another process with the same broker id."""
     REPLACED = "replaced"
-    """The same member has connected again."""
+    """The same member has a newer connection."""
     TERM_ENDED = "term_ended"
     """This node is no longer the master that the member connected to."""
     SERVICE_STOPPED = "service_stopped"
@@ -80,13 +80,13 @@ class SlaveProgress:
     ack_offset       last report, -1 before the first; never falls, never above max(request_offset, transfer_offset)
     is_withheld      acknowledgements don't count yet, see `HAService`; only ever true for a slave that began empty
     end_at_request   the log's end at the time of the request
-    has_asked        the slave asked the range question, so it is halog and knows the dialect
-    is_reader        it is no slave but reads a range to heal its own log: never counted, never remembered
-    broker_id        which member of the failover group it is, None for a slave that is none
-    run_id           which process with that id it is, 0 if it did not tell
-    sample_offset    where the log ended when the time that replication takes began to be measured; -1 while it is not
-    waits_for        the damaged range of the log here that the transfer can't pass, None if it isn't held up
-    close_detail     in words what it did to be closed; "" if close_reason says it all
+    has_asked        the slave asked the range question, so it is a halog slave
+    is_reader        it is no slave but reads a range to heal its own log: never counted or remembered
+    broker_id        its broker id in the failover group, None if it is no member
+    run_id           identifies its process among those with that id, 0 if unknown
+    sample_offset    the log's end when a measurement of the replication time started; -1 if none is running
+    waits_for        the damaged range of the log here at which the transfer waits, None if it doesn't
+    close_detail     why it was closed, for people; "" if close_reason says it all
     """
 
     __slots__ = (
@@ -107,8 +107,8 @@ class SlaveProgress:
         "peer",
         "request_offset",
         "run_id",
-        "sample_began",
         "sample_offset",
+        "sample_started_at",
         "start_offset",
         "state",
         "transfer_offset",
@@ -136,10 +136,10 @@ class SlaveProgress:
         self.connected_at = self.last_report_at = self.last_write_at = now
         self.caught_up = CaughtUp()
         self.sample_offset = -1
-        self.sample_began = now
+        self.sample_started_at = now
 
     def become_transfer(self, request_offset: int, start_offset: int, end: int) -> None:
-        """The slave asked for `request_offset` and gets the log, which ends at `end` now, from `start_offset` on."""
+        """The slave requested `request_offset`; it gets the log, which ends at `end` now, from `start_offset` on."""
         self._move(SlaveState.TRANSFER)
         self.request_offset = self.ack_offset = request_offset
         self.start_offset = self.transfer_offset = start_offset
@@ -147,22 +147,22 @@ class SlaveProgress:
         self.is_withheld = request_offset < start_offset
 
     def become_out_of_range(self, offset: int) -> None:
-        """The bytes at `offset`, the slave's position, are no longer in the log."""
+        """The bytes at the slave's position, `offset`, are deleted."""
         if self.state is SlaveState.CONNECTED:
             self.request_offset = self.ack_offset = self.start_offset = offset
         self._move(SlaveState.OUT_OF_RANGE)
         self.transfer_offset = offset
 
     def become_shutdown(self, reason: CloseReason) -> None:
-        """The connection is over."""
+        """The connection has ended."""
         self._move(SlaveState.SHUTDOWN)
         self.close_reason = reason
 
-    def misreport(self, offset: int) -> bool:
-        """Tell whether a report of `offset` can't follow what this connection has seen so far.
+    def contradicts(self, offset: int) -> bool:
+        """Whether a report of `offset` contradicts what happened on this connection before.
 
-        A slave's end never falls while it is connected: RocketMQ's and ours report a running maximum and truncate only
-        at start, so a lower report means another log behind the same socket. Nor can a slave hold what it wasn't sent.
+        A slave's end never falls while it is connected: RocketMQ's and halog's slaves truncate only before their first
+        report, so a lower one means another log behind the same socket. Nor can a slave have what it wasn't sent.
         """
         return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
 
@@ -178,12 +178,12 @@ class SlaveProgress:
         self.flow.count(size, now)
 
     def behind_s(self, end: int, now: float) -> float:
-        """For how long at least it has not had all of the log, which ends at `end`, or been here; 0 if it has it."""
+        """Return how long it has not had the whole log, which ends at `end`, or been connected; 0 if it has it."""
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)
 
     @property
     def held_offset(self) -> int:
-        """Up to here the slave has all that it will ever have; -1 before the first report."""
+        """The slave needs nothing below this offset; -1 before the first report."""
         return max(self.ack_offset, self.start_offset)
 
     @property

@@ -1,33 +1,31 @@
-"""How a halog slave asks a master what it holds, over RocketMQ's default HA protocol and without disturbing RocketMQ.
+"""How a halog slave asks a master which offsets it has, over RocketMQ's default HA protocol and compatibly with it.
 
-The protocol has one message from slave to master, an offset, and no way to say "all you have" or to hear "that is
-gone": a request of 0 means the master's *last* segment, and a request for deleted bytes is answered by heartbeats for
-ever.
+The protocol has one message from slave to master, an offset. It can neither request "everything" nor answer "deleted":
+a request of 0 means the master's *last* segment, and a request for deleted bytes is answered by heartbeats for ever.
 
-The question is a report of -1 (eight bytes 0xFF), sent alone and before any other on a connection.
+The question is a report of -1 (eight bytes 0xFF), sent alone and before any other report on a connection.
 
 - A RocketMQ master (4.x, 5.x) ignores it: -1 is the initial value of both its `slaveRequestOffset` and
   `slaveAckOffset`, so the connection still counts as one that has not asked for anything, and as no byte is ever sent
   before the first request, nothing comes back. The slave stops waiting after `range_answer_timeout_s` and goes on as
   a RocketMQ slave would.
 - A halog master answers at once with two empty frames, (min offset, 0) and (max offset, 0), and remembers that this
-  slave speaks the dialect. On such a connection
-  * a request of 0 means the first offset that the master holds, not the begin of its last segment;
-  * once the slave's position is gone, heartbeats carry the master's min offset instead of that position, the first
+  slave asked. On such a connection
+  * a request of 0 means the first offset that the master has, not the start of its last segment;
+  * once the slave's position is deleted, heartbeats carry the master's min offset instead of that position, the first
     one immediately. A RocketMQ slave, which never asks, gets heartbeats at its own position, as from RocketMQ.
 - A RocketMQ slave never sends -1: its max offset is never negative.
 
-The question asked twice, 16 bytes, says: I am no slave, I read a range to heal my own log with (heal_fetch.py). Such a
-connection gets the same answer and the bytes that it asks for, but counts for nothing. RocketMQ ignores that as well;
-there the connection counts, as every one does, and holds less than any put waits for.
+Sent twice, 16 bytes, the question means: this is no slave, but a reader that heals its own log (heal_fetch.py). Such a
+connection gets the same answer and the requested bytes, but doesn't count. RocketMQ ignores that, too; there the
+connection counts, as all do, with an offset below what any put waits for.
 
-A slave asks only where the answer matters: an empty one with haStartFrom=first, one with haOutOfRange=resync, and any
-whose last connection ended without having brought a byte, in order to say why.
+A slave asks only if the answer matters: if it is empty and has haStartFrom=first, if it has haOutOfRange=resync, and if
+its last connection ended before a byte came, to find out why.
 
-Weighed and rejected: telling the master by configuration (needs the two sides' files to agree, and can't serve two
-slaves with different wishes); reporting 1 for "first" to every master (works only while nothing was deleted; it is the
-fallback for RocketMQ masters, see first_byte.py); a different greeting before the protocol (a RocketMQ master would
-take its bytes for an offset).
+Alternatives considered: configuring the master (both sides' files must agree, and all slaves must want the same);
+reporting 1 for "first" to every master (works only if nothing was deleted; it is the fallback for RocketMQ masters, see
+first_byte.py); a handshake before the protocol (a RocketMQ master would take its bytes for an offset).
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ RANGE_QUESTION = b"\xff" * REPORT_SIZE
 
 
 def encode_range_answer(min_offset: int, max_offset: int) -> bytes:
-    """Return the two empty frames that tell a slave that the master holds [min_offset, max_offset)."""
+    """Return the two empty frames that say that the master has [min_offset, max_offset)."""
     return encode_transfer_header(min_offset, 0) + encode_transfer_header(max_offset, 0)
 
 
 class OpeningParser:
-    """Takes the question off the front of what a slave sends on one connection; all else passes through unchanged."""
+    """Removes the question from the start of what a slave sends on one connection; the rest passes unchanged."""
 
     __slots__ = ("_count", "_front")
 
@@ -62,9 +60,9 @@ class OpeningParser:
         return self._count > 1
 
     def feed(self, chunk: bytes | bytearray) -> bytes | bytearray:
-        """Return the bytes of `chunk` that are for the report parser, without the question.
+        """Return the bytes of `chunk` for the report parser, without the question.
 
-        The first bytes are held back while they may still become the question: at most 7.
+        Up to 7 first bytes are held back while they may still become the question.
         """
         if self._front is None:
             return chunk

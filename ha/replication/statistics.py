@@ -1,7 +1,7 @@
-"""Frozen snapshots of what replication is doing, for status pages, metrics and RocketMQ's HARuntimeInfo.
+"""Snapshots of replication, for status pages, metrics and RocketMQ's HARuntimeInfo.
 
-Offsets are physical, in bytes; ages and durations in seconds of trio's clock. A caller who needs wall-clock timestamps
-subtracts an age from its own clock.
+Offsets are physical, in bytes; ages and durations in seconds of Trio's clock. For wall-clock timestamps, subtract an
+age from the wall clock.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     transfer_offset: int
     ack_offset: int
     lag_bytes: int
-    """The master's end less the acknowledged offset (HARuntimeInfo: diff)."""
+    """The master's end minus the acknowledged offset (HARuntimeInfo: diff)."""
     lag_s: float
-    """For how long at least the slave has not had all of the log, or been here; 0 if it has it."""
+    """How long the slave has not had the whole log, at least, or been connected; 0 if it has it."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int
     connected_s: float
     last_report_age_s: float
     broker_id: int | None = None
-    """Of a member of the failover group."""
+    """None if it is no member of the failover group."""
 
 
 class SyncStateStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class SyncStateStatistics(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     members: tuple[int, ...]
     wished: tuple[int, ...] | None
-    """What the agreement service is asked to hold instead."""
+    """The set that the master has proposed instead, None if there is no proposal."""
     confirm_offset: int
 
 
@@ -54,7 +54,7 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     max_offset: int
     push2_slave_max_offset: int
     slave_count: int
-    """Identities that are counted, however many connections each has."""
+    """Number of identities that are counted, each once."""
     in_sync_replicas_nums: int
     """The master included."""
     slaves: tuple[SlaveStatistics, ...]
@@ -73,7 +73,7 @@ class HAClientState(Enum):
 
 
 class Condition(Enum):
-    """How the slave's link is, or why the last one ended."""
+    """State of the slave's connection to its master, or why the last one ended."""
 
     NOT_STARTED = "not_started"
     NO_MASTER = "no_master"
@@ -89,17 +89,17 @@ class Condition(Enum):
     OFFSET_MISMATCH = "offset_mismatch"
     """The master sends from an offset that isn't our end."""
     STALE_MASTER = "stale_master"
-    """The group has had a later term than this master's: it is none any more, and may not know."""
+    """The group has reached a later term than this master's, which may not know that it was replaced."""
     NO_COMMON_EPOCH = "no_common_epoch"
-    """No term is in the history of both logs: nothing tells up to where they are the same."""
+    """The two logs' histories have no common term, so it is unknown up to where the logs are equal."""
     CONFIRMED_DIVERGED = "confirmed_diverged"
-    """The master lacks bytes that were confirmed: to follow it would be to lose them."""
+    """The master lacks bytes that were confirmed: following it would lose them."""
     MASTER_BEHIND = "master_behind"
     """The master's log ends before ours: it lost its tail, or it is another master."""
     DIVERGED = "diverged"
-    """The end of our log is not what the master holds at that place."""
+    """The end of our log differs from the master's bytes at that position."""
     OUT_OF_RANGE = "out_of_range"
-    """The master no longer holds the bytes that come next here."""
+    """The master has deleted the bytes that come next here."""
     NOT_AUTHENTICATED = "not_authenticated"
     """The two sides don't know the same haSharedSecret, or one of them has none."""
     DAMAGED = "damaged"
@@ -115,7 +115,7 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     state: HAClientState
     condition: Condition
     detail: str
-    """The condition in words, with its numbers."""
+    """The condition with its details, for people."""
     master_address: str | None
     max_offset: int
     reported_offset: int
@@ -127,6 +127,6 @@ class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
     ended_counts: Mapping[Condition, int]
     resync_count: int
     skipped_bytes: int
-    """Bytes that resyncs left out: between the old log's end and the master's first offset."""
+    """Bytes that resyncs skipped, between the old log's end and the master's first offset."""
     last_read_age_s: float | None
     last_write_age_s: float | None

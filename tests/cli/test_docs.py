@@ -20,7 +20,7 @@ LINES = [line for block in re.findall(r"(?ms)^```sh\n(.*?)^```", TEXT) for line 
 ASK_ADMINS = {"status", "top", "doctor"}
 OF_A_GROUP = re.compile(r"127\.0\.0\.1:1([123])913")
 """Admin port of a member of the failover group that docs/failover.md starts; its brokerId."""
-_IN_DOUBT = "it may have been carried out, or may still be"
+_IN_DOUBT = "it may have been executed, or may still be"
 """What a command says that a busy machine kept waiting for etcd: to be looked at, and given again."""
 _ATTEMPT_COUNT_MAX = 3
 

@@ -1,4 +1,4 @@
-"""What every `Agreement` has to do: one suite, run on the simulated service and on real etcd.
+"""The contract of every `Agreement`: one suite, run on the simulated service and on real etcd.
 
 Times are those of trio's clock: virtual in the one, real seconds in the other. Leases are short.
 """
@@ -34,35 +34,35 @@ replace = msgspec.structs.replace
 LEASE_S = 2.0
 LEASE_END_TIMEOUT_S = 10.0
 TIMEOUT_S = 0.4
-"""For calls that are to fail."""
+"""Timeout of calls that should fail."""
 
 EMPTY = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset({1, 2, 3}))
 MEMBER = MemberRecord(epoch=1, max_offset=100, ha_address="h1:10912", broker_address="h1:10911", priority=2)
 
 
 class Place(Protocol):
-    """One service, and nodes that reach it, each on a way of its own."""
+    """One service, and nodes that each reach it over their own link."""
 
     def open_client(self, node: str) -> AbstractAsyncContextManager[Agreement]:
-        """What `node` gets."""
+        """Return the agreement of `node`."""
 
     def cut(self, node: str) -> None:
-        """Let nothing pass between it and the service; what is sent is held."""
+        """Hold everything that is sent between the node and the service."""
 
     def lose_answers(self, node: str) -> None:
-        """Let requests pass, and no answer."""
+        """Deliver requests, but no answers."""
 
     def heal(self, node: str) -> None:
-        """Let everything pass, what was held too."""
+        """Deliver everything, including what was held."""
 
     async def compact(self) -> None:
-        """Have the service forget what came before now."""
+        """Compact the service's history."""
 
     def stop(self) -> None:
-        """Have the service answer nobody."""
+        """Stop the service from answering."""
 
     def start(self) -> None:
-        """Undo it."""
+        """Reverse that."""
 
 
 Check = Callable[[Place], Awaitable[None]]
@@ -81,7 +81,7 @@ def master(broker_id: int, epoch: int) -> MasterRecord:
 
 
 async def elect(agreement: Agreement, broker_id: int, *, lease_s: float = 60.0) -> int:
-    """Make the group if there is none, and `broker_id` its master; return the revision."""
+    """Create the group if there is none, and make `broker_id` its master; return the revision."""
     view = await agreement.view()
     if view.group is None:
         await agreement.create_group(EMPTY)
@@ -95,7 +95,7 @@ async def elect(agreement: Agreement, broker_id: int, *, lease_s: float = 60.0) 
 
 
 async def until(watch: Watch, is_so: Callable[[GroupView], bool], timeout_s: float = 10.0) -> list[Seen]:
-    """All that is told up to the first view that is so."""
+    """Return all views up to the first that satisfies the condition."""
     seen = []
     with trio.fail_after(timeout_s):
         async for each in watch:
@@ -105,8 +105,8 @@ async def until(watch: Watch, is_so: Callable[[GroupView], bool], timeout_s: flo
     raise AssertionError("a watch has ended")
 
 
-async def insist(call: Callable[[], Awaitable[T]], timeout_s: float = 20.0) -> T:
-    """Call until the service is there again."""
+async def retry_until_available(call: Callable[[], Awaitable[T]], timeout_s: float = 20.0) -> T:
+    """Repeat the call until the service is available."""
     with trio.fail_after(timeout_s):
         while True:
             try:
@@ -163,7 +163,7 @@ async def mastership_is_taken_while_there_is_no_master(place: Place) -> None:
 
 @contract
 async def of_many_candidates_one_is_elected_each_time(place: Place) -> None:
-    """Each winner resigns; every term is told by the watch once, in order, with the one who got it."""
+    """Each winner resigns; the watch reports every term once, in order, with its master."""
     rounds = 6
     won: list[tuple[int, int]] = []
 
@@ -360,7 +360,7 @@ async def a_put_that_comes_late_does_not_take_the_key_over(place: Place) -> None
         moved = replace(MEMBER, max_offset=900)
         await other.put_member(1, moved, lease=await other.grant_lease(60))
         place.heal("n1")
-        await insist(one.view)
+        await retry_until_available(one.view)
         for _ in range(10):
             assert (await other.view()).members == {1: moved}
             await trio.sleep(0.05)
@@ -444,7 +444,7 @@ async def who_is_cut_off_is_told_in_time_and_goes_on_when_healed(place: Place) -
         place.heal("n1")
         seen = await until(watch, lambda view: view.switch is not None)
         assert (seen[-1].view.switch_revision, seen[-1].is_restart) == (asked, False)
-        assert (await insist(one.view)).switch == SwitchRequest(to=2)
+        assert (await retry_until_available(one.view)).switch == SwitchRequest(to=2)
 
 
 @contract
@@ -458,7 +458,7 @@ async def what_arrives_too_late_has_no_effect(place: Place) -> None:
             await one.put_member(1, replace(MEMBER, max_offset=900), lease=lease, timeout_s=TIMEOUT_S)
         await other.create_group(EMPTY)
         place.heal("n1")
-        await insist(lambda: one.put_member(1, MEMBER, lease=lease))
+        await retry_until_available(lambda: one.put_member(1, MEMBER, lease=lease))
         for _ in range(10):
             view = await other.view()
             assert (view.group, view.members) == (EMPTY, {1: MEMBER})
@@ -467,7 +467,7 @@ async def what_arrives_too_late_has_no_effect(place: Place) -> None:
 
 @contract
 async def who_hears_no_answer_can_find_out(place: Place) -> None:
-    """A change whose answer is lost was carried out once, and the view tells whose it is."""
+    """A change whose answer is lost was executed once, and the view shows whose it is."""
     async with place.open_client("n1") as one, place.open_client("n2") as other:
         created = await one.create_group(EMPTY)
         lease = await one.grant_lease(60)
@@ -476,7 +476,7 @@ async def who_hears_no_answer_can_find_out(place: Place) -> None:
             await one.take_mastership(EMPTY, master(1, 1), lease=lease, group_revision=created, timeout_s=TIMEOUT_S)
         assert caught.value.outcome_unknown
         place.heal("n1")
-        view = await insist(one.view)
+        view = await retry_until_available(one.view)
         assert (view.master, view.master_lease_id) == (master(1, 1), lease.id)
         with pytest.raises(Outdated):
             await one.take_mastership(EMPTY, master(1, 1), lease=lease, group_revision=created)
@@ -492,7 +492,7 @@ async def a_watch_that_missed_what_is_forgotten_begins_anew(place: Place) -> Non
         for number in range(3):
             await other.request_switch(SwitchRequest(to=number))
         await place.compact()
-        # So long that what is on its way to the node has been given up.
+        # Long enough for requests in flight to time out.
         await trio.sleep(4)
         place.heal("n1")
         seen = await until(watch, lambda view: view.switch == SwitchRequest(to=2))
@@ -514,8 +514,8 @@ async def a_service_that_was_away_is_there_again(place: Place) -> None:
             with pytest.raises(AgreementUnavailable):
                 await call(timeout_s=TIMEOUT_S)
         place.start()
-        view = await insist(one.view)
+        view = await retry_until_available(one.view)
         assert (view.master, view.master_revision) == (master(1, 1), taken)
         group = replace(EMPTY, epoch=1, master_id=1, sync_state_set=frozenset({1}))
-        await insist(lambda: one.change_group(group, group_revision=taken, master_revision=taken))
+        await retry_until_available(lambda: one.change_group(group, group_revision=taken, master_revision=taken))
         assert (await until(watch, lambda view: view.group == group))[-1].view.master == master(1, 1)

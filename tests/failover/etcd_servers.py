@@ -48,7 +48,7 @@ def require_etcd() -> None:
 
 @dataclass
 class EtcdServer:
-    """One server's folder and ports, through all its starts; `child` is the present process."""
+    """One server's folder and ports across restarts; `child` is the present process."""
 
     children: Children
     name: str
@@ -102,7 +102,7 @@ class EtcdServer:
         await self.child.kill()
 
     def pause(self) -> None:
-        """SIGSTOP, in effect: connections stay, the kernel accepts new ones, nobody answers."""
+        """Like SIGSTOP: connections stay, the kernel accepts new ones, nothing answers."""
         assert self.child is not None
         self.child.send_signal(signal.SIGSTOP)
         while not all(_state(task) == "T" for task in Path(f"/proc/{self.child.pid}/task").iterdir()):
@@ -139,7 +139,7 @@ class EtcdCluster:
         await self.start()
 
     async def restore(self, folder: Path) -> None:
-        """Put such a copy in the place of what is there."""
+        """Restore such a copy."""
         for server in self.servers:
             await server.kill()
             shutil.rmtree(server.folder)
@@ -155,7 +155,7 @@ class EtcdCluster:
             server.resume()
 
     async def leader(self) -> EtcdServer:
-        """Return who leads by its own word; it may be another by now."""
+        """Return the leader that it reports; that may have changed since."""
         while True:
             for server in self.servers:
                 if server.child is not None and server.child.exit_code is None:
@@ -183,13 +183,13 @@ class EtcdCluster:
         return await trio.to_thread.run_sync(get, abandon_on_cancel=True)
 
     async def compact(self) -> None:
-        """Forget all that was before now."""
+        """Compact the history."""
         key = base64.b64encode(b"compaction").decode()
         put = await self.ask("/v3/kv/put", {"key": key, "value": ""})
         await self.ask("/v3/kv/compaction", {"revision": put["header"]["revision"]})
 
     async def turn_authentication_on(self, user: str, password: str) -> str:
-        """Let in `user` alone, who may then do everything; return a token."""
+        """Enable authentication with `user` as the only user, with all rights; return a token."""
         await self.ask("/v3/auth/user/add", {"name": user, "password": password})
         await self.ask("/v3/auth/role/add", {"name": "root"})
         await self.ask("/v3/auth/user/grant", {"user": user, "role": "root"})

@@ -5,7 +5,7 @@ started, and etcd is restored from a state of the same term in which the sync-st
 Producers go on whatever happens, each with one message in flight, always to the same queue, and send a message again
 until it is acknowledged. A consumer reads every queue meanwhile. What has to hold of them afterwards:
 
-- Every acknowledged message is in the log, at the queue offset that its producer was told, and no queue offset was told
+- Every acknowledged message is in the log, at the queue offset that its producer got, and no queue offset was given
   of two messages: not more than one master has acknowledged.
 - To the consumer the messages of a producer come in order: none is left out, and one that comes late came before.
 """
@@ -43,20 +43,20 @@ AGAIN_S = 0.02
 
 @dataclass
 class Outcome:
-    """What a run came to. Times in s."""
+    """The results of a run. Times in s."""
 
     gaps: dict[str, list[float]] = field(default_factory=dict)
-    """Kind of failover -> for each, the longest time around it in which nothing was acknowledged to anybody"""
+    """Kind of failover -> for each, the longest time around it without an acknowledgement"""
     acknowledged: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    """Sends that were not acknowledged, by why; each was sent again"""
+    """Sends that were not acknowledged, by reason; each was sent again"""
     consumed: int = 0
     redelivered: int = 0
-    """Messages that came to the consumer again: a producer had sent them again, or the consumer was sent back"""
+    """Messages that the consumer got again: the producer had resent them, or the consumer's offset was reset"""
     sent_back: int = 0
-    """How often the consumer was told that a queue ends before what it had of it already"""
+    """How often a queue ended before what the consumer had already read of it"""
     refused: Counter[str] = field(default_factory=Counter)
-    """Planned switches that were not done, by why; each was asked for again"""
+    """Planned switches that were not done, by reason; each was requested again"""
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
@@ -71,7 +71,7 @@ class Outcome:
         self.violations += other.violations
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """The figures, for a table."""
+        """Return the results, for a table."""
         for kind, gaps in self.gaps.items():
             yield f"failovers: {kind}", f"{len(gaps)}"
             yield (
@@ -89,7 +89,7 @@ class Outcome:
 
 
 class Producers:
-    """So many senders, each with a queue of its own to send to."""
+    """`count` senders, each with its own queue."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -108,7 +108,7 @@ class Producers:
         self._ended.set()
 
     async def stop(self) -> None:
-        """Send no more; return when the last answer is there."""
+        """Stop sending; return after the last answer."""
         self._is_over = True
         with trio.fail_after(PROGRESS_S):
             await self._ended.wait()
@@ -130,11 +130,11 @@ class Producers:
             self.acknowledged_at.append(trio.current_time())
             place = queue.queue_id, result.queue_offset
             if self.told.setdefault(place, body) != body:
-                self.violations.append(f"{place} was told of {self.told[place]} and of {body}")
+                self.violations.append(f"{place} was acknowledged for {self.told[place]} and for {body}")
             number += 1
 
     async def go_on(self, count: int) -> None:
-        """Wait until so many more are acknowledged."""
+        """Wait until `count` more are acknowledged."""
         wanted = len(self.acknowledged_at) + count
         await until(f"{count} acknowledgements", lambda: len(self.acknowledged_at) >= wanted, PROGRESS_S)
 
@@ -145,7 +145,7 @@ class Producers:
 
 
 class OrderedConsumer:
-    """Reads each queue from its begin on, by whoever is master."""
+    """Reads each queue from its start, from the present master."""
 
     def __init__(self) -> None:
         self.consumed = 0
@@ -188,7 +188,7 @@ class OrderedConsumer:
 
 
 class Run:
-    """One group under load, failover after failover."""
+    """One group under load, through repeated failovers."""
 
     def __init__(
         self, members: Members, producers: Producers, network: Switch | None, seed: int, say: Callable[[str], None]
@@ -201,7 +201,7 @@ class Run:
         self.refused: Counter[str] = Counter()
 
     async def one(self, kind: str) -> float:
-        """Do one fault and wait until all is well again; return for how long nothing was acknowledged."""
+        """Cause one fault and wait for recovery; return how long nothing was acknowledged."""
         members, producers = self._members, self._producers
         await producers.go_on(self._chance.randint(1, 50))
         await trio.sleep(self._chance.random() * 0.3)
@@ -232,7 +232,7 @@ class Run:
         await self._members.check_refused(self._members.start_duplicate_soon(id_, with_copy=with_copy), id_)
 
     async def _restore_etcd(self, master: int) -> None:
-        """Restore etcd from before a slave left the set; the operator puts the record back that the master has."""
+        """Restore etcd from before a slave left the set; the operator restores the master's record."""
         members = self._members
         backup = members.root(master).with_name(f"backup-{len(self._producers.acknowledged_at)}")
         await members.etcd.back_up(backup)
@@ -310,7 +310,7 @@ class Run:
 
 @contextmanager
 def placed(has_network: bool, seed: int) -> Iterator[tuple[Switch | None, Places]]:
-    """Where members run: each in a network of its own, or all on this machine's loopback."""
+    """Where members run: each in its own network namespace, or all on loopback."""
     if not has_network:
         yield None, LOOPBACK
         return
@@ -346,7 +346,7 @@ async def _load(members: Members, in_flight: int) -> AsyncIterator[tuple[Produce
 async def run_failovers(
     folder: Path, kinds: Sequence[str], in_flight: int, seed: int, say: Callable[[str], None]
 ) -> Outcome:
-    """One group of three, a failover of each of `kinds` in turn, with so many messages in flight."""
+    """One group of three, with failovers of each of `kinds` in turn and `in_flight` messages in flight."""
     outcome = Outcome()
     with placed("cut" in kinds, seed) as (network, places):
         async with (
@@ -380,7 +380,7 @@ async def run_failovers(
 
 
 async def _stored(name_server: str) -> dict[int, dict[int, str]]:
-    """All that can be read: queue id -> queue offset -> body. Once nobody sends any more."""
+    """Return all messages: queue id -> queue offset -> body. Call after the producers have stopped."""
     found: dict[int, dict[int, str]] = {}
     async with PullConsumer(name_server, group="check") as consumer:
         for queue in await consumer.queues(TOPIC):

@@ -25,26 +25,26 @@ ResultT = TypeVar("ResultT")
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Look every 10 ms, for at most a minute: the clock is virtual, and what is waited for is nobody's event."""
+    """Poll every 10 ms of the virtual clock, for at most a minute: there is no event for the condition."""
     with trio.fail_after(60):
         while not is_so():  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
 class Way(SimAgreement):
-    """One node's way to the agreement, with a switch for each thing that can go wrong on it."""
+    """One node's link to the agreement, with a switch for each fault."""
 
     _numbers = itertools.count()
 
     def __init__(self, service: SimAgreementService, id_: int) -> None:
-        name = f"{id_}/{next(self._numbers)}"  # each life of a node has a way of its own
+        name = f"{id_}/{next(self._numbers)}"  # each process of a node has its own link
         service.client(name)
         super().__init__(service, name)
         self._name = name
         self._is_watch_held = False
         self._watch_moved = trio.lowlevel.ParkingLot()
         self.loses: set[str] = set()
-        """Calls (as errors name them) whose next answer is lost after they were carried out"""
+        """Calls (as errors name them) whose next answer is lost after they were executed"""
 
     @property
     def is_cut(self) -> bool:
@@ -58,7 +58,7 @@ class Way(SimAgreement):
         self._link.delay_s, self._link.watch_delay_s = (each_way_s, each_way_s), (watch_s, watch_s)
 
     def lose(self, share: float) -> None:
-        """So many of the requests, and of the answers."""
+        """Lose these shares of the requests and of the answers."""
         self._link.lost_request_share = self._link.lost_answer_share = share
 
     def hold_watch(self, is_held: bool) -> None:
@@ -120,7 +120,7 @@ class MemoryFile:
 
 
 class FakeRole:
-    """A node without a log: what its member told it to be, in `story`."""
+    """A node without a log. `story`: the roles that its member gave it."""
 
     def __init__(self, group: Group, id_: int) -> None:
         self._group = group
@@ -132,14 +132,14 @@ class FakeRole:
         self.become_master_s = 0.0
         self.is_holding = False
         self.held_by: set[int] = set()
-        """Members that have everything, for `wait_replicated_to`."""
+        """Members that have the whole log, for `wait_replicated_to`."""
         self.confirmed: frozenset[int] = frozenset()
         self.living: Mapping[int, int] = {}
         self._wanted: frozenset[int] | None = None
         self._moved = trio.lowlevel.ParkingLot()
         self.has_caught_up = trio.Event()
         self.catches_up = True
-        """With any master that it follows"""
+        """Whether it catches up with any master that it follows"""
 
     async def wait_caught_up(self) -> None:
         await self.has_caught_up.wait()
@@ -206,7 +206,7 @@ class FakeRole:
 
 
 class Node:
-    """One member with its role and its way to the service; `stop` is as kill -9."""
+    """One member with its role and its link to the service."""
 
     def __init__(self, group: Group, id_: int, file: MemoryFile, **options: object) -> None:
         self.id = id_
@@ -227,7 +227,7 @@ class Node:
         self.member = Member(self.way, self.role, self.options, self.state_on_disk)
         self.is_dead = False
         self.refusal: ConfigError | None = None
-        """Why the member ended by itself"""
+        """Why the member ended"""
         self.ended = trio.Event()
         self._scope = trio.CancelScope()
 
@@ -252,7 +252,7 @@ class Node:
         self.ended.set()
 
     def kill(self) -> None:
-        """No word to anybody: its lease goes on until its end."""
+        """As kill -9: its lease remains until it expires."""
         self.is_dead = True
         self.way.cut(True)
         self._scope.cancel()
@@ -284,7 +284,7 @@ class Group:
         self.allows_unclean = False
         self._terms: dict[int, int] = {}
         self.masters: list[tuple[int, int]] = []
-        """(epoch, id) of everybody who ever had the office"""
+        """(epoch, id) of each master so far"""
 
     def add(self, id_: int, **options: object) -> Node:
         return self._start(Node(self, id_, MemoryFile(), **options))
@@ -295,7 +295,7 @@ class Group:
         return node
 
     def restart(self, id_: int, *, lost_bytes: int | None = None, **options: object) -> Node:
-        """The same store, another process. `lost_bytes`: of the log, with the power; None: it was only killed."""
+        """Start another process on the same store. `lost_bytes`: lost with the power; None: it was only killed."""
         before = self.nodes[id_]
         node = Node(self, id_, before.file, **options)
         node.was_stopped_cleanly = False
@@ -311,7 +311,7 @@ class Group:
 
     @property
     def master(self) -> Node | None:
-        """Whose key it is."""
+        """The node that has the master's key."""
         master = self.view.master
         return None if master is None else self.nodes[master.broker_id]
 
@@ -325,7 +325,7 @@ class Group:
         return serving()[0]
 
     async def settle(self) -> None:
-        """Until everybody follows the master."""
+        """Wait until all follow the master."""
 
         def is_settled() -> bool:
             masters = [node for node in self.nodes.values() if node.may_acknowledge]
@@ -335,25 +335,25 @@ class Group:
         await until(is_settled)
 
     async def in_set(self, *ids: int) -> None:
-        """Have replication put these into the set."""
+        """Let replication change the set to these."""
         master = await self.wait_master()
         master.role.want(*ids)
         await until(lambda: master.role.confirmed == frozenset(ids))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put a backup of the service in its place."""
+        """Restore a backup of the service."""
         self.check()
         self.service.restore(snapshot)
         self._checked_count = len(self.service.history)
 
     def put_record(self, record: GroupRecord) -> None:
-        """What an operator does with `etcdctl put`."""
+        """Write a record, as an operator does with `etcdctl put`."""
         self.check()
         self.service.change({"group": (record, 0)})
         self._checked_count = len(self.service.history)
 
     def check(self) -> None:
-        """Never may two nodes acknowledge at once; each term is one node's; and what changed in between was right."""
+        """Assert that at most one node can acknowledge, each term has one master, and each change was valid."""
         history = self.service.history
         while self._checked_count < len(history):
             before = history[self._checked_count - 1] if self._checked_count else GroupView(revision=0)
@@ -375,7 +375,7 @@ class Group:
             self.masters.append((view.master.epoch, view.master.broker_id))
         old, new = before.group, view.group
         if old is not None and new is not None and old.sync_state_set != new.sync_state_set:
-            # Whoever comes in was asked for by the master; an election only takes out.
+            # Only the master adds members; an election only removes them.
             is_election = view.master_revision != before.master_revision and view.master is not None
             is_unclean = is_election and self.allows_unclean and new.sync_state_set == {new.master_id}
             assert not is_election or not old.epoch or is_unclean or new.sync_state_set <= old.sync_state_set
@@ -384,7 +384,7 @@ class Group:
 
 @asynccontextmanager
 async def open_group(*ids: int) -> AsyncIterator[Group]:
-    """Members with these ids, checked every 10 ms besides."""
+    """Members with these ids, also checked every 10 ms."""
     async with trio.open_nursery() as nursery:
         group = Group(nursery)
         nursery.start_soon(group.timers.run)

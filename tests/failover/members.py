@@ -35,7 +35,7 @@ ADMIN_TOKEN = "the token of every member"
 
 
 async def until(what: str, is_so: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
-    """Look ten times a second at what other processes do."""
+    """Poll ten times a second: other processes give no events."""
     with trio.move_on_after(timeout_s):
         while not is_so():  # noqa: ASYNC110
             await trio.sleep(0.1)
@@ -45,27 +45,27 @@ async def until(what: str, is_so: Callable[[], bool], timeout_s: float = SETTLE_
 
 @dataclass(frozen=True)
 class Places:
-    """Where processes run: all on loopback, or each member on a host of its own."""
+    """Where processes run: all on loopback, or each member on its own host."""
 
     own: str = "127.0.0.1"
     """IP address of etcd, of the name server, and of the test"""
     address: Callable[[int], str] = lambda _: "127.0.0.1"
     prefix: Callable[[int], list[str]] = lambda _: []
-    """Words before a member's command"""
+    """Prefix of a member's command"""
 
 
 LOOPBACK = Places()
 
 
 class Members:
-    """Made by `open_members`. `view` follows what etcd holds."""
+    """Made by `open_members`. `view`: the group in etcd."""
 
     def __init__(
         self, children: Children, etcd: EtcdCluster, agreement: EtcdAgreement, folder: Path, places: Places
     ) -> None:
         self._children = children
         self.keys: Mapping[str, object] = {}
-        """Of each member that is started, besides the usual ones"""
+        """Additional settings of each member"""
         self.etcd = etcd
         self._folder = folder
         self._duplicate_count = 0
@@ -116,7 +116,7 @@ class Members:
         )
 
     def start_duplicate_soon(self, id_: int, *, with_copy: bool) -> Child:
-        """Start a second process with the id of one that runs, beside it, with ports and a store of its own.
+        """Start a second process with the id of a running one, with its own ports and store.
 
         The store is empty, or a copy of the first one's as it is on disk at this moment. `check_refused` says how the
         process has to end.
@@ -138,7 +138,7 @@ class Members:
         assert "READY" not in said, said
 
     async def lose_power(self, *ids: int, seed: int) -> int:
-        """Of these machines at once; return how many bytes of their logs are gone. `start_soon` brings them back."""
+        """Power off these machines at once; return the lost bytes of their logs. `start_soon` restarts them."""
         for id_ in ids:
             self.processes[id_].send_signal(signal.SIGKILL)
         chance = random.Random(seed)
@@ -171,7 +171,7 @@ class Members:
         return frozenset() if self.view.group is None else self.view.group.sync_state_set
 
     async def switch(self, to: int, *, asked: int) -> dict[str, Any]:
-        """As `ha switch` does, of whichever member; what came of it."""
+        """Request a switch from any member, as `ha switch` does; return the outcome."""
         request = urllib.request.Request(f"http://{self.admin(asked)}/switch?to={to}", method="POST")
         request.add_header("Authorization", f"Bearer {ADMIN_TOKEN}")
 
@@ -188,7 +188,7 @@ class Members:
         return await trio.to_thread.run_sync(post)
 
     async def ask_to_switch(self, to: int | None) -> None:
-        """As an operator does with etcdctl."""
+        """Write the record, as an operator does with etcdctl."""
         wish = json.dumps({"to": to, "reason": "test"})
         words = ("/halog/DefaultCluster/broker-a/switch", wish)
         key, value = (base64.b64encode(word.encode()).decode() for word in words)
@@ -220,7 +220,7 @@ class Members:
             return found
 
     def why_not_master(self, id_: int) -> str:
-        """What a member says, "" if it can't be asked yet."""
+        """Return a member's reason, "" if it doesn't answer yet."""
         try:
             reason: str = self.status(id_)["member"]["reason"]
         except (OSError, KeyError, TypeError):
@@ -228,7 +228,7 @@ class Members:
         return reason
 
     async def wait_equal(self, *ids: int) -> None:
-        """Wait until these have logs of one length, and compare them byte by byte."""
+        """Wait until these have logs of equal length, and compare them byte by byte."""
         ends: list[int] = []
 
         def same() -> bool:
@@ -244,7 +244,7 @@ class Members:
 
 
 class Load:
-    """A producer that goes on whatever happens, and remembers what was acknowledged."""
+    """A producer that retries for ever, and records what was acknowledged."""
 
     def __init__(self, name_server: str) -> None:
         self._name_server = name_server
@@ -281,7 +281,7 @@ class Load:
             await trio.sleep(0.01)
 
     async def go_on(self, count: int = 50) -> None:
-        """Wait until so many more are acknowledged."""
+        """Wait until `count` more are acknowledged."""
         wanted = len(self.acknowledged) + count
         await until("more acknowledgements", lambda: len(self.acknowledged) >= wanted)
 
@@ -290,7 +290,7 @@ class Load:
         await self.stopped.wait()
 
     async def lost(self) -> set[bytes]:
-        """Return what was acknowledged and can't be read."""
+        """Return the acknowledged messages that can't be read."""
         found: set[bytes] = set()
         async with PullConsumer(self._name_server, group="check") as consumer:
             for queue in await consumer.queues(TOPIC):
@@ -308,7 +308,7 @@ class Load:
 async def open_group(
     folder: Path, *ids: int, places: Places = LOOPBACK, keys: Mapping[str, object] = {}
 ) -> AsyncIterator[Members]:
-    """Members with these ids, which serve. `keys`: of the configuration, besides the usual ones."""
+    """Serving members with these ids. `keys`: additional configuration."""
     async with (
         open_cluster(folder, host=places.own) as etcd,
         open_children(folder) as children,
@@ -329,7 +329,7 @@ async def open_group(
 async def open_members(
     folder: Path, *ids: int, in_flight: int = 4, keys: Mapping[str, object] = {}
 ) -> AsyncIterator[tuple[Members, Load]]:
-    """Members with these ids, all in the set, and a producer at work."""
+    """Members with these ids, all in the set, and a running producer."""
     async with open_group(folder, *ids, keys=keys) as members, trio.open_nursery() as nursery:
         load = Load(members.name_server)
         nursery.start_soon(load.run, in_flight)

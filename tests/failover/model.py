@@ -1,4 +1,4 @@
-"""Members with a model of a log: what is acknowledged must be in every later master's log, whatever goes wrong."""
+"""Members with a model of a log: acknowledged entries must be in every later master's log, under all faults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.failover.group import FakeRole, Group, Node
 WRITE_S = 0.03
 COPY_S = 0.02
 LATE_S = 0.7
-"""A member that has not acknowledged everything for so long is to leave the set."""
+"""Time without the whole log after which a member leaves the set."""
 
 Entry = tuple[int, int]
 
 
 class ModelRole(FakeRole):
-    """A log of numbered entries, copied from the master of the highest epoch that was heard of."""
+    """A log of numbered entries, copied from the master of the highest known epoch."""
 
     def __init__(self, group: Group, id_: int) -> None:
         super().__init__(group, id_)
@@ -59,10 +59,10 @@ class ModelRole(FakeRole):
     def _place(self) -> None:
         self.position = LogPosition(self.epoch, len(self.log))
 
-    # What a node does all the time
+    # A node's regular work
 
     def write(self) -> None:
-        """As master: take one more entry, see what the set has, and what the set should be."""
+        """As master: append one entry, acknowledge what the set has, and update the set."""
         term = self.term
         if term is None:
             return
@@ -76,7 +76,7 @@ class ModelRole(FakeRole):
         self._look_at_set()
 
     def _has(self, members: frozenset[int]) -> int:
-        """Up to where so many of a set have the log that it counts."""
+        """Return how much of the log enough members of a set have."""
         offsets = sorted((len(self.log) if id_ == self._id else self.held.get(id_, 0) for id_ in members), reverse=True)
         count = self.model.ack_count or len(members)
         return offsets[count - 1] if count <= len(offsets) else 0
@@ -95,7 +95,7 @@ class ModelRole(FakeRole):
             self.want(*stay, *come)
 
     def copy(self) -> None:
-        """As slave: have what the master has, unless it is of a lower epoch than one that was heard of."""
+        """As slave: copy the master's log, unless its epoch is lower than the highest known one."""
         if self.following is None:
             return
         master = self.model.nodes[self.following].role
@@ -111,7 +111,7 @@ class ModelRole(FakeRole):
 
 
 class ModelGroup(Group):
-    """What was acknowledged by whomever, and who reaches whom."""
+    """All acknowledged entries, and which nodes reach each other."""
 
     make_role = ModelRole
 
@@ -130,7 +130,7 @@ class ModelGroup(Group):
         return frozenset({one, other}) not in self.apart
 
     async def work(self) -> None:
-        """What all nodes do besides."""
+        """Regular work of all nodes."""
         turn = 0
         while True:
             await trio.sleep(0.01)
@@ -159,7 +159,7 @@ class ModelGroup(Group):
 
 
 class Mischief:
-    """Draws one thing after the other that goes wrong, or is mended."""
+    """Draws faults and repairs, one after the other."""
 
     def __init__(self, group: ModelGroup, chance: random.Random) -> None:
         self._group = group
@@ -184,7 +184,7 @@ class Mischief:
             )()
 
     def mend(self) -> None:
-        """Undo all of it."""
+        """Repair everything."""
         group = self._group
         group.apart.clear()
         if group.service.is_down:

@@ -1,4 +1,4 @@
-"""The way from one node to one server, over loopback, for a test to cut: bytes are held, not refused, as by a network.
+"""A proxy between one node and one server on loopback that can be cut: bytes are then held, as by a network.
 
 While requests or answers don't pass they wait in here; they go on when they may, if who sent them has not closed
 meanwhile, and even then: a request whose sender gave up still arrives.
@@ -42,7 +42,7 @@ class Proxy:
         self.requests = Gate()
         self.answers = Gate()
         self.request_bytes = 0
-        """How many have come from the node"""
+        """Bytes received from the node"""
 
     def cut(self) -> None:
         self.requests.shut()
@@ -61,7 +61,7 @@ class Proxy:
         async with server, node, trio.open_nursery() as nursery:
             nursery.start_soon(self._pump, server, node, self.answers)
             await self._pump(node, server, self.requests)
-            # Half-closed by the node: what it had asked for has been passed on.
+            # Half-closed by the node: its requests have been passed on.
             await trio.sleep(0.2)
             nursery.cancel_scope.cancel()
 

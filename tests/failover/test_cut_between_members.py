@@ -1,4 +1,4 @@
-"""Only the way between a master and its slave is cut, in networks of their own kernels: etcd is reached by both."""
+"""Only the network between a master and its slave is cut; both reach etcd. Runs in network namespaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER_LATE = {"haMaxTimeSlaveNotCatchup": 600_000, "haHousekeepingInterval": 600
 """Neither ends the wait for the slave within the test"""
 
 
-async def test_sends_go_on_without_the_slave_and_with_it_when_it_is_back(tmp_path: Path) -> None:
+async def test_sends_continue_without_the_slave_and_after_its_return(tmp_path: Path) -> None:
     require_etcd()
     missing = why_not()
     if missing:

@@ -1,4 +1,4 @@
-"""What a member's start concludes from how the last life ended."""
+"""Completeness after a start, depending on how the last process ended."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ async def state_after(*starts: StartConditions) -> DurableState:
     ("starts", "is_complete"),
     [
         ([start(CLEAN)], True),
-        ([start()], False),  # of a release that kept nothing, and ended uncleanly
+        ([start()], False),  # an unclean stop of an earlier release, which kept no state
         ([start(CLEAN), start()], True),  # killed: the kernel still had its pages
         ([start(CLEAN), start(OTHER_BOOT)], False),
         ([start(CLEAN), start(OTHER_BOOT, CLEAN)], True),
         ([start(CLEAN, NO_BOOT), start(NO_BOOT)], False),
         ([start(CLEAN, SYNC), start(OTHER_BOOT, SYNC)], True),
-        ([start(CLEAN), start(OTHER_BOOT, SYNC)], False),  # what the earlier life acknowledged was not flushed
-        ([start(CLEAN), start(SYNC), start(OTHER_BOOT, SYNC)], False),  # nor is it by being found in the page cache
+        ([start(CLEAN), start(OTHER_BOOT, SYNC)], False),  # what the earlier process acknowledged was not flushed
+        ([start(CLEAN), start(SYNC), start(OTHER_BOOT, SYNC)], False),  # nor does finding it in the page cache flush it
         ([start(CLEAN), start(CLEAN, SYNC), start(OTHER_BOOT, SYNC)], True),
         ([start(CLEAN, SYNC), start(), start(OTHER_BOOT)], False),
-        ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT)], False),  # in doubt until it has caught up
+        ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT)], False),  # incomplete until it has caught up
         ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT, CLEAN)], False),
     ],
 )
-async def test_a_start_trusts_the_log_if_nothing_can_be_lost(starts: list[StartConditions], is_complete: bool) -> None:
+async def test_the_log_is_complete_if_nothing_can_be_lost(starts: list[StartConditions], is_complete: bool) -> None:
     assert (await state_after(*starts)).is_complete is is_complete
 
 
-async def test_who_has_caught_up_is_trusted_again_under_the_same_kernel() -> None:
+async def test_a_caught_up_member_is_complete_under_the_same_kernel() -> None:
     file = MemoryFile()
     for each, is_complete in ((start(CLEAN), True), (start(OTHER_BOOT), False)):
         state = DurableState(file)

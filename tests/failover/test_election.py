@@ -1,4 +1,4 @@
-"""Who may be master next: the rules alone."""
+"""The election rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def options(id_: int = 1, **changes: object) -> MemberOptions:
 
 
 def member(epoch: int = EPOCH, max_offset: int = 1000, **more: object) -> MemberRecord:
-    """By default it stands in the election that is due."""
+    """By default it stands in the next election."""
     made = MemberRecord(
         epoch=epoch, max_offset=max_offset, ha_address="h:1", broker_address="h:2", stands_for=EPOCH + 1
     )
@@ -65,34 +65,34 @@ def refusal(seen: GroupView, id_: int, **changes: object) -> Refusal:
     return verdict
 
 
-def test_the_best_goes_at_once_and_the_others_one_delay_each_later() -> None:
+def test_the_best_candidate_goes_first_and_others_after_a_delay() -> None:
     seen = view({1: member(max_offset=900), 2: member(max_offset=1000), 3: member(epoch=6, max_offset=5000)})
     assert [candidacy(seen, id_).delay_s for id_ in (2, 1, 3)] == pytest.approx([0, 0.2, 0.4])
 
 
-def test_between_equals_whoever_was_handed_the_office_then_priority_then_id() -> None:
+def test_ties_go_to_the_appointed_then_priority_then_id() -> None:
     seen = view({1: member(priority=5), 2: member(priority=1), 3: member(priority=9)}, master_id=3)
     assert [candidacy(seen, id_).delay_s for id_ in (3, 2, 1)] == pytest.approx([0, 0.2, 0.4])
 
 
-def test_who_drains_comes_last() -> None:
+def test_draining_members_come_last() -> None:
     seen = view({1: member(max_offset=2000, drains=True), 2: member(), 3: member(max_offset=10)})
     assert [candidacy(seen, id_).delay_s for id_ in (2, 3, 1)] == pytest.approx([0, 0.2, 0.4])
 
 
-def test_the_set_keeps_whoever_lives_and_gets_no_one_else() -> None:
+def test_the_set_keeps_live_members_and_adds_none() -> None:
     seen = view({1: member(), 3: member(stands_for=0), 4: member()})
     verdict = candidacy(seen, 1)
     assert verdict.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 3}), version=1)
     assert not verdict.is_unclean
 
 
-def test_who_lives_and_does_not_stand_yet_is_waited_for_a_little() -> None:
+def test_a_live_member_that_does_not_stand_yet_delays_others() -> None:
     assert candidacy(view({1: member(), 3: member(stands_for=0)}), 1).delay_s == pytest.approx(0.2)
     assert candidacy(view({1: member(), 4: member(stands_for=0)}), 1).delay_s == 0  # not of the set
 
 
-def test_who_was_handed_the_office_is_waited_for_longer() -> None:
+def test_the_appointed_member_is_waited_for_longer() -> None:
     seen = view({1: member(), 2: member(stands_for=0)}, master_id=2)
     assert candidacy(seen, 1).delay_s == pytest.approx(1.0)
 
@@ -108,18 +108,18 @@ def test_an_offset_that_may_still_grow_is_no_candidacy() -> None:
     assert "does not stand" in refusal(view({}), 1).reason
 
 
-def test_a_log_with_a_term_that_nobody_knows_is_refused_loudly() -> None:
+def test_a_log_with_an_unknown_term_needs_an_operator() -> None:
     verdict = refusal(view({1: member(epoch=EPOCH + 1)}), 1)
     assert verdict.needs_operator
     assert "epoch 8" in verdict.reason
 
 
-def test_and_is_no_better_candidate_for_the_others() -> None:
+def test_a_log_with_an_unknown_term_is_no_better_candidate() -> None:
     seen = view({1: member(epoch=EPOCH + 1, max_offset=9000), 2: member()})
     assert candidacy(seen, 2).delay_s == 0
 
 
-def test_a_replaced_disk_is_refused_loudly() -> None:
+def test_a_replaced_disk_needs_an_operator() -> None:
     assert refusal(view({1: member(epoch=0, max_offset=0)}), 1).needs_operator
     new = view({1: member(max_offset=0, is_new=True, is_complete=False)}, sync_state_set=(1,))
     assert refusal(new, 1).needs_operator  # also where it is the only one
@@ -127,7 +127,7 @@ def test_a_replaced_disk_is_refused_loudly() -> None:
     assert candidacy(founder, 1).group.epoch == 2  # killed between its election and the first byte of its history
 
 
-def test_where_two_of_three_acknowledge_two_must_stand_and_the_longer_log_wins() -> None:
+def test_with_ack_count_two_of_three_must_stand_and_the_longer_log_wins() -> None:
     alone = view({1: member(), 2: member(stands_for=0)}, ack_count=2)
     assert "1 of the sync-state set [1, 2, 3] stand, 2 have to" in refusal(alone, 1).reason
     both = view({1: member(max_offset=900), 2: member()}, ack_count=2)
@@ -139,13 +139,13 @@ def test_where_two_of_three_acknowledge_two_must_stand_and_the_longer_log_wins()
     )
 
 
-def test_and_a_longer_log_wins_even_if_it_drains() -> None:
+def test_with_ack_count_a_longer_log_wins_even_if_it_drains() -> None:
     seen = view({1: member(max_offset=900), 2: member(drains=True)}, ack_count=2)
     assert isinstance(evaluate(seen, 1, options(1)), Refusal)
     assert candidacy(seen, 2).delay_s == 0
 
 
-def test_who_was_handed_the_office_need_not_ask_where_all_acknowledge() -> None:
+def test_the_appointed_member_needs_no_election() -> None:
     own = member(max_offset=900, stands_for=0)
     seen = view({1: own, 2: member(), 4: member()}, master_id=1)
     taken = appointed_candidacy(seen, 1, own, options(1))
@@ -158,7 +158,7 @@ def test_who_was_handed_the_office_need_not_ask_where_all_acknowledge() -> None:
     assert appointed_candidacy(GroupView(revision=1), 1, own, options(1)) is None
 
 
-def test_a_member_is_told_what_its_configuration_says() -> None:
+def test_member_options_from_the_configuration() -> None:
     group = Config(
         etcd_endpoints="http://e:2379",
         broker_name="a",
@@ -175,7 +175,7 @@ def test_a_member_is_told_what_its_configuration_says() -> None:
     assert (told.priority, told.elects_unclean, told.lease_ttl_s, told.switch_timeout_s) == (3, True, 5.0, 0.7)
 
 
-def test_who_acknowledges_is_what_its_configuration_says() -> None:
+def test_ack_count_from_the_configuration() -> None:
     group = Config(
         etcd_endpoints="http://e:2379",
         broker_name="a",
@@ -196,7 +196,7 @@ def test_who_acknowledges_is_what_its_configuration_says() -> None:
     assert (strict.min_in_sync_replicas, strict.not_catch_up_s_max) == (2, 3.0)
 
 
-def test_an_unclean_election_waits_says_so_and_uses_no_epoch_again() -> None:
+def test_an_unclean_election_waits_and_reuses_no_epoch() -> None:
     seen = view({4: member(), 5: member(epoch=12, max_offset=5)})
     verdict = candidacy(seen, 5, elects_unclean=True)
     assert verdict.is_unclean
@@ -212,7 +212,7 @@ def test_no_unclean_election_while_a_clean_one_is_possible() -> None:
     assert candidacy(seen, 4, elects_unclean=True).delay_s >= 10
 
 
-def test_a_new_group_takes_whoever_has_most() -> None:
+def test_a_new_group_elects_the_longest_log() -> None:
     def fresh(offset: int, stands_for: int = 1) -> MemberRecord:
         return member(epoch=0, max_offset=offset, stands_for=stands_for)
 
@@ -224,7 +224,7 @@ def test_a_new_group_takes_whoever_has_most() -> None:
     assert candidacy(late, 1).delay_s == pytest.approx(0.2)
 
 
-def test_a_record_is_not_written_over_logs_that_knew_one() -> None:
+def test_no_record_is_created_if_logs_have_terms() -> None:
     nothing = GroupView(revision=1)
     assert why_not_create(nothing, LogPosition(0, 500), options()) is None
     verdict = why_not_create(nothing, LogPosition(3, 500), options())
@@ -236,12 +236,12 @@ def test_a_record_is_not_written_over_logs_that_knew_one() -> None:
 
 
 @pytest.mark.parametrize(("count", "needed"), [(None, 1), (1, 1), (2, 4), (3, 3), (5, 1), (9, 1)])
-def test_as_many_candidates_that_one_has_every_acknowledged_byte(count: int | None, needed: int) -> None:
+def test_candidates_needed(count: int | None, needed: int) -> None:
     record = GroupRecord(epoch=1, master_id=1, sync_state_set=frozenset(range(1, 6)), ack_count=count)
     assert candidates_needed(record) == needed
 
 
-def test_whom_a_master_hands_over_to() -> None:
+def test_choose_target() -> None:
     seen = view({1: member(), 2: member(priority=3), 3: member(priority=2), 4: member()})
     assert choose_target(seen, 1, SwitchRequest(to=None)) == 3
     assert choose_target(seen, 1, SwitchRequest(to=2)) == 2
@@ -259,7 +259,7 @@ logs = st.tuples(st.integers(1, EPOCH), st.integers(0, 3))
 
 
 @given(st.dictionaries(st.integers(1, 5), logs, min_size=1), st.integers(2, 5))
-def test_whoever_may_be_elected_by_count_has_all_that_was_acknowledged(
+def test_with_ack_count_every_electable_member_has_all_acknowledged_bytes(
     found: dict[int, tuple[int, int]], ack_count: int
 ) -> None:
     """Anything that `ack_count` of the five have is in the log of each that may win: no log of the others is longer."""
@@ -279,7 +279,7 @@ def test_whoever_may_be_elected_by_count_has_all_that_was_acknowledged(
 
 
 @given(st.dictionaries(st.integers(1, 6), logs, min_size=1))
-def test_no_two_have_the_same_turn(found: dict[int, tuple[int, int]]) -> None:
+def test_no_two_candidates_have_the_same_delay(found: dict[int, tuple[int, int]]) -> None:
     seen = view({id_: member(epoch=epoch, max_offset=offset) for id_, (epoch, offset) in found.items()})
     delays = [verdict.delay_s for id_ in found if isinstance(verdict := evaluate(seen, id_, options(id_)), Candidacy)]
     assert len(set(delays)) == len(delays)
@@ -289,14 +289,14 @@ def test_no_two_have_the_same_turn(found: dict[int, tuple[int, int]]) -> None:
 # After a stop that may have lost the end of a log
 
 
-def test_who_may_have_lost_bytes_does_not_take_the_office_at_once() -> None:
+def test_an_incomplete_appointed_member_needs_an_election() -> None:
     own = member(max_offset=900, stands_for=0, is_complete=False)
     seen = view({1: own, 2: member(stands_for=0)}, master_id=1)
     assert appointed_candidacy(seen, 1, own, options(1)) is None
     assert appointed_candidacy(seen, 1, msgspec.structs.replace(own, is_complete=True), options(1)) is not None
 
 
-def test_nor_before_a_complete_member_with_more_of_the_log() -> None:
+def test_an_incomplete_member_is_not_elected_before_a_complete_one() -> None:
     seen = view({1: member(max_offset=900, is_complete=False), 2: member()}, (1, 2), master_id=1)
     assert "member 2 has more of the log" in refusal(seen, 1).reason
     assert "may lack acknowledged messages" in refusal(seen, 1).reason
@@ -305,7 +305,7 @@ def test_nor_before_a_complete_member_with_more_of_the_log() -> None:
     assert verdict.group.sync_state_set == {2}
 
 
-def test_but_with_as_much_of_it_as_a_complete_one_it_is_as_good() -> None:
+def test_an_incomplete_member_with_a_complete_ones_log_is_equal() -> None:
     seen = view({1: member(max_offset=1100, is_complete=False), 2: member(), 3: member(max_offset=900)}, master_id=1)
     assert candidacy(seen, 1).group.sync_state_set == {1, 2, 3}
     assert [candidacy(seen, id_).delay_s for id_ in (1, 2, 3)] == pytest.approx([0, 0.2, 0.4])
@@ -313,7 +313,7 @@ def test_but_with_as_much_of_it_as_a_complete_one_it_is_as_good() -> None:
     assert candidacy(equal, 2).group.sync_state_set == {1, 2}
 
 
-def test_who_may_have_lost_bytes_and_does_not_stand_yet_leaves_the_set() -> None:
+def test_an_incomplete_member_that_does_not_stand_leaves_the_set() -> None:
     seen = view({1: member(), 2: member(is_complete=False, stands_for=0)}, (1, 2))
     assert candidacy(seen, 1).group.sync_state_set == {1}
 
@@ -336,7 +336,7 @@ def test_without_a_complete_member_all_of_the_set_have_to_stand() -> None:
     assert "may have lost the end of their logs" in verdict.doubt
 
 
-def test_and_then_a_longer_log_outside_of_the_set_is_not_passed_over() -> None:
+def test_without_a_complete_member_a_longer_log_outside_the_set_wins() -> None:
     """A member that was about to join holds all that the set's longest log does, and may have shown it to consumers."""
     seen = view({1: member(max_offset=900, is_complete=False), 4: member(max_offset=1000)}, (1,), master_id=1)
     assert "member 4 has more of the log" in refusal(seen, 1).reason
@@ -345,7 +345,7 @@ def test_and_then_a_longer_log_outside_of_the_set_is_not_passed_over() -> None:
     assert candidacy(late, 1).delay_s == pytest.approx(options().lease_ttl_s)
 
 
-def test_where_n_acknowledge_only_complete_members_count() -> None:
+def test_with_ack_count_only_complete_members_count() -> None:
     two = view({1: member(max_offset=900), 2: member(is_complete=False, max_offset=950)}, ack_count=2)
     assert "1 of the sync-state set [1, 2, 3] stand and are known" in refusal(two, 1).reason
     assert "waiting for [3]" in refusal(two, 2).reason
@@ -358,7 +358,7 @@ def test_where_n_acknowledge_only_complete_members_count() -> None:
     assert "member 2 has more" in refusal(view(lost, ack_count=2), 1).reason
 
 
-def test_the_record_of_an_older_release_says_nothing_of_loss() -> None:
+def test_records_of_older_releases_count_as_complete() -> None:
     old = b'{"epoch":7,"maxOffset":5,"haAddress":"h:1","brokerAddress":"h:2"}'
     assert msgspec.json.decode(old, type=MemberRecord).is_complete
 
@@ -390,13 +390,13 @@ def test_nothing_acknowledged_is_lost_while_a_complete_member_has_it(
         else:
             assert logs[id_] >= acknowledged
             assert all(logs[other] >= acknowledged for other in kept)
-    assert elected or standing != {1, 2, 3}  # all there is to know is known then
+    assert elected or standing != {1, 2, 3}  # nothing more can be learnt then
 
 
 # A record that is not the newest
 
 
-def test_nobody_is_elected_by_a_record_that_is_older_than_what_a_member_knows() -> None:
+def test_nobody_is_elected_by_an_outdated_record() -> None:
     stale = view({1: member(), 2: member(), 4: member(known_epoch=EPOCH, known_version=3)}, (1, 2), master_id=1)
     for id_ in (1, 2):
         verdict = refusal(stale, id_)

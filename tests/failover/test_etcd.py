@@ -1,4 +1,4 @@
-"""etcd's servers killed, frozen and restarted, answers lost, users and certificates: what the adapter makes of it."""
+"""etcd's servers killed, frozen and restarted, answers lost, users and certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import trustme
 
 from ha.failover.agreement import AgreementUnavailable, GroupRecord, Outdated, Seen, SwitchRequest
 from ha.failover.etcd import EtcdAgreement, EtcdOptions, open_etcd_agreement
-from tests.failover.contract import EMPTY, MEMBER, elect, insist, master, until
+from tests.failover.contract import EMPTY, MEMBER, elect, master, retry_until_available, until
 from tests.failover.etcd_servers import LEASE_MIN_S, EtcdCluster, open_cluster, require_etcd
 from tests.failover.proxy import Proxy, open_proxy
 
@@ -56,7 +56,7 @@ def key(name: str) -> str:
 # servers lost, frozen, restarted
 
 
-async def test_a_killed_leader_costs_a_pause(tmp_path: Path) -> None:
+async def test_a_killed_leader_causes_only_a_pause(tmp_path: Path) -> None:
     async with open_cluster(tmp_path, 3) as cluster:
         leader = await cluster.leader()
         others = [server.endpoint for server in cluster.servers if server is not leader]
@@ -66,8 +66,8 @@ async def test_a_killed_leader_costs_a_pause(tmp_path: Path) -> None:
             await agreement.put_member(1, MEMBER, lease=lease)
             await until(watch, lambda view: bool(view.members))
             await leader.kill()
-            await insist(lambda: agreement.renew(lease))
-            changed = await insist(
+            await retry_until_available(lambda: agreement.renew(lease))
+            changed = await retry_until_available(
                 lambda: agreement.change_group(FIRST, group_revision=taken, master_revision=taken, timeout_s=5)
             )
             seen = await until(watch, lambda view: view.group_revision == changed)
@@ -76,11 +76,11 @@ async def test_a_killed_leader_costs_a_pause(tmp_path: Path) -> None:
             assert (view.master_revision, view.members) == (taken, {1: MEMBER})
             assert agreement.statistics().endpoint in others
             await cluster.start(leader)
-            assert await insist(agreement.view) == view
+            assert await retry_until_available(agreement.view) == view
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
-async def test_a_frozen_server_is_passed_over(tmp_path: Path, who: str) -> None:
+async def test_a_frozen_server_is_skipped(tmp_path: Path, who: str) -> None:
     async with open_cluster(tmp_path, 3) as cluster:
         leader = await cluster.leader()
         frozen = next(server for server in cluster.servers if (server is leader) == (who == "leader"))
@@ -90,9 +90,9 @@ async def test_a_frozen_server_is_passed_over(tmp_path: Path, who: str) -> None:
             lease = await agreement.grant_lease(30)
             await until(watch, lambda view: view.master is not None)
             frozen.pause()
-            assert await insist(lambda: agreement.renew(lease)) == 30
+            assert await retry_until_available(lambda: agreement.renew(lease)) == 30
             assert agreement.statistics().endpoint != frozen.endpoint
-            asked = await insist(lambda: agreement.request_switch(SwitchRequest(to=2)))
+            asked = await retry_until_available(lambda: agreement.request_switch(SwitchRequest(to=2)))
             # The watch hung on the frozen server, whose connection is as good as ever.
             seen = await until(watch, lambda view: view.switch_revision == asked)
             assert not any(each.is_restart for each in seen)
@@ -100,7 +100,7 @@ async def test_a_frozen_server_is_passed_over(tmp_path: Path, who: str) -> None:
             assert (await agreement.view()).master_revision == taken
 
 
-async def test_an_outvoted_server_answers_nothing(tmp_path: Path) -> None:
+async def test_a_server_without_a_quorum_answers_nothing(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path, 3) as cluster,
         open_agreement(*cluster.endpoints) as agreement,
@@ -115,12 +115,12 @@ async def test_an_outvoted_server_answers_nothing(tmp_path: Path) -> None:
         with pytest.raises(AgreementUnavailable):
             await agreement.request_switch(SwitchRequest(to=1), timeout_s=1)
         await cluster.start(*cluster.servers[:2])
-        asked = await insist(lambda: agreement.request_switch(SwitchRequest(to=2)))
+        asked = await retry_until_available(lambda: agreement.request_switch(SwitchRequest(to=2)))
         seen = await until(watch, lambda view: view.switch_revision == asked)
         assert not any(each.is_restart for each in seen)
 
 
-async def test_a_restarted_server_is_gone_on_with(tmp_path: Path) -> None:
+async def test_a_restarted_server_is_used_again(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as agreement,
@@ -135,14 +135,14 @@ async def test_a_restarted_server_is_gone_on_with(tmp_path: Path) -> None:
             await agreement.request_switch(SwitchRequest(to=1), timeout_s=0.5)
         assert not caught.value.outcome_unknown  # nobody was there to take it
         await cluster.start()
-        assert await insist(lambda: agreement.renew(lease)) == 5
+        assert await retry_until_available(lambda: agreement.renew(lease)) == 5
         asked = await agreement.request_switch(SwitchRequest(to=2))
         seen = await until(watch, lambda view: view.switch_revision == asked)
         assert [each.is_restart for each in seen] == [False]
         assert seen[-1].view == await agreement.view()
 
 
-async def test_an_etcd_that_has_lost_its_history_is_looked_at_anew(tmp_path: Path) -> None:
+async def test_a_watch_starts_over_after_etcd_lost_its_history(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as agreement,
@@ -155,14 +155,14 @@ async def test_an_etcd_that_has_lost_its_history_is_looked_at_anew(tmp_path: Pat
         await server.kill()
         server.folder = tmp_path / "empty"
         await cluster.start()
-        created = await insist(lambda: agreement.create_group(EMPTY))
+        created = await retry_until_available(lambda: agreement.create_group(EMPTY))
         seen = await until(watch, lambda view: view.group is not None)
         assert any(each.is_restart for each in seen)
         assert (seen[-1].view.group_revision, seen[-1].view.switch) == (created, None)
         assert agreement.statistics().watch_restart_count >= 1
 
 
-async def test_a_watch_outlives_compaction_while_it_is_connected(tmp_path: Path) -> None:
+async def test_a_connected_watch_survives_compaction(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as agreement,
@@ -171,7 +171,7 @@ async def test_a_watch_outlives_compaction_while_it_is_connected(tmp_path: Path)
         seen: list[Seen] = []
         for number in range(5):
             await agreement.request_switch(SwitchRequest(to=number))
-            # What is compacted is what it has seen.
+            # Only revisions that it has seen are compacted.
             seen += await until(watch, lambda view: view.switch is not None and view.switch.to == number)  # noqa: B023
             await cluster.compact()
         assert not any(each.is_restart for each in seen[1:])
@@ -210,7 +210,7 @@ async def test_a_change_whose_answer_is_lost_is_recognised(tmp_path: Path) -> No
         assert (view.group, view.group_revision, view.revision) == (wanted, handed, handed)
 
 
-async def test_what_cannot_be_told_apart_is_said_to_be_unknown(tmp_path: Path) -> None:
+async def test_an_ambiguous_outcome_is_reported_as_unknown(tmp_path: Path) -> None:
     """Another may have created the same group. The first try has time to arrive, on a busy machine, too."""
     async with open_cluster(tmp_path) as cluster, open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first):
         first.answers.shut()
@@ -220,7 +220,7 @@ async def test_what_cannot_be_told_apart_is_said_to_be_unknown(tmp_path: Path) -
         assert (await agreement.view()).group == EMPTY
 
 
-async def test_a_change_that_lost_is_told_so_even_if_an_answer_was_lost(tmp_path: Path) -> None:
+async def test_a_failed_change_is_reported_even_if_an_answer_was_lost(tmp_path: Path) -> None:
     async with open_cluster(tmp_path) as cluster, open_agreement(*cluster.endpoints) as agreement:
         taken = await elect(agreement, 1)
         async with open_two_ways(cluster) as (other, way):
@@ -231,7 +231,7 @@ async def test_a_change_that_lost_is_told_so_even_if_an_answer_was_lost(tmp_path
         assert caught.value.view.master == master(1, 1)
 
 
-async def test_a_try_that_comes_late_has_no_effect(tmp_path: Path) -> None:
+async def test_a_late_attempt_has_no_effect(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
@@ -254,7 +254,7 @@ async def test_a_try_that_comes_late_has_no_effect(tmp_path: Path) -> None:
             await trio.sleep(0.03)
 
 
-async def test_a_member_is_what_it_said_last(tmp_path: Path) -> None:
+async def test_the_last_member_record_counts(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
@@ -271,7 +271,7 @@ async def test_a_member_is_what_it_said_last(tmp_path: Path) -> None:
             await trio.sleep(0.03)
 
 
-async def test_a_switch_that_is_done_is_not_asked_for_again(tmp_path: Path) -> None:
+async def test_a_served_switch_request_is_not_repeated(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
@@ -289,14 +289,14 @@ async def test_a_switch_that_is_done_is_not_asked_for_again(tmp_path: Path) -> N
             await trio.sleep(0.03)
 
 
-async def test_of_several_ways_each_has_its_share_of_a_short_time(tmp_path: Path) -> None:
+async def test_endpoints_share_a_short_timeout(tmp_path: Path) -> None:
     async with open_cluster(tmp_path) as cluster, open_two_ways(cluster, attempt_timeout_s=60.0) as (agreement, first):
         first.cut()
         # Less than one try may take otherwise.
         assert (await agreement.view(timeout_s=6)).group is None
 
 
-async def test_where_nobody_listens_nothing_is_in_doubt(tmp_path: Path) -> None:
+async def test_a_refused_connection_has_no_unknown_outcome(tmp_path: Path) -> None:
     async with open_agreement("http://127.0.0.1:1", "http://127.0.0.1:2") as agreement:
         with pytest.raises(AgreementUnavailable) as caught:
             await agreement.create_group(EMPTY, timeout_s=2)
@@ -307,7 +307,7 @@ async def test_where_nobody_listens_nothing_is_in_doubt(tmp_path: Path) -> None:
 # users
 
 
-async def test_users_are_let_in_with_their_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_password_authentication(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with open_cluster(tmp_path) as cluster:
         await cluster.turn_authentication_on("root", PASSWORD)
@@ -318,7 +318,7 @@ async def test_users_are_let_in_with_their_password(tmp_path: Path, caplog: pyte
                 await until(watch, lambda view: view.revision == taken)
                 await cluster.servers[0].kill()
                 await cluster.start()
-                asked = await insist(lambda: agreement.request_switch(SwitchRequest(to=2)))
+                asked = await retry_until_available(lambda: agreement.request_switch(SwitchRequest(to=2)))
                 seen = await until(watch, lambda view: view.switch_revision == asked)
                 assert not any(each.is_restart for each in seen)
             shown = f"{options!r} {agreement!r} {agreement.statistics()!r} {caplog.text}"
@@ -331,7 +331,9 @@ async def test_users_are_let_in_with_their_password(tmp_path: Path, caplog: pyte
             assert not caught.value.outcome_unknown
 
 
-async def test_a_wrong_password_is_said_at_once_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_password_is_reported_at_once_without_being_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with open_cluster(tmp_path) as cluster:
         await cluster.turn_authentication_on("root", PASSWORD)
@@ -341,7 +343,7 @@ async def test_a_wrong_password_is_said_at_once_and_not_shown(tmp_path: Path, ca
             assert "incorrect" not in f"{caught.value} {caplog.text}"
 
 
-async def test_a_token_that_has_ended_is_followed_by_another(tmp_path: Path) -> None:
+async def test_an_expired_token_is_replaced(tmp_path: Path) -> None:
     async with open_cluster(tmp_path, options=["--auth-token-ttl=1"]) as cluster:
         await cluster.turn_authentication_on("root", PASSWORD)
         asked = 0
@@ -363,7 +365,7 @@ async def test_a_token_that_has_ended_is_followed_by_another(tmp_path: Path) -> 
             assert await agreement.put_member(1, MEMBER, lease=lease) == view.revision + 1
 
 
-async def test_many_calls_ask_for_one_token(tmp_path: Path) -> None:
+async def test_concurrent_calls_share_one_token(tmp_path: Path) -> None:
     """etcd makes checking a password dear on purpose."""
     async with open_cluster(tmp_path) as cluster:
         await cluster.turn_authentication_on("root", PASSWORD)
@@ -393,7 +395,7 @@ async def test_authentication_may_be_turned_on_later(tmp_path: Path) -> None:
         assert (await agreement.view()).group == EMPTY
 
 
-async def test_a_user_without_permission_is_told_so(tmp_path: Path) -> None:
+async def test_missing_permission_is_reported(tmp_path: Path) -> None:
     async with open_cluster(tmp_path) as cluster:
         await cluster.ask("/v3/auth/user/add", {"name": "guest", "password": PASSWORD})
         await cluster.turn_authentication_on("root", PASSWORD)
@@ -428,7 +430,7 @@ class Certificates:
         return context
 
 
-async def test_servers_are_known_by_their_certificate(tmp_path: Path) -> None:
+async def test_server_certificates_are_verified(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "own")
     stranger = Certificates(tmp_path / "stranger").context()
     context = stranger
@@ -449,7 +451,7 @@ async def test_servers_are_known_by_their_certificate(tmp_path: Path) -> None:
             await until(watch, lambda view: view.switch_revision == asked)
 
 
-async def test_members_may_be_asked_for_certificates(tmp_path: Path) -> None:
+async def test_client_certificates(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "own")
     options = [*certificates.server_options, "--client-cert-auth", f"--trusted-ca-file={certificates.trust}"]
     known, unknown = certificates.context(with_certificate=True), certificates.context()
@@ -461,7 +463,7 @@ async def test_members_may_be_asked_for_certificates(tmp_path: Path) -> None:
                 await agreement.view(timeout_s=1)
 
 
-async def test_a_server_that_ends_no_handshake_costs_no_connection() -> None:
+async def test_a_hanging_tls_handshake_leaks_no_connection() -> None:
     come, gone = trio.Event(), trio.Event()
 
     async def swallow(stream: trio.SocketStream) -> None:
@@ -490,7 +492,7 @@ async def test_a_lease_has_whole_seconds_and_a_minimum(tmp_path: Path) -> None:
         assert [(await agreement.grant_lease(ttl_s)).ttl_s for ttl_s in (0.2, 2.1, 7)] == [LEASE_MIN_S, 3, 7]
 
 
-async def test_groups_do_not_meet(tmp_path: Path) -> None:
+async def test_groups_do_not_interfere(tmp_path: Path) -> None:
     async with open_cluster(tmp_path) as cluster:
         options = EtcdOptions(endpoints=cluster.endpoints)
         for number, (name, broker) in enumerate([("c", "b"), ("c", "b/members"), ("c/b", "x"), ("c", "bb")]):
@@ -500,7 +502,7 @@ async def test_groups_do_not_meet(tmp_path: Path) -> None:
             assert (await agreement.view()).group == replace(EMPTY, ack_count=0)
 
 
-async def test_what_is_no_record_is_refused_until_it_is_mended(tmp_path: Path) -> None:
+async def test_an_invalid_record_is_refused_until_it_is_fixed(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints, attempt_timeout_s=5.0) as agreement,
@@ -519,7 +521,7 @@ async def test_what_is_no_record_is_refused_until_it_is_mended(tmp_path: Path) -
         await until(watch, lambda view: view.group == later)
 
 
-async def test_a_record_may_have_more_than_is_known(tmp_path: Path) -> None:
+async def test_unknown_fields_of_a_record_are_ignored(tmp_path: Path) -> None:
     """Written by a later release."""
     async with open_cluster(tmp_path) as cluster, open_agreement(*cluster.endpoints) as agreement:
         value = base64.b64encode(b'{"to":3,"reason":"x","since":1}').decode()

@@ -84,7 +84,7 @@ async def told(watch: EtcdWatch) -> list[Seen]:
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, len(STREAM)])
-async def test_a_view_for_each_revision_however_the_bytes_come(size: int) -> None:
+async def test_one_view_per_revision_from_chunks_of_any_size(size: int) -> None:
     watch = watch_at(4)
     for begin in range(0, len(STREAM), size):
         assert watch._take(STREAM[begin : begin + size])
@@ -92,8 +92,8 @@ async def test_a_view_for_each_revision_however_the_bytes_come(size: int) -> Non
 
 
 @pytest.mark.parametrize("revision", range(4, 10))
-async def test_what_was_told_before_is_not_told_again(revision: int) -> None:
-    """A new stream may begin with what the one before has told."""
+async def test_published_revisions_are_not_published_again(revision: int) -> None:
+    """A new stream may start with events of the previous one."""
     watch = watch_at(revision)
     assert watch._take(STREAM)
     assert watch._take(STREAM)
@@ -111,7 +111,7 @@ async def test_what_was_told_before_is_not_told_again(revision: int) -> None:
         (line(events=[put("group", MEMBER, 5)]), True),  # not what halog writes there
     ],
 )
-async def test_what_ends_a_stream(ending: bytes, *, starts_over: bool) -> None:
+async def test_ends_of_a_stream(ending: bytes, *, starts_over: bool) -> None:
     watch = watch_at(4)
     assert watch._take(CREATED)
     assert not watch._take(ending)
@@ -120,7 +120,7 @@ async def test_what_ends_a_stream(ending: bytes, *, starts_over: bool) -> None:
     assert not watch._queue
 
 
-async def test_who_does_not_take_what_is_told_gets_the_newest_in_the_end(
+async def test_a_slow_reader_gets_the_newest_view(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     watch = watch_at(0)
@@ -148,30 +148,28 @@ def key_value(name: str, record: Any, revision: int) -> dict[bytes, KeyValue]:
     ],
     ids=["as told", "older", "another of this revision", "newer", "deleted"],
 )
-async def test_a_key_that_is_older_than_what_was_told_shows_a_restored_backup(
-    found: dict[bytes, KeyValue], *, is_older: bool
-) -> None:
-    """The revision of the whole has grown beyond what was told, by what others have written since the restore."""
+async def test_an_older_key_shows_a_restored_backup(found: dict[bytes, KeyValue], *, is_older: bool) -> None:
+    """The service's revision has passed the published one, through other writes since the restore."""
     watch = watch_at(4)
     assert watch._take(STREAM)
     assert watch._went_back(found, 30) is is_older
 
 
-async def test_what_comes_after_a_check_has_ended_the_stream_is_left_out() -> None:
+async def test_events_after_a_failed_check_are_ignored() -> None:
     watch = watch_at(4)
     watch._end_reason, watch._keys = "etcd has lost changes that it had reported", None
     assert not watch._take(STREAM)
     assert not watch._queue
 
 
-async def test_a_read_from_before_what_was_told_shows_nothing() -> None:
+async def test_a_read_older_than_the_published_view_shows_nothing() -> None:
     watch = watch_at(4)
     assert watch._take(STREAM)
     assert not watch._went_back(key_value("group", EMPTY, 5), 5)
 
 
 @given(st.binary(max_size=200), st.sampled_from(ANSWERS))
-def test_whatever_comes_is_an_answer_or_a_protocol_error(raw: bytes, kind: type[Any]) -> None:
+def test_arbitrary_bytes_give_an_answer_or_a_protocol_error(raw: bytes, kind: type[Any]) -> None:
     try:
         assert isinstance(decode(raw, kind), kind)
     except RemoteProtocolError:
@@ -179,7 +177,7 @@ def test_whatever_comes_is_an_answer_or_a_protocol_error(raw: bytes, kind: type[
 
 
 @given(st.dictionaries(st.sampled_from(["group", "master", "switch", "members/1", "members/x", "x"]), st.binary()))
-def test_whatever_stands_there_is_a_view_or_a_protocol_error(values: dict[str, bytes]) -> None:
+def test_arbitrary_keys_give_a_view_or_a_protocol_error(values: dict[str, bytes]) -> None:
     keys = by_key(KeyValue(key=PREFIX + name.encode(), value=value) for name, value in values.items())
     try:
         assert read_view(PREFIX, keys, 1).revision == 1
@@ -188,7 +186,7 @@ def test_whatever_stands_there_is_a_view_or_a_protocol_error(values: dict[str, b
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
-def test_no_group_has_keys_below_anothers(cluster: str, name: str, other_cluster: str, other_name: str) -> None:
+def test_no_prefix_contains_another_groups_keys(cluster: str, name: str, other_cluster: str, other_name: str) -> None:
     one, other = group_prefix(cluster, name), group_prefix(other_cluster, other_name)
     assert other.startswith(one) == ((cluster, name) == (other_cluster, other_name))
 
@@ -204,13 +202,13 @@ def test_no_group_has_keys_below_anothers(cluster: str, name: str, other_cluster
         {"endpoints": ("http://127.0.0.1:2379",), "attempt_timeout_s": 0},
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"endpoint|http|timeout") as caught:
         EtcdOptions(**options)
     assert "secret" not in str(caught.value)
 
 
-async def test_an_answer_without_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_endless_answer_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
     """A call's and a watch's."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
@@ -242,7 +240,7 @@ async def test_an_answer_without_end_is_cut(caplog: pytest.LogCaptureFixture) ->
             assert await client.follow(0, "/v3/watch", {}, watch._take) == ""
             assert watch._end_reason.startswith("a line of more than")
         nursery.cancel_scope.cancel()
-    assert max(sent) < 4 * ANSWER_SIZE_MAX  # what the sockets hold comes on top
+    assert max(sent) < 4 * ANSWER_SIZE_MAX  # plus what the sockets hold
 
 
 async def test_a_call_that_outlives_its_client_ends_in_time(autojump_clock: trio.testing.MockClock) -> None:

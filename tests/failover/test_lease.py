@@ -1,4 +1,4 @@
-"""Until when a master may act: the arithmetic, and what pauses and lost answers do to it."""
+"""The deadline of a master's lease, with pauses and lost answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ha.failover.lease import LeaseDeadline, MasterLease
 
 
 class HandClock:
-    """A clock that somebody turns."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -24,7 +24,7 @@ def clock() -> HandClock:
     return HandClock()
 
 
-def test_counts_from_before_the_request_was_sent_and_leaves_a_tenth_for_drift(clock: HandClock) -> None:
+def test_deadline_counts_from_the_request_minus_drift(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     clock.now = 100.5  # the answer took half a second
     lease.renewed(sent_at=100.0, granted_s=2.0)
@@ -35,7 +35,7 @@ def test_is_not_held_before_the_first_answer(clock: HandClock) -> None:
     assert not MasterLease(LeaseDeadline(clock)).is_held
 
 
-def test_an_answer_slower_than_the_lease_gives_nothing(clock: HandClock) -> None:
+def test_an_answer_slower_than_the_lease_does_not_count(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     clock.now = 103.0
     lease.renewed(sent_at=100.0, granted_s=2.0)
@@ -50,7 +50,7 @@ def test_an_older_answer_does_not_shorten(clock: HandClock) -> None:
     assert lease.remaining_s == pytest.approx(1.8)
 
 
-def test_the_end_is_found_at_the_first_question_after_a_pause(clock: HandClock) -> None:
+def test_the_deadline_is_noticed_at_the_first_check_after_a_pause(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
     lease_held = MasterLease(lease)
@@ -72,7 +72,7 @@ def test_a_renewal_after_the_end_was_seen_does_not_bring_it_back(clock: HandCloc
     assert lease_held.remaining_s == 0
 
 
-def test_laid_down_is_over_with_time_left(clock: HandClock) -> None:
+def test_end_is_final_with_time_left(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
     lease_held = MasterLease(lease)
@@ -80,7 +80,7 @@ def test_laid_down_is_over_with_time_left(clock: HandClock) -> None:
     assert not lease_held.is_held
 
 
-def test_a_lost_lease_ends_whatever_is_still_answered(clock: HandClock) -> None:
+def test_a_lost_lease_ignores_later_answers(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
     lease_held = MasterLease(lease)
@@ -89,7 +89,7 @@ def test_a_lost_lease_ends_whatever_is_still_answered(clock: HandClock) -> None:
     assert not lease_held.is_held
 
 
-def test_tells_whoever_compares_with_the_clock_himself(clock: HandClock) -> None:
+def test_on_change_is_called_with_each_deadline(clock: HandClock) -> None:
     lease = LeaseDeadline(clock)
     lease.renewed(sent_at=100.0, granted_s=2.0)
     lease_held = MasterLease(lease)

@@ -47,7 +47,7 @@ async def test_one_alone_is_master_of_itself(autojump_clock: Clock) -> None:
         assert (await group.wait_master()).id == 7
 
 
-async def test_a_new_group_is_founded_by_whoever_has_most(autojump_clock: Clock) -> None:
+async def test_a_new_group_is_created_by_the_longest_log(autojump_clock: Clock) -> None:
     async with trio.open_nursery() as nursery:
         group = Group(nursery)
         nursery.start_soon(group.timers.run)
@@ -67,7 +67,7 @@ async def test_a_killed_master_is_replaced_within_its_lease_and_a_second(autojum
         assert heir.role.term is not None
         assert heir.role.term.epoch == 2
         assert group.view.group is not None
-        assert group.view.group.sync_state_set == {2, 3}  # the dead one is waited for no more
+        assert group.view.group.sync_state_set == {2, 3}  # the dead one has left
         await group.settle()
 
 
@@ -95,7 +95,7 @@ async def test_nobody_is_elected_while_the_whole_set_is_gone(autojump_clock: Clo
         assert group.masters == [(1, 1), (2, 1)]
 
 
-async def test_an_unclean_election_if_it_is_asked_for(autojump_clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unclean_election_if_configured(autojump_clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     async with open_group(1) as group:
         await group.settle()
         group.add(2, elects_unclean=True)
@@ -108,7 +108,7 @@ async def test_an_unclean_election_if_it_is_asked_for(autojump_clock: Clock, cap
         assert "acknowledged messages may be lost" in said.getMessage()
 
 
-async def test_the_preferred_of_equals_is_elected_and_does_not_take_the_office_back_by_itself(
+async def test_a_preferred_member_is_elected_but_does_not_take_over_when_it_returns(
     autojump_clock: Clock,
 ) -> None:
     async with open_group() as group:
@@ -146,8 +146,8 @@ async def test_a_master_without_the_service_stops_before_its_lease_ends(autojump
         assert master.role.following == heir.id
 
 
-async def test_however_slow_the_service_answers_its_lease_ends_after_the_members(autojump_clock: Clock) -> None:
-    """It counts from when it carried a request out: a quarter of a second after that was sent, before the answer."""
+async def test_the_services_lease_outlives_the_members_deadline(autojump_clock: Clock) -> None:
+    """The service counts from when it executed the request: a quarter of a second after it was sent."""
     async with open_group(1) as group:
         group.service.lease_late_s = (0.0, 0.0)
         node = group.nodes[1]
@@ -162,8 +162,8 @@ async def test_however_slow_the_service_answers_its_lease_ends_after_the_members
         assert len(deadlines) >= 3  # of the grant and of renewals
 
 
-async def test_the_service_gone_for_ten_minutes(autojump_clock: Clock) -> None:
-    """The master goes on for its lease, slaves stay with it, nobody elects, all heals."""
+async def test_the_service_is_away_for_ten_minutes(autojump_clock: Clock) -> None:
+    """The master continues for its lease, slaves stay with it, there is no election, and all recover."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         for node in group.nodes.values():
@@ -206,7 +206,7 @@ async def test_an_election_whose_answer_is_lost_counts(autojump_clock: Clock) ->
         assert group.masters == [(1, master.id), (2, heir.id)]
 
 
-async def test_a_master_knows_who_lives(autojump_clock: Clock) -> None:
+async def test_a_master_knows_the_live_members(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         assert master.role.living.keys() == {1, 2, 3}
@@ -216,7 +216,7 @@ async def test_a_master_knows_who_lives(autojump_clock: Clock) -> None:
         await until(lambda: master.role.living.keys() == {1, 2, 3})
 
 
-async def test_a_change_of_the_set_whose_answer_is_lost_is_confirmed_once_it_is_seen(autojump_clock: Clock) -> None:
+async def test_a_set_change_without_answer_is_confirmed_by_the_view(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         await group.settle()
         master = await group.wait_master()
@@ -243,7 +243,7 @@ async def test_the_set_is_not_changed_by_a_master_that_is_cut_off(autojump_clock
 
 
 async def test_two_candidates_at_once(autojump_clock: Clock) -> None:
-    """Both believe that it is their turn: the transaction takes one."""
+    """Both try at the same time: the transaction accepts one."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         for node in others(group, master):
@@ -256,7 +256,7 @@ async def test_two_candidates_at_once(autojump_clock: Clock) -> None:
         assert [epoch for epoch, _ in group.masters] == [1, 2]
 
 
-async def test_a_stale_watch_elects_nobody_again(autojump_clock: Clock) -> None:
+async def test_a_stale_watch_causes_no_election(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         late = others(group, master)[1]
@@ -269,7 +269,7 @@ async def test_a_stale_watch_elects_nobody_again(autojump_clock: Clock) -> None:
         assert late.role.following == heir.id
 
 
-async def test_a_lease_shorter_than_the_delays_makes_no_master(autojump_clock: Clock) -> None:
+async def test_a_lease_shorter_than_the_delays_elects_nobody(autojump_clock: Clock) -> None:
     async with open_group() as group:
         node = group.add(1, call_timeout_s=10.0)
         node.way.delay(each_way_s=1.0)  # two seconds there and back, and two of lease
@@ -291,7 +291,7 @@ async def test_a_lost_lease_ends_the_term_at_once(autojump_clock: Clock) -> None
 
 
 async def getting_ready(group: Group) -> tuple[Node, Node]:
-    """The member whose term has begun, but which takes half a minute to become master, and the one that is left."""
+    """The member whose term has started, but which takes half a minute to become master, and the remaining one."""
     master = await three(group)
     heir, other = others(group, master)
     heir.role.become_master_s = 30.0
@@ -302,7 +302,7 @@ async def getting_ready(group: Group) -> tuple[Node, Node]:
     return heir, other
 
 
-async def test_a_term_that_ends_while_its_master_is_still_getting_ready(autojump_clock: Clock) -> None:
+async def test_a_term_that_ends_before_its_master_serves(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         heir, other = await getting_ready(group)
         heir.way.cut(True)
@@ -311,7 +311,7 @@ async def test_a_term_that_ends_while_its_master_is_still_getting_ready(autojump
         assert heir.state is MemberState.FOLLOWING
 
 
-async def test_and_that_is_told_to_stop_has_nothing_to_hand_over(autojump_clock: Clock) -> None:
+async def test_a_master_that_stops_before_it_serves_hands_nothing_over(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         heir, other = await getting_ready(group)
         async with trio.open_nursery() as nursery:
@@ -321,7 +321,7 @@ async def test_and_that_is_told_to_stop_has_nothing_to_hand_over(autojump_clock:
         assert (await group.wait_master(other_than=heir.id)) is other
 
 
-async def test_an_earlier_life_of_the_same_member_is_waited_for(autojump_clock: Clock) -> None:
+async def test_a_member_waits_for_its_earlier_lease(autojump_clock: Clock) -> None:
     async with open_group(1) as group:
         master = await group.wait_master()
         master.kill()
@@ -333,9 +333,7 @@ async def test_an_earlier_life_of_the_same_member_is_waited_for(autojump_clock: 
         assert group.masters == [(1, 1), (2, 1)]
 
 
-async def test_a_log_that_the_group_does_not_know_is_kept_out(
-    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_foreign_log_is_excluded(autojump_clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     async with open_group(1) as group:
         await group.settle()
         stranger = Node(group, 2, MemoryFile())
@@ -405,7 +403,7 @@ async def test_nobody_is_elected_until_all_are_back_if_all_lost_power(
         assert group.nodes[third].state_on_disk.is_complete
 
 
-async def test_one_that_has_caught_up_is_complete_until_power_is_lost_again(autojump_clock: Clock) -> None:
+async def test_a_caught_up_member_is_complete_until_the_next_power_loss(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         await three(group)
         slave = next(node for node in group.nodes.values() if node is not group.master)
@@ -460,7 +458,7 @@ async def test_members_that_were_dropped_are_not_elected_by_an_older_record(
             assert "member 1" in reason or "this member" in reason
             assert "memberstate" in reason
         assert any(record.levelname == "ERROR" for record in caplog.records)
-        # What an operator does: the newest record that any member knows.
+        # As an operator does: the newest record that any member knows.
         newest = master.state_on_disk.group
         assert newest is not None
         assert newest.sync_state_set == {master.id}
@@ -469,7 +467,7 @@ async def test_members_that_were_dropped_are_not_elected_by_an_older_record(
         assert group.master is master
 
 
-async def test_a_master_under_which_the_service_goes_back_stops_and_says_why(autojump_clock: Clock) -> None:
+async def test_a_master_stops_when_the_service_is_rolled_back(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master, snapshot = await stale_group(group)
         group.service.restore(snapshot, keeps_leases=True)
@@ -479,7 +477,7 @@ async def test_a_master_under_which_the_service_goes_back_stops_and_says_why(aut
         assert group.view.members[master.id].known_age == master.state_on_disk.known_age
 
 
-async def test_who_has_just_started_gives_others_the_time_to_say_what_they_know(autojump_clock: Clock) -> None:
+async def test_a_new_member_waits_for_the_others_records(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         for node in list(group.nodes.values()):
@@ -496,7 +494,7 @@ async def test_who_has_just_started_gives_others_the_time_to_say_what_they_know(
 # Switches
 
 
-async def test_a_switch_hands_over_to_whoever_was_asked_for(autojump_clock: Clock) -> None:
+async def test_a_switch_hands_over_to_the_requested_member(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         master.role.caught_up(3)
@@ -512,7 +510,7 @@ async def test_a_switch_hands_over_to_whoever_was_asked_for(autojump_clock: Cloc
         assert group.view.switch is None
 
 
-async def test_a_switch_waits_until_the_next_master_has_everything_and_admits_nothing_meanwhile(
+async def test_a_switch_holds_puts_until_the_next_master_has_everything(
     autojump_clock: Clock,
 ) -> None:
     async with open_group(1, 2, 3) as group:
@@ -520,7 +518,7 @@ async def test_a_switch_waits_until_the_next_master_has_everything_and_admits_no
         await master.way.request_switch(SwitchRequest(to=2))
         await trio.sleep(1)
         assert master.role.is_holding
-        assert master.may_acknowledge  # of what it has admitted
+        assert master.may_acknowledge  # what it has accepted
         master.role.caught_up(2)
         assert (await group.wait_master(other_than=master.id)).id == 2
 
@@ -541,9 +539,7 @@ async def test_a_switch_to_one_that_does_not_catch_up_changes_nothing(
 
 
 @pytest.mark.parametrize("to", [1, 2, 4, 9])
-async def test_a_switch_to_the_master_itself_a_stranger_or_one_outside_the_set_is_refused(
-    autojump_clock: Clock, to: int
-) -> None:
+async def test_a_switch_to_an_unfit_member_is_refused(autojump_clock: Clock, to: int) -> None:
     async with open_group(1, 2, 3, 4) as group:
         await group.settle()
         await group.in_set(1, 3)
@@ -583,7 +579,7 @@ async def test_a_switch_to_one_whose_lease_is_nearly_over_waits_for_its_renewal(
         assert group.masters == [(1, 1), (2, 2)]
 
 
-async def test_a_hand_over_whose_answer_is_lost_is_over_all_the_same(autojump_clock: Clock) -> None:
+async def test_a_handover_without_answer_ends_the_term(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         master.role.caught_up(2)
@@ -594,7 +590,7 @@ async def test_a_hand_over_whose_answer_is_lost_is_over_all_the_same(autojump_cl
         await group.settle()
 
 
-async def test_a_hand_over_that_does_not_get_through_ends_the_term_and_elects(autojump_clock: Clock) -> None:
+async def test_a_failed_handover_ends_the_term_and_causes_an_election(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         await master.way.request_switch(SwitchRequest(to=2))
@@ -604,13 +600,13 @@ async def test_a_hand_over_that_does_not_get_through_ends_the_term_and_elects(au
         await trio.sleep(0.5)
         assert not master.may_acknowledge
         master.way.cut(False)
-        await until(lambda: len(group.masters) == 2 and master.role.is_holding)  # it is still asked for
+        await until(lambda: len(group.masters) == 2 and master.role.is_holding)  # the request is still there
         master.role.caught_up(2)
         await until(lambda: group.nodes[2].may_acknowledge)
         await group.settle()
 
 
-async def test_a_master_that_leaves_hands_over_and_is_waited_for_no_more(autojump_clock: Clock) -> None:
+async def test_a_leaving_master_hands_over_and_leaves_the_set(autojump_clock: Clock) -> None:
     async with open_group(2, 3) as group, trio.open_nursery() as nursery:
         leaving = Node(group, 1, MemoryFile())
         left_at = [0.0]
@@ -635,7 +631,7 @@ async def test_a_master_that_leaves_hands_over_and_is_waited_for_no_more(autojum
         await group.settle()
         stop.set()
         await until(lambda: leaving.role.is_holding)
-        assert leaving.may_acknowledge  # what waits, until the next one has everything
+        assert leaving.may_acknowledge  # waiting puts, until the next master has the whole log
         for id_ in (2, 3):
             leaving.role.caught_up(id_)
         heir = await group.wait_master(other_than=1)
@@ -656,7 +652,7 @@ def test_every_state_is_reached_and_left() -> None:
     assert set().union(*TRANSITIONS.values()) == set(MemberState)
 
 
-async def test_a_move_that_is_none_is_a_bug(autojump_clock: Clock) -> None:
+async def test_an_invalid_transition_is_a_bug(autojump_clock: Clock) -> None:
     progress = MemberProgress()
     with pytest.raises(AssertionError):
         progress.become_master(2)
@@ -673,8 +669,8 @@ async def test_a_move_that_is_none_is_a_bug(autojump_clock: Clock) -> None:
     assert progress.changed.value == (MemberState.FOLLOWING, 2)
 
 
-async def test_a_late_key_of_an_earlier_try_is_an_office(autojump_clock: Clock) -> None:
-    """`take_mastership` may be carried out after it was given up: the view tells by the lease whose it is."""
+async def test_a_late_key_of_an_earlier_attempt_makes_it_master(autojump_clock: Clock) -> None:
+    """`take_mastership` may be executed after its timeout: the lease in the view shows whose key it is."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         heir, other = others(group, master)
@@ -701,7 +697,7 @@ async def test_a_late_key_of_an_earlier_try_is_an_office(autojump_clock: Clock) 
 
 
 def duplicate_of(group: Group, id_: int, **options: object) -> Node:
-    """Another process with the broker id of a node that runs; `group.nodes` keeps the first."""
+    """Start another process with the broker id of a running node; `group.nodes` keeps the first."""
     first = group.nodes[id_]
     second = group.add(id_, ha_address="10.9.9.9:10912", broker_address="10.9.9.9:10911", **options)
     group.nodes[id_], group.others = first, [second]
@@ -728,7 +724,7 @@ async def test_a_second_process_with_one_broker_id_refuses_to_start(is_master: b
         assert group.masters == [(1, master.id)]
 
 
-async def test_a_restarted_member_waits_for_its_earlier_lease_and_no_longer(autojump_clock: Clock) -> None:
+async def test_a_restarted_member_waits_only_for_its_earlier_lease(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         killed = others(group, master)[0]
@@ -756,7 +752,7 @@ async def test_a_stopped_member_does_not_wait_when_it_starts(autojump_clock: Clo
 async def test_a_member_whose_id_was_taken_meanwhile_stops_serving_and_ends(
     is_master: bool, autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its lease ends while it can't reach the service; another process takes the key."""
+    """Its lease ends while it can't reach the service, and another process gets the key."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         first = master if is_master else others(group, master)[0]
@@ -778,7 +774,7 @@ async def test_a_member_whose_id_was_taken_meanwhile_stops_serving_and_ends(
 async def test_a_member_whose_key_is_replaced_while_its_lease_lives_stops_serving(
     is_master: bool, autojump_clock: Clock
 ) -> None:
-    """As by a release that overwrites it. The office goes with the lease, to a process that has its id."""
+    """As by an earlier release, which overwrites it. The mastership ends with the key."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         first = master if is_master else others(group, master)[0]
@@ -792,7 +788,7 @@ async def test_a_member_whose_key_is_replaced_while_its_lease_lives_stops_servin
         assert (heir is master) != is_master
 
 
-async def test_a_key_that_is_only_gone_is_written_again(autojump_clock: Clock) -> None:
+async def test_a_lost_key_is_written_again(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         slave = others(group, master)[0]
@@ -803,8 +799,8 @@ async def test_a_key_that_is_only_gone_is_written_again(autojump_clock: Clock) -
         assert group.masters == [(1, master.id)]
 
 
-async def test_while_the_service_is_away_nobody_is_refused(autojump_clock: Clock) -> None:
-    """No lease ends then: what has passed says nothing about who lives."""
+async def test_no_id_is_refused_while_the_service_is_away(autojump_clock: Clock) -> None:
+    """No lease ends then, so elapsed time doesn't show who is alive."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         killed = others(group, master)[0]

@@ -1,4 +1,4 @@
-"""Groups of real processes: a master that dies, is stopped, or hands over, and a producer that goes on.
+"""Groups of real processes: a master dies, is stopped, or hands over, while a producer sends.
 
 Nothing here asserts how long something takes; what it took is in the report of a failure.
 """
@@ -29,7 +29,7 @@ async def test_a_master_is_killed_and_nothing_acknowledged_is_lost(tmp_path: Pat
         assert killed is not None
         async with PullConsumer(members.name_server, group="kept") as consumer:
             queue = (await consumer.queues(TOPIC))[0]
-            await consumer.pull(queue, 0)  # which makes the group
+            await consumer.pull(queue, 0)  # creates the group
             await consumer.commit(queue, 7)
             assert await consumer.committed_offset(queue) == 7
         await members.master.kill()
@@ -48,7 +48,7 @@ async def test_a_master_is_killed_and_nothing_acknowledged_is_lost(tmp_path: Pat
 
 
 async def test_a_master_that_loses_power_is_not_elected_over_one_that_has_its_messages(tmp_path: Path) -> None:
-    """It is back before its lease ends, so nobody else is master meanwhile."""
+    """It is back before its lease ends, so no other member becomes master."""
     never_ms = 3_600_000
     keys = {
         "leaseTtl": 6000,
@@ -68,7 +68,7 @@ async def test_a_master_that_loses_power_is_not_elected_over_one_that_has_its_me
         await members.wait_set(1, 2, 3)
         await load.stop()
         assert not await load.lost()
-        # All at once: nobody can tell whose log is the longest before all are back.
+        # All at once: the longest log is not known before all are back.
         await until("all complete", lambda: all(members.status(id_)["member"]["is_complete"] for id_ in (1, 2, 3)))
         await members.lose_power(1, 2, 3, seed=2)
         left = [id_ for id_ in (1, 2, 3) if id_ != new]
@@ -104,7 +104,7 @@ async def test_nobody_is_elected_by_a_backup_of_etcd_in_which_the_set_was_larger
         await members.wait_equal(1, 2, 3)
 
 
-async def test_a_master_that_was_stopped_finds_that_it_is_none(tmp_path: Path) -> None:
+async def test_a_frozen_master_notices_that_it_was_replaced(tmp_path: Path) -> None:
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         stopped = members.master_id
         assert stopped is not None
@@ -128,12 +128,12 @@ async def test_neither_a_planned_switch_nor_a_stop_fails_a_send(tmp_path: Path) 
         await members.ask_to_switch(target)
         assert await members.wait_another(first) == target
         await load.go_on()
-        # A master that is asked to stop hands over by itself.
+        # A master that stops hands over.
         assert await members.master.stop() == 0
         assert await members.wait_another(target) != target
         assert target not in members.sync_state_set
         await load.go_on()
-        # Neither is a slave waited for that was asked to stop.
+        # Nor do sends wait for a slave that was stopped.
         slave = next(id_ for id_ in (1, 2, 3) if id_ not in (target, members.master_id))
         assert await members.processes[slave].stop() == 0
         await until("the set without it", lambda: members.sync_state_set == {members.master_id})
@@ -160,7 +160,7 @@ async def test_a_frozen_slave_is_not_waited_for_longer_than_its_lease(tmp_path: 
 
 @pytest.mark.parametrize("with_copy", [False, True])
 async def test_duplicate_broker_id_is_rejected(with_copy: bool, tmp_path: Path) -> None:
-    """Of a slave and of the master: the first one goes on, is the one that name servers know, and nothing is lost."""
+    """Of a slave and of the master: the first process continues, name servers know only it, and nothing is lost."""
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         master = members.master_id
         assert master is not None
@@ -187,7 +187,7 @@ async def test_duplicate_broker_id_is_rejected(with_copy: bool, tmp_path: Path) 
         await members.wait_equal(1, 2, 3)
 
 
-async def test_without_etcd_nothing_is_acknowledged_after_the_lease_and_all_heals(tmp_path: Path) -> None:
+async def test_without_etcd_nothing_is_acknowledged_after_the_lease(tmp_path: Path) -> None:
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         etcd = members.etcd
         etcd.pause()

@@ -65,7 +65,7 @@ async def test_contract(check: Check, seed: int, autojump_clock: trio.testing.Mo
 # what the simulation adds
 
 
-async def test_a_request_may_be_carried_out_long_after_it_was_given_up(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_request_may_be_executed_after_its_timeout(autojump_clock: trio.testing.MockClock) -> None:
     async with open_place() as place:
         service = place.service
         agreement = service.client("n1")
@@ -78,7 +78,7 @@ async def test_a_request_may_be_carried_out_long_after_it_was_given_up(autojump_
         assert service.view().group == EMPTY
 
 
-async def test_a_member_is_what_it_said_last(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_last_member_record_counts(autojump_clock: trio.testing.MockClock) -> None:
     async with open_place() as place:
         agreement = place.service.client("n1")
         lease = await agreement.grant_lease(60)
@@ -105,7 +105,7 @@ async def test_a_late_watch_keeps_the_order(autojump_clock: trio.testing.MockClo
 
 
 @pytest.mark.parametrize(("share", "is_there"), [(1.0, True), (0.0, False)])
-async def test_what_is_sent_while_cut_arrives_later_or_never(
+async def test_requests_sent_while_cut_arrive_later_or_never(
     share: float, is_there: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_place() as place:
@@ -120,7 +120,7 @@ async def test_what_is_sent_while_cut_arrives_later_or_never(
         assert (place.service.view().group == EMPTY) == is_there
 
 
-async def test_a_watch_is_late_by_what_its_link_says(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_watch_has_its_links_delay(autojump_clock: trio.testing.MockClock) -> None:
     async with open_place() as place:
         agreement, late = place.service.client("n1"), place.service.client("n2")
         async with late.watch() as watch:
@@ -130,14 +130,14 @@ async def test_a_watch_is_late_by_what_its_link_says(autojump_clock: trio.testin
             changed_at = trio.current_time()
             assert (await watch.__anext__()).view.group == EMPTY
             assert 2.9 < trio.current_time() - changed_at < 3.1
-            # It is the watch that is late; who asks is told what is so.
+            # Only the watch lags; reads are up to date.
             await agreement.request_switch(SwitchRequest(to=1))
             assert (await late.view()).switch == SwitchRequest(to=1)
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.7])
-async def test_a_lease_ends_whatever_its_holder_does(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
-    """Its holder is paused: it takes no step until long after."""
+async def test_a_lease_that_is_not_renewed_ends(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
+    """Its holder is paused until long after."""
     async with open_place() as place:
         service = place.service
         service.lease_late_s = (late_s, late_s)
@@ -154,8 +154,8 @@ async def test_a_lease_ends_whatever_its_holder_does(late_s: float, autojump_clo
             await agreement.renew(lease)
 
 
-async def test_whenever_a_lease_begins_it_ends(autojump_clock: trio.testing.MockClock) -> None:
-    """Moments are rounded to ticks: never to one before the lease's own."""
+async def test_every_lease_ends(autojump_clock: trio.testing.MockClock) -> None:
+    """Times are rounded to ticks, but never to before the lease's end."""
     async with open_place() as place:
         service = place.service
         service.lease_late_s = (0.0, 0.0)
@@ -168,7 +168,7 @@ async def test_whenever_a_lease_begins_it_ends(autojump_clock: trio.testing.Mock
         assert service.view().members == {}
 
 
-async def test_without_a_quorum_no_lease_ends_and_then_all_begin_anew(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_quorum_no_lease_ends_and_all_are_renewed_after(autojump_clock: trio.testing.MockClock) -> None:
     async with open_place() as place:
         service = place.service
         service.lease_late_s = (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""What an operator is told who asks a member for a switch: of a group with fake roles, under a virtual clock."""
+"""Outcomes of switch requests in a group with fake roles, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def ask(node: Node, to: int | None, wait_s: float = 10.0) -> SwitchOutcome
 
 
 @pytest.mark.parametrize("asked", [1, 2, 3])
-async def test_whoever_is_asked_another_one_is_master_when_it_answers(autojump_clock: Clock, asked: int) -> None:
+async def test_any_member_serves_a_switch_request(autojump_clock: Clock, asked: int) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         master.role.caught_up(2)
@@ -35,7 +35,7 @@ async def test_whoever_is_asked_another_one_is_master_when_it_answers(autojump_c
         assert (await group.wait_master(other_than=1)).id == 2
 
 
-async def test_without_a_name_it_is_any_other(autojump_clock: Clock) -> None:
+async def test_a_switch_without_target_chooses_another_member(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         for id_ in (2, 3):
@@ -45,7 +45,7 @@ async def test_without_a_name_it_is_any_other(autojump_clock: Clock) -> None:
         assert outcome.master_id in (2, 3)
 
 
-async def test_who_is_master_already_need_not_become_it(autojump_clock: Clock) -> None:
+async def test_a_switch_to_the_present_master_is_done(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         await three(group)
         outcome = await ask(group.nodes[3], 1)
@@ -61,13 +61,13 @@ async def test_who_is_master_already_need_not_become_it(autojump_clock: Clock) -
         (2, "member 2 did not have the whole log within 2 s"),
     ],
 )
-async def test_it_says_why_not(autojump_clock: Clock, to: int, why_not: str) -> None:
+async def test_the_outcome_says_why_not(autojump_clock: Clock, to: int, why_not: str) -> None:
     async with open_group(1, 2, 3, 4) as group:
         await three(group)
         outcome = await ask(group.nodes[3], to)
         assert (outcome.is_done, outcome.is_known, outcome.why_not) == (False, True, why_not)
         assert (outcome.master_id, group.masters) == (1, [(1, 1)])
-        # The refusal stays to be looked at, and is no request.
+        # The refusal stays, and is not a request.
         master = group.nodes[1]
         master.role.caught_up(2)
         await trio.sleep(10)
@@ -75,7 +75,7 @@ async def test_it_says_why_not(autojump_clock: Clock, to: int, why_not: str) -> 
         assert (await ask(group.nodes[3], 2)).is_done
 
 
-async def test_while_nobody_is_master_nothing_is_asked_for(autojump_clock: Clock) -> None:
+async def test_without_a_master_nothing_is_requested(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         await group.settle()  # 1 alone is in the set
         group.nodes[1].kill()
@@ -86,7 +86,7 @@ async def test_while_nobody_is_master_nothing_is_asked_for(autojump_clock: Clock
         assert group.view.switch is None
 
 
-async def test_a_member_that_can_not_ask_says_so(autojump_clock: Clock) -> None:
+async def test_an_unreachable_service_is_reported(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         await three(group)
         group.nodes[3].way.cut(True)
@@ -98,8 +98,8 @@ async def test_a_member_that_can_not_ask_says_so(autojump_clock: Clock) -> None:
         assert group.view.switch is None
 
 
-async def test_a_request_that_nobody_answered_does_not_outlive_the_term(autojump_clock: Clock) -> None:
-    """The master dies with the request unread: whoever is elected does not hand over at once."""
+async def test_an_unanswered_request_ends_with_the_term(autojump_clock: Clock) -> None:
+    """The master dies before it reads the request: the next master does not hand over."""
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         master.way.hold_watch(True)
@@ -140,7 +140,7 @@ async def test_the_later_of_two_requests_counts(autojump_clock: Clock) -> None:
         assert (outcomes[1].is_done, outcomes[1].master_id) == (True, 3)
 
 
-async def test_if_another_one_takes_the_office_that_is_said(autojump_clock: Clock) -> None:
+async def test_another_master_than_requested_is_reported(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
         master.role.caught_up(2)

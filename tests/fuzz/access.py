@@ -16,7 +16,7 @@ from ha.admin.dashboard.login import FIELD_COUNT_MAX, Login
 from ha.errors import RemoteProtocolError
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.protocol.ha_handshake import HELLO, HandshakeKey, encode_handshake_frame
-from ha.replication.handshake import HandshakeOptions, admit_slave, recognise_master
+from ha.replication.handshake import HandshakeOptions, authenticate_slave, authenticate_to_master
 from ha.replication.heal_fetch import HealFetchError, fetch_range
 from ha.replication.options import HAOptions
 from tests.fuzz.harness import Harness
@@ -45,10 +45,10 @@ def handshake(data: bytes) -> None:
             nursery.start_soon(speak_and_leave)
             with trio.fail_after(11):
                 if data[0] & 1:
-                    assert await admit_slave(ours, options) is not None
+                    assert await authenticate_slave(ours, options) is not None
                 else:
                     try:
-                        assert await recognise_master(ours, options)
+                        assert await authenticate_to_master(ours, options)
                     except RemoteProtocolError:
                         pass
             nursery.cancel_scope.cancel()

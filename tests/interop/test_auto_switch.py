@@ -132,7 +132,7 @@ async def test_a_halog_master_and_a_real_slave_through_two_terms(children: Child
         slave = switching_broker(children, release, "slave", name_server, controller, {})
         await slave.start()
         with trio.fail_after(90):
-            await service.leadership.wished_set.wait_value(lambda wish: wish == frozenset({1, 2}))
+            await service.leadership.proposed_set.wait_value(lambda proposed: proposed == frozenset({1, 2}))
         set_epoch = await member.wait_set(1)
         await member.alter_set(frozenset({1, 2}), epoch=epoch, set_epoch=set_epoch)
         service.leadership.confirm_set({1, 2})

@@ -90,7 +90,7 @@ async def test_9897_two_slow_members_both_leave_the_sync_state_set(
     async def agree() -> None:
         """The agreement service takes 100 ms for each change."""
         while True:
-            wanted = await leadership.wished_set.wait_value(lambda wish: wish is not None)
+            wanted = await leadership.proposed_set.wait_value(lambda proposed: proposed is not None)
             assert wanted is not None
             await trio.sleep(0.1)
             agreed.append((trio.current_time(), wanted))

@@ -15,7 +15,7 @@ from tests.replication.memory_log import MemoryLog
 
 
 class Link:
-    """Connects clients to a service over memory streams, and keeps when."""
+    """Connects clients to a service over memory streams. `times`: when."""
 
     def __init__(self, service: HAService, nursery: trio.Nursery) -> None:
         self.service = service
@@ -33,7 +33,7 @@ class Link:
 async def following(
     service: HAService, log: MemoryLog, options: HAOptions | None = None
 ) -> AsyncIterator[tuple[HAClient, Link]]:
-    """A client that copies the service's log into `log` while the block runs, and its way there."""
+    """A client that copies the service's log into `log` while the block runs, and its link."""
     async with trio.open_nursery() as nursery:
         link = Link(service, nursery)
         client = HAClient(log, options, link.connect)

@@ -1,4 +1,4 @@
-"""Masters in the test's hands: scripted ones, and ones that behave as RocketMQ's does where halog's differs."""
+"""Masters controlled by the test: scripted ones, and ones that behave as RocketMQ's does where halog's differs."""
 
 from __future__ import annotations
 

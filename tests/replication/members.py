@@ -1,4 +1,4 @@
-"""Members of a failover group in the test's hands: their logs, and the slave's side of the dialect with epochs."""
+"""Members of a failover group controlled by the test: their logs, and the slave's side of the protocol with epochs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MASTER, SLAVE, OTHER = 1, 2, 3
 
 
 class MemberLog(MemoryLog):
-    """A log with a bound for what consumers are shown."""
+    """A log with a dispatch limit."""
 
     dispatch_limit: WatchedOffset
 
@@ -57,7 +57,7 @@ class Member:
         self.cuts: list[int] = []
 
     async def begin(self, *pairs: tuple[int, int]) -> Member:
-        """Have a history."""
+        """Set the history."""
         for epoch, start in pairs:
             await self.epochs.append(epoch, start)
         return self
@@ -87,7 +87,7 @@ def leading(
 
 
 def lead(service: HAService, member: Member, *others: int, rules: SyncStateRules | None = None) -> SyncStateSet:
-    """Begin the term that is the last one of the history."""
+    """Start the term that is the last one of the history."""
     last = member.epochs.last
     assert last is not None
     assert service.leadership is not None
@@ -162,7 +162,7 @@ class MemberSide:
 
 
 class MasterOfMembers:
-    """A master in the test's hands. `said`: (time since the start, message, connection) of what slaves said."""
+    """A master controlled by the test. `said`: (time since the start, message, connection) of what slaves said."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery

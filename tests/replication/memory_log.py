@@ -1,4 +1,4 @@
-"""A log in memory that offers what replication asks for, with knobs for what a disk can do to it."""
+"""A log in memory that implements ReplicatedLog, with disk faults."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class MemoryLog:
         self._healed = trio.lowlevel.ParkingLot()
 
     def put(self, content: bytes) -> None:
-        """Append as a master does."""
+        """Append bytes of a master's own."""
         if self.min_offset < 0:
             self.min_offset = 0
         self.content += content
         self._publish(self.max_offset.value + len(content))
 
     def delete_before(self, offset: int) -> None:
-        """Let retention take what is before `offset`, the begin of a segment."""
+        """Delete everything before `offset`, the start of a segment, as retention does."""
         assert offset % self.segment_size == 0
         del self.content[: offset - self.min_offset]
         self.min_offset = offset
@@ -73,11 +73,11 @@ class MemoryLog:
             await self._healed.park()
 
     def damage(self, begin: int, end: int) -> None:
-        """Have reads refuse [begin, end)."""
+        """Mark [begin, end) as damaged: reads of it fail."""
         self.damaged = (begin, end)
 
     def heal(self, before: int | None = None) -> None:
-        """Have all of it back, or what is before an offset."""
+        """Heal all damage, or the part before an offset."""
         self.damaged = (before, self.damaged[1]) if self.damaged is not None and before is not None else None
         self._healed.unpark_all()
 

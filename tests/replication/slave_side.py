@@ -1,4 +1,4 @@
-"""A slave in the test's hands: sends reports and collects frames with the times at which they came."""
+"""A slave controlled by the test: sends reports and collects frames with the times at which they came."""
 
 from __future__ import annotations
 

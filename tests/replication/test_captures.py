@@ -1,4 +1,4 @@
-"""The dialogue with captured bytes of real brokers, at the times at which they were captured.
+"""Replays captured bytes of real brokers, at the times at which they were captured.
 
 Master side: a log with the captured content grows when the real master's did, the real slave's reports arrive when they
 did; what the master sends must be the real master's bytes. Slave side: the real master's frames arrive when they did;
@@ -48,7 +48,7 @@ class Capture:
         return stream[position : position + frame["length"]]
 
     def bursts(self) -> list[tuple[float, bytes]]:
-        """What was put at which time: bodies that follow each other at once are one put, cut by the master."""
+        """Return the puts and their times: bodies in direct succession are one put, split by the master."""
         bursts: list[tuple[float, bytes]] = []
         last = -1.0
         for frame in self.frames:
@@ -63,7 +63,7 @@ class Capture:
 
 
 @pytest.mark.parametrize(("version", "number"), CAPTURES)
-async def test_a_master_says_what_rocketmqs_master_said(version: str, number: int, autojump_clock: MockClock) -> None:
+async def test_master_sends_the_bytes_of_rocketmqs_master(version: str, number: int, autojump_clock: MockClock) -> None:
     capture = Capture(version, number)
     log = MemoryLog(bytes(capture.first_offset), segment_size=SEGMENT, first_offset=0)
     service = HAService(log, AS_ROCKETMQ)
@@ -90,7 +90,7 @@ async def test_a_master_says_what_rocketmqs_master_said(version: str, number: in
 
 
 @pytest.mark.parametrize(("version", "number"), CAPTURES)
-async def test_a_slave_says_what_rocketmqs_slave_said(version: str, number: int, autojump_clock: MockClock) -> None:
+async def test_slave_sends_the_bytes_of_rocketmqs_slave(version: str, number: int, autojump_clock: MockClock) -> None:
     capture = Capture(version, number)
     log = MemoryLog(bytes(capture.first_offset), segment_size=SEGMENT)
     async with trio.open_nursery() as nursery:

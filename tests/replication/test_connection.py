@@ -1,6 +1,6 @@
-"""HAConnection: what a slave gets and when, and what ends a connection.
+"""HAConnection: frames and their times, and the ends of a connection.
 
-Times are virtual and exact; RocketMQ compares milliseconds strictly, hence the .001.
+Times are virtual and exact; RocketMQ compares milliseconds strictly, so the times end in .001.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ async def test_no_byte_is_sent_before_the_first_report(autojump_clock: MockClock
         assert slave.frames == []
         await slave.report(40)
         await wait_all_tasks_blocked()
-        # The heartbeat that is overdue comes before the data, as in the capture of 4.9.7.
+        # A due heartbeat comes before the data, as in the capture of 4.9.7.
         assert slave.heads == [(19.0, 40, 0), (19.0, 40, 60)]
         nursery.cancel_scope.cancel()
 
 
-async def test_a_slave_that_never_reports_is_cut_after_more_than_twenty_seconds(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_never_reports_is_disconnected_after_twenty_seconds(autojump_clock: MockClock) -> None:
     service = HAService(log_of(100))
     slave = SlaveSide(service)
     async with trio.open_nursery() as nursery:
@@ -111,7 +111,7 @@ async def test_of_two_reports_in_one_segment_the_last_is_the_request(autojump_cl
         nursery.cancel_scope.cancel()
 
 
-async def test_the_first_segment_begins_after_the_first_put_of_an_empty_log(autojump_clock: MockClock) -> None:
+async def test_an_empty_log_sends_its_first_segment_after_the_first_put(autojump_clock: MockClock) -> None:
     log = MemoryLog()
     slave = SlaveSide(HAService(log))
     async with trio.open_nursery() as nursery:
@@ -135,7 +135,7 @@ async def test_frames_end_at_the_batch_size_and_at_segments(autojump_clock: Mock
         nursery.cancel_scope.cancel()
 
 
-async def test_what_was_put_between_two_turns_is_one_frame(autojump_clock: MockClock) -> None:
+async def test_puts_between_two_wakeups_are_one_frame(autojump_clock: MockClock) -> None:
     log = log_of(10)
     slave = SlaveSide(HAService(log))
     async with trio.open_nursery() as nursery:
@@ -214,7 +214,7 @@ async def test_a_report_of_bytes_that_were_never_sent_ends_the_connection(autoju
     assert service.push2_slave_max_offset == 1
 
 
-async def test_a_slave_that_closes_is_gone_at_once(autojump_clock: MockClock) -> None:
+async def test_a_closed_connection_stops_counting_at_once(autojump_clock: MockClock) -> None:
     service = HAService(log_of(100))
     slave = SlaveSide(service)
     async with trio.open_nursery() as nursery:
@@ -228,7 +228,7 @@ async def test_a_slave_that_closes_is_gone_at_once(autojump_clock: MockClock) ->
     assert slave.close_reason is CloseReason.SLAVE_CLOSED
 
 
-async def test_a_broken_connection_is_one_reason_of_the_enum(autojump_clock: MockClock) -> None:
+async def test_a_broken_connection_has_a_close_reason(autojump_clock: MockClock) -> None:
     log = log_of(100)
     service = HAService(log)
     slave = SlaveSide(service)
@@ -264,7 +264,7 @@ async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_no
     assert caplog.text.count("ha.slave_out_of_range") == 1
 
 
-async def test_a_slave_falls_out_of_range_while_it_is_served(autojump_clock: MockClock) -> None:
+async def test_a_connected_slave_goes_out_of_range(autojump_clock: MockClock) -> None:
     log = log_of(3 * SEGMENT_SIZE)
     service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
     slave = SlaveSide(service)
@@ -297,7 +297,7 @@ async def test_the_range_question_is_answered_and_changes_what_0_means(autojump_
         nursery.cancel_scope.cancel()
 
 
-async def test_a_slave_that_asked_is_told_at_once_where_the_log_begins(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_asked_gets_the_first_offset_at_once(autojump_clock: MockClock) -> None:
     service = HAService(log_of(SEGMENT_SIZE, first_offset=SEGMENT_SIZE))
     slave = SlaveSide(service)
     async with trio.open_nursery() as nursery:
@@ -328,7 +328,7 @@ async def test_flow_control_counts_headers_and_bodies(autojump_clock: MockClock)
     assert sum(size for _, _, size in slave.heads) == SEGMENT_SIZE - 1
 
 
-async def test_a_log_that_shrinks_under_a_slave_ends_its_connection(autojump_clock: MockClock) -> None:
+async def test_truncation_below_a_slaves_position_closes_its_connection(autojump_clock: MockClock) -> None:
     log = log_of(100)
     slave = SlaveSide(HAService(log))
     async with trio.open_nursery() as nursery:
@@ -340,7 +340,7 @@ async def test_a_log_that_shrinks_under_a_slave_ends_its_connection(autojump_clo
     assert slave.closed_at == 0
 
 
-async def test_a_slave_that_does_not_read_costs_one_frame_and_is_cut(autojump_clock: MockClock) -> None:
+async def test_a_slave_that_does_not_read_costs_one_frame_and_is_disconnected(autojump_clock: MockClock) -> None:
     log = log_of(40_000, segment_size=1 << 20)
     service = HAService(log, SMALL)
     ours, theirs = trio.testing.lockstep_stream_pair()

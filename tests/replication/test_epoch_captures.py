@@ -1,4 +1,4 @@
-"""The dialogue of two brokers of RocketMQ 5.5.0 in controller mode, at the times at which it was captured.
+"""Replays the traffic of two brokers of RocketMQ 5.5.0 in controller mode, at the times at which it was captured.
 
 As in test_captures.py: what our master sends to the real slave's messages must be the real master's bytes, what our
 slave sends to the real master's must be the real slave's, heartbeats and all.
@@ -36,7 +36,7 @@ def bytes_of(connection: dict[str, Any], frame: dict[str, Any]) -> bytes:
 
 
 def puts_of(connection: dict[str, Any]) -> list[tuple[float, bytes]]:
-    """What was put at which time: bodies that follow each other without a report in between are one put."""
+    """Return the puts and their times: bodies without a report in between are one put."""
     puts: list[tuple[float, bytes]] = []
     last = ""
     for frame in connection["frames"]:
@@ -56,7 +56,9 @@ def first_offset_of(connection: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
-async def test_a_master_says_what_rocketmqs_master_said(connection: dict[str, Any], autojump_clock: MockClock) -> None:
+async def test_master_sends_the_bytes_of_rocketmqs_master(
+    connection: dict[str, Any], autojump_clock: MockClock
+) -> None:
     first, puts = first_offset_of(connection), puts_of(connection)
     master = await Member(bytes(first), segment_size=SEGMENT).begin((1, 0))
     if first:
@@ -78,8 +80,8 @@ async def test_a_master_says_what_rocketmqs_master_said(connection: dict[str, An
             else:
                 master.log.put(body)
             await wait_all_tasks_blocked()
-            if leadership.wished_set.value is not None:
-                leadership.confirm_set(leadership.wished_set.value)  # the real controller was quick, too
+            if leadership.proposed_set.value is not None:
+                leadership.confirm_set(leadership.proposed_set.value)  # the real controller was quick, too
         await trio.sleep_until(slave.began + connection["frames"][-1]["t"] + 1)
         assert service.acknowledged_by_set() == said[-1]["maxOffset"]
         nursery.cancel_scope.cancel()
@@ -87,8 +89,8 @@ async def test_a_master_says_what_rocketmqs_master_said(connection: dict[str, An
 
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
-async def test_a_slave_says_what_rocketmqs_slave_said(connection: dict[str, Any], autojump_clock: MockClock) -> None:
-    """RocketMQ's slave makes its request five seconds after it greeted, ours as soon as it is answered."""
+async def test_slave_sends_the_bytes_of_rocketmqs_slave(connection: dict[str, Any], autojump_clock: MockClock) -> None:
+    """RocketMQ's slave sends its request five seconds after its handshake, ours as soon as that is answered."""
     first, said = first_offset_of(connection), frames_of(connection, "report")
     slave = Member(bytes(first), segment_size=SEGMENT)
     if first:

@@ -1,4 +1,4 @@
-"""A member that follows: whom, from where, what it cuts off before, and when it acknowledges what."""
+"""A member that follows a master: which one, from where, what it truncates, and when it acknowledges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def following(
         nursery.cancel_scope.cancel()
 
 
-async def test_its_run_id_is_told_to_none_but_masters_that_read_it(autojump_clock: MockClock) -> None:
+async def test_run_id_is_sent_only_to_masters_that_read_it(autojump_clock: MockClock) -> None:
     async with following(await Member(BYTES).begin((1, 0))) as (client, master):
         for reads in (False, True, False):
             client.set_master(None)
@@ -63,7 +63,7 @@ def condition_of(client: HAClient) -> Condition:
 
 @pytest.mark.parametrize(("start_from", "from_last"), [("first", False), ("last", True)])
 @pytest.mark.parametrize("is_learner", [False, True])
-async def test_it_says_who_it_is_and_nothing_else_before_the_answer(
+async def test_nothing_but_the_handshake_is_sent_before_the_answer(
     start_from: str, from_last: bool, is_learner: bool, autojump_clock: MockClock
 ) -> None:
     options = msgspec.structs.replace(WHOLE, start_from=start_from)
@@ -74,7 +74,7 @@ async def test_it_says_who_it_is_and_nothing_else_before_the_answer(
         assert master.said[1:] == [(19.0, EpochReport(len(BYTES)), 0)]
 
 
-async def test_a_master_that_does_not_answer_is_left(autojump_clock: MockClock) -> None:
+async def test_a_master_that_does_not_answer_is_disconnected(autojump_clock: MockClock) -> None:
     async with following(Member()) as (client, master):
         await trio.sleep(21)
         assert condition_of(client) is Condition.HOUSEKEEPING_TIMEOUT
@@ -88,17 +88,17 @@ async def test_heartbeats_follow_the_request(autojump_clock: MockClock) -> None:
         assert master.said[1:] == [(at, EpochReport(433), 0) for at in (0.0, 5.001, 10.002)]
 
 
-async def test_a_frame_before_the_request_is_none(autojump_clock: MockClock) -> None:
+async def test_a_frame_before_the_request_is_malformed(autojump_clock: MockClock) -> None:
     async with following(Member()) as (client, master):
         await master.frame(0, b"x", 1, 0)
         assert condition_of(client) is Condition.MALFORMED_FRAME
 
 
-# What is taken, and what of it is confirmed
+# Appending and confirming
 
 
-async def test_bytes_and_their_terms_are_taken_in_this_order(autojump_clock: MockClock) -> None:
-    """The vector of a 5.3.3 master, which names the next epoch in the frame that it cuts."""
+async def test_terms_are_recorded_before_their_bytes(autojump_clock: MockClock) -> None:
+    """A frame of a 5.3.3 master that ends with its epoch carries the next one."""
     member = Member()
     async with following(member) as (client, master):
         await master.answer(2456, (1, 0), (3, 1535))
@@ -118,7 +118,7 @@ async def test_bytes_and_their_terms_are_taken_in_this_order(autojump_clock: Moc
         assert condition_of(client) is Condition.CONNECTED
 
 
-async def test_what_is_confirmed_is_what_the_frames_say_and_the_log_has(autojump_clock: MockClock) -> None:
+async def test_confirmed_up_to_the_frames_offset_and_the_logs_end(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (_, master):
         await master.answer(200, (1, 0))
@@ -133,7 +133,7 @@ async def test_what_is_confirmed_is_what_the_frames_say_and_the_log_has(autojump
         assert member.log.dispatch_limit.value == 200
 
 
-async def test_a_heartbeat_from_nowhere_is_one(autojump_clock: MockClock) -> None:
+async def test_a_heartbeat_at_offset_minus_one_is_accepted(autojump_clock: MockClock) -> None:
     member = Member()
     async with following(member) as (client, master):
         await master.answer(0, (1, 0))
@@ -143,7 +143,7 @@ async def test_a_heartbeat_from_nowhere_is_one(autojump_clock: MockClock) -> Non
         assert master.reports == [0, 3]
 
 
-async def test_a_frame_of_a_later_term_than_the_master_told_of_is_refused(autojump_clock: MockClock) -> None:
+async def test_a_frame_of_a_term_after_the_handshakes_is_refused(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(100, (1, 0))
@@ -152,7 +152,7 @@ async def test_a_frame_of_a_later_term_than_the_master_told_of_is_refused(autoju
         assert len(member.log.content) == 100
 
 
-async def test_the_end_of_the_log_is_compared_as_ever(autojump_clock: MockClock) -> None:
+async def test_a_member_compares_the_end_of_its_log(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member, HAOptions(start_from="first", overlap_bytes_max=10)) as (client, master):
         await master.answer(100, (1, 0))
@@ -175,17 +175,17 @@ async def test_the_end_of_the_log_is_compared_as_ever(autojump_clock: MockClock)
         # The same, and one that is behind
         ([(1, 0)], 1000, [(1, 0)], 1000, None, [(1, 0)]),
         ([(1, 0)], 800, [(1, 0)], 1000, None, [(1, 0)]),
-        # A new term: known here from where the log is
+        # A new term: in the history here before its first byte
         ([(1, 0)], 1000, [(1, 0), (2, 1000)], 1500, None, [(1, 0), (2, 1000)]),
         ([(1, 0)], 900, [(1, 0), (2, 1000)], 1500, None, [(1, 0)]),
-        # What a master wrote that nobody followed
+        # Bytes of a master that no member followed
         ([(1, 0)], 1200, [(1, 0), (2, 1000)], 1500, 1000, [(1, 0), (2, 1000)]),
         ([(1, 0), (2, 1000)], 1200, [(1, 0), (3, 1000)], 1500, 1000, [(1, 0), (3, 1000)]),
         ([(1, 0), (2, 1000)], 1200, [(1, 0), (3, 1100)], 1500, 1000, [(1, 0)]),
         ([(1, 0), (2, 1000)], 1200, [(1, 0), (2, 1000), (4, 1100)], 1100, 1100, [(1, 0), (2, 1000), (4, 1100)]),
         # The master lost its tail, or had less when it was elected
         ([(1, 0)], 1200, [(1, 0)], 1000, 1000, [(1, 0)]),
-        # Terms that left no byte
+        # Terms without bytes
         ([(1, 0), (2, 1000)], 1000, [(1, 0), (3, 1000)], 1000, None, [(1, 0), (3, 1000)]),
         ([(1, 0), (2, 1000)], 1000, [(1, 0), (3, 1200)], 1300, None, [(1, 0)]),
         ([(1, 0)], 1000, [(1, 0), (2, 1000), (3, 1000)], 1000, None, [(1, 0), (3, 1000)]),
@@ -194,7 +194,7 @@ async def test_the_end_of_the_log_is_compared_as_ever(autojump_clock: MockClock)
         ([], 1000, [(1, 1000)], 1000, None, [(1, 1000)]),
     ],
 )
-async def test_the_log_is_cut_to_what_the_master_has(
+async def test_the_log_is_truncated_to_the_masters(
     own_history: list[tuple[int, int]],
     own_end: int,
     master_history: list[tuple[int, int]],
@@ -213,7 +213,7 @@ async def test_the_log_is_cut_to_what_the_master_has(
         assert condition_of(client) is not Condition.STALE_MASTER
 
 
-async def test_nothing_is_asked_for_before_it_is_cut(autojump_clock: MockClock) -> None:
+async def test_no_request_is_sent_before_truncation(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     async with following(member) as (_, master):
         cutting = trio.Event()
@@ -232,7 +232,7 @@ async def test_nothing_is_asked_for_before_it_is_cut(autojump_clock: MockClock) 
         assert master.reports == [1000]
 
 
-async def test_what_is_confirmed_is_never_cut_off(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_confirmed_bytes_are_never_truncated(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.log.limit_dispatch(1001)
     with caplog.at_level(logging.WARNING):
@@ -244,11 +244,11 @@ async def test_what_is_confirmed_is_never_cut_off(autojump_clock: MockClock, cap
                 await trio.sleep(5.001)
             assert master.reports == []
             assert member.cuts == []
-            assert "up to 1001 the log here is confirmed" in client.statistics().detail
+            assert "the log here is confirmed up to 1001" in client.statistics().detail
     assert caplog.text.count("ha.client_confirmed_diverged") == 1
 
 
-async def test_what_is_confirmed_up_to_the_cut_stays(autojump_clock: MockClock) -> None:
+async def test_bytes_confirmed_before_the_truncation_point_stay_confirmed(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.log.limit_dispatch(1000)
     async with following(member) as (_, master):
@@ -257,11 +257,9 @@ async def test_what_is_confirmed_up_to_the_cut_stays(autojump_clock: MockClock) 
 
 
 @pytest.mark.parametrize("begin", [0, 8192])
-async def test_a_term_of_which_there_is_no_byte_anywhere_keeps_no_member_out(
-    begin: int, autojump_clock: MockClock
-) -> None:
+async def test_a_term_without_bytes_excludes_no_member(begin: int, autojump_clock: MockClock) -> None:
     """A member that was elected before the group's first message, and lost its lease before it wrote one: its segment
-    is there, and its term is in its own history alone."""
+    is there, and its term is only in its own history."""
     member = await Member(first_offset=begin).begin((1, begin))
     assert (member.log.min_offset, member.log.max_offset.value) == (begin, begin)
     async with following(member) as (client, master):
@@ -273,7 +271,7 @@ async def test_a_term_of_which_there_is_no_byte_anywhere_keeps_no_member_out(
         assert member.cuts == []
 
 
-async def test_without_a_common_term_nothing_is_done(autojump_clock: MockClock) -> None:
+async def test_without_a_common_term_nothing_is_truncated(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 100))
     async with following(member) as (client, master):
         await master.answer(1500, (2, 0))
@@ -282,7 +280,7 @@ async def test_without_a_common_term_nothing_is_done(autojump_clock: MockClock) 
         assert (member.cuts, member.history) == ([], [(1, 100)])
 
 
-async def test_a_log_without_a_history_is_not_cut(autojump_clock: MockClock) -> None:
+async def test_a_log_without_a_history_is_not_truncated(autojump_clock: MockClock) -> None:
     member = Member(BYTES[:1200])
     async with following(member) as (client, master):
         await master.answer(1000, (1, 0))
@@ -290,8 +288,8 @@ async def test_a_log_without_a_history_is_not_cut(autojump_clock: MockClock) -> 
         assert member.cuts == []
 
 
-async def test_a_log_that_lost_every_byte_has_no_terms_to_agree_on(autojump_clock: MockClock) -> None:
-    """A power loss may leave the files of a log and its history, and nothing in them."""
+async def test_an_empty_log_forgets_its_history(autojump_clock: MockClock) -> None:
+    """A power loss may leave the files of a log and its history, but empty."""
     member = await Member(first_offset=0).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(1000, (3, 0))
@@ -305,7 +303,7 @@ async def test_a_log_that_lost_every_byte_has_no_terms_to_agree_on(autojump_cloc
 
 
 @pytest.mark.parametrize("ack_flushed", [False, True])
-async def test_it_has_caught_up_when_it_holds_what_the_master_had(ack_flushed: bool, autojump_clock: MockClock) -> None:
+async def test_caught_up_when_it_has_what_the_master_had(ack_flushed: bool, autojump_clock: MockClock) -> None:
     options = msgspec.structs.replace(WHOLE, ack_flushed=ack_flushed)
     member = await Member(BYTES[:500]).begin((1, 0))
     member.log.flushes = False
@@ -321,7 +319,7 @@ async def test_it_has_caught_up_when_it_holds_what_the_master_had(ack_flushed: b
         assert client.has_caught_up.is_set(), "when it is acknowledged, whether or not more comes"
 
 
-async def test_a_log_that_is_to_be_cut_has_not_caught_up_by_its_length(autojump_clock: MockClock) -> None:
+async def test_a_log_to_be_truncated_has_not_caught_up(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(1100, (1, 0), (2, 1000))
@@ -330,7 +328,7 @@ async def test_a_log_that_is_to_be_cut_has_not_caught_up_by_its_length(autojump_
         assert client.has_caught_up.is_set()
 
 
-async def test_a_place_between_no_two_records_is_not_cut_at(autojump_clock: MockClock) -> None:
+async def test_truncation_inside_a_record_is_refused(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
 
     async def refuse(offset: int) -> None:
@@ -343,7 +341,7 @@ async def test_a_place_between_no_two_records_is_not_cut_at(autojump_clock: Mock
         assert "inside a record" in client.statistics().detail
 
 
-async def test_a_full_disk_is_waited_for(autojump_clock: MockClock) -> None:
+async def test_a_full_disk_is_retried(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
 
     async def refuse(offset: int) -> None:
@@ -377,7 +375,7 @@ async def test_a_master_of_an_earlier_term_is_refused(autojump_clock: MockClock)
         assert (master.reports, member.cuts) == ([], [])
 
 
-async def test_a_term_once_heard_of_in_a_handshake_counts_from_then_on(autojump_clock: MockClock) -> None:
+async def test_a_term_seen_in_a_handshake_is_remembered(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(2000, (1, 0), (7, 1900))
@@ -403,7 +401,7 @@ async def test_a_later_term_ends_the_connection_and_nothing_more_is_acknowledged
         member.log.before_append = wait
         await master.frame(100, b"abc", 1, 0)
         client.adopt_epoch(2)
-        # What is being written is written; that it is there is not told any more.
+        # The append in progress completes, but is not reported.
         appending.set()
         await client.state.wait_value(HAClientState.READY)
         await wait_all_tasks_blocked()
@@ -419,8 +417,8 @@ async def test_a_later_term_ends_the_connection_and_nothing_more_is_acknowledged
         assert condition_of(client) is Condition.CONNECTED
 
 
-async def test_a_request_that_is_about_to_be_sent_is_not_after_a_later_term() -> None:
-    """Over a socket, where it is sent without a turn of the event loop."""
+async def test_a_pending_request_is_not_sent_after_a_later_term() -> None:
+    """Over a socket, where reports are sent without a turn of the event loop."""
     member = await Member(bytes(1200)).begin((1, 0))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -460,7 +458,7 @@ async def test_a_term_that_is_not_later_changes_nothing(autojump_clock: MockCloc
 
 
 async def test_without_a_master_nothing_more_is_acknowledged(autojump_clock: MockClock) -> None:
-    """As a member does that stands for an election: what it says it has must not count for the old term any more."""
+    """As a member that stands for election does: its acknowledgements must not count for the old term."""
     member = await Member(bytes(100)).begin((1, 0))
     async with following(member) as (client, master):
         await master.answer(100, (1, 0))
@@ -474,7 +472,7 @@ async def test_without_a_master_nothing_more_is_acknowledged(autojump_clock: Moc
         assert condition_of(client) is Condition.NO_MASTER
 
 
-async def test_a_master_that_changes_while_it_is_being_connected_to_is_not_followed(autojump_clock: MockClock) -> None:
+async def test_a_master_replaced_during_the_connect_is_not_followed(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with trio.open_nursery() as nursery:
         master = MasterOfMembers(nursery)
@@ -523,7 +521,7 @@ async def test_an_empty_member_gets_all_of_the_log_and_of_its_history(autojump_c
         assert slave.log.content == master.log.content
         assert slave.history == master.history
         assert service.leadership is not None
-        assert service.leadership.wished_set.value == frozenset({1, SLAVE})
+        assert service.leadership.proposed_set.value == frozenset({1, SLAVE})
         service.leadership.confirm_set({1, SLAVE})
         master.log.put(b"abc")
         await wait_all_tasks_blocked()
@@ -533,7 +531,7 @@ async def test_an_empty_member_gets_all_of_the_log_and_of_its_history(autojump_c
         assert slave.log.dispatch_limit.value == len(BYTES) + 3
 
 
-async def test_an_old_master_comes_back_without_its_tail(autojump_clock: MockClock) -> None:
+async def test_a_returning_master_truncates_its_tail(autojump_clock: MockClock) -> None:
     old = await Member(BYTES[:3000] + b"never acknowledged").begin((1, 0))
     old.log.limit_dispatch(3000)
     new = await Member(BYTES[:3000]).begin((1, 0), (2, 3000))
@@ -546,7 +544,7 @@ async def test_an_old_master_comes_back_without_its_tail(autojump_clock: MockClo
         assert [entry for entry in old.epochs.entries if entry == EpochEntry(2, 3000)]
 
 
-async def test_a_member_is_refused_by_whoever_does_not_lead(autojump_clock: MockClock) -> None:
+async def test_a_node_that_does_not_lead_refuses_members(autojump_clock: MockClock) -> None:
     master = await Member(BYTES).begin((1, 0))
     slave = Member()
     async with pair(HAService(master.log, member=master), slave) as client:

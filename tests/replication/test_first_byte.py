@@ -13,7 +13,7 @@ RECORD = bytes.fromhex("00000120daa320a7") + b"the rest"
 
 
 @pytest.mark.parametrize("size", range(1, 15))
-def test_byte_0_comes_back_however_the_bytes_are_cut(size: int) -> None:
+def test_byte_0_is_restored_from_chunks_of_any_size(size: int) -> None:
     parser, received = FirstByte(), RECORD[1:]
     for at in range(0, len(received), size):
         restored = parser.feed(memoryview(received[at : at + size]))

@@ -1,4 +1,4 @@
-"""Windows of one second, computed when somebody looks."""
+"""Windows of one second, computed when they are read."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_each_tenth_of_a_second_allows_a_tenth_more() -> None:
     assert flow.next_budget(5.5) == 5.6
 
 
-def test_whoever_waits_for_a_budget_finds_one() -> None:
-    """However the clock's figures are rounded."""
+def test_the_budget_is_there_after_the_wait() -> None:
+    """Despite rounding of the clock's values."""
     for began in (0.0, 0.1, 12.3, 100.7, 86_400.1, 1e9 + 0.3):
         flow = FlowMonitor(began, 1000)
         now = began

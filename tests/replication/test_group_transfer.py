@@ -38,7 +38,7 @@ class Slaves:
 
 
 class Puts:
-    """Submits requests and notes when each was done and how."""
+    """Submits requests and records when and how each was completed."""
 
     def __init__(self, transfer: GroupTransfer) -> None:
         self.transfer = transfer
@@ -92,14 +92,14 @@ async def test_an_acknowledgement_completes_exactly_what_it_satisfies(autojump_c
         assert puts.transfer.waiting_count == 1
 
 
-async def test_a_request_that_can_not_be_satisfied_yet_delays_nobody(autojump_clock: MockClock) -> None:
+async def test_an_unsatisfied_request_delays_no_other(autojump_clock: MockClock) -> None:
     slaves = Slaves(500, 0)
     async with running(slaves) as puts:
         await puts.submit(puts.request("needs both", 400, ack_count=3), puts.request("needs one", 450, ack_count=2))
         assert puts.done == [(0.0, "needs one", PutStatus.PUT_OK)]
 
 
-async def test_what_was_acknowledged_before_it_arrives_is_done_at_once(autojump_clock: MockClock) -> None:
+async def test_a_request_acknowledged_before_is_done_at_once(autojump_clock: MockClock) -> None:
     async with running(Slaves(100)) as puts:
         # RocketMQ 5.x looks at the deadline first and would call this late.
         await puts.submit(puts.request("late but there", 100, timeout_s=-1))
@@ -128,7 +128,7 @@ async def test_the_last_slave_that_could_acknowledge_leaves(
         assert puts.done == [(1.0, "put", status)]
 
 
-async def test_with_no_slave_at_all_nobody_waits(autojump_clock: MockClock) -> None:
+async def test_without_a_slave_no_request_waits(autojump_clock: MockClock) -> None:
     async with running(Slaves()) as puts:
         await puts.submit(
             puts.request("any", 10),
@@ -153,14 +153,14 @@ async def test_all_in_sync_waits_for_the_last_of_them_but_not_for_one_far_behind
         assert puts.outcomes == [("put", PutStatus.PUT_OK)]
 
 
-async def test_too_many_waiting_requests_are_refused_not_kept(autojump_clock: MockClock) -> None:
+async def test_requests_above_the_limit_are_refused(autojump_clock: MockClock) -> None:
     async with running(Slaves(0), waiting_count_max=2) as puts:
         await puts.submit(*(puts.request(str(number), 10) for number in range(5)))
         assert puts.outcomes == [(str(number), PutStatus.FLUSH_SLAVE_TIMEOUT) for number in (2, 3, 4)]
         assert puts.transfer.waiting_count == 2
 
 
-async def test_a_batch_is_taken_on_the_spot_whoever_waits(autojump_clock: MockClock) -> None:
+async def test_submit_nowait_takes_a_batch_directly(autojump_clock: MockClock) -> None:
     slaves = Slaves(10)
     async with running(slaves) as puts:
         await wait_all_tasks_blocked()
@@ -176,7 +176,7 @@ async def test_a_batch_is_taken_on_the_spot_whoever_waits(autojump_clock: MockCl
         assert puts.done[3:] == [(3.0, "with it", PutStatus.FLUSH_SLAVE_TIMEOUT)]
 
 
-async def test_nothing_is_taken_on_the_spot_before_the_start_or_after_the_end() -> None:
+async def test_submit_nowait_queues_unless_running() -> None:
     transfer = GroupTransfer(Slaves(10), waiting_count_max=9, batch_count_max=16)
     puts = Puts(transfer)
     transfer.submit_nowait([puts.request("early", 10)])
@@ -190,7 +190,7 @@ async def test_nothing_is_taken_on_the_spot_before_the_start_or_after_the_end() 
         transfer.submit_nowait([puts.request("late", 10)])
 
 
-async def test_stopping_answers_everybody() -> None:
+async def test_stopping_answers_all_requests() -> None:
     async with running(Slaves(0)) as puts:
         await puts.submit(puts.request("waiting", 10))
         puts.transfer.submit_channel.send_nowait([puts.request("on its way", 10)])
@@ -212,7 +212,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_every_request_is_done_once_and_truthfully(steps: list[tuple[object, ...]]) -> None:
+def test_every_request_is_answered_once_and_correctly(steps: list[tuple[object, ...]]) -> None:
     async def scenario() -> None:
         slaves = Slaves(0)
         truths: dict[str, list[bool]] = {}
@@ -252,7 +252,7 @@ def test_every_request_is_done_once_and_truthfully(steps: list[tuple[object, ...
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-async def test_a_put_of_a_failover_group_waits_for_its_set_and_for_nothing_else(autojump_clock: MockClock) -> None:
+async def test_a_put_in_a_group_waits_only_for_its_set(autojump_clock: MockClock) -> None:
     slaves = Slaves(100, 200)
     slaves.by_set = 50
     async with running(slaves) as puts:

@@ -41,7 +41,7 @@ async def following(
     """A running client and its master: a scripted one, a halog service, or one that behaves like RocketMQ's."""
     options = options or HAOptions()
     if service is None and rocketmq is None:
-        # A scripted master speaks of nothing before the log's end; what is compared there: test_overlap.py.
+        # A scripted master sends nothing before the log's end; test_overlap.py tests the comparison.
         options = msgspec.structs.replace(options, overlap_bytes_max=0)
     async with trio.open_nursery() as nursery:
         master = MasterSide(nursery)
@@ -93,7 +93,7 @@ async def test_each_chunk_is_acknowledged_once(autojump_clock: MockClock) -> Non
         assert client.statistics().received_bytes == 37
 
 
-async def test_much_that_comes_at_once_is_acknowledged_in_steps_and_to_its_end(autojump_clock: MockClock) -> None:
+async def test_bulk_data_is_acknowledged_in_steps_and_completely(autojump_clock: MockClock) -> None:
     async with following(MemoryLog(segment_size=64 << 20)) as (_, master):
         frames = [encode_transfer_header(at, 1 << 20) + bytes(1 << 20) for at in range(0, 24 << 20, 1 << 20)]
         await master.streams[-1].send_all(b"".join(frames))
@@ -106,7 +106,7 @@ async def test_much_that_comes_at_once_is_acknowledged_in_steps_and_to_its_end(a
         assert master.reports[-1] == (0.0, (24 << 20) + BULK_BYTES, 0)
 
 
-async def test_a_silent_master_is_left_after_more_than_twenty_seconds(autojump_clock: MockClock) -> None:
+async def test_a_silent_master_is_disconnected_after_twenty_seconds(autojump_clock: MockClock) -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await trio.sleep(20.0005)
         assert client.state.value is HAClientState.TRANSFER
@@ -126,7 +126,7 @@ async def test_a_heartbeat_keeps_the_connection(autojump_clock: MockClock) -> No
         assert len(master.connected_at) == 1
 
 
-async def test_it_comes_back_at_once_when_a_connection_that_worked_is_lost(autojump_clock: MockClock) -> None:
+async def test_reconnects_at_once_after_a_working_connection(autojump_clock: MockClock) -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
         await master.send(9)
         await trio.sleep(2)
@@ -137,10 +137,10 @@ async def test_it_comes_back_at_once_when_a_connection_that_worked_is_lost(autoj
         assert client.statistics().ended_counts == {Condition.MASTER_CLOSED: 1}
 
 
-async def test_a_connection_that_is_lost_again_and_again_is_not_made_at_once_each_time(
+async def test_repeated_losses_are_not_reconnected_at_once(
     autojump_clock: MockClock,
 ) -> None:
-    """Two slaves of one identity, say, of which each makes its master close the other's connection."""
+    """For example two slaves with one identity, each of which makes the master close the other's connection."""
     async with following(MemoryLog(bytes(9))) as (_, master):
 
         async def work_and_close(stream: trio.abc.Stream) -> None:
@@ -152,12 +152,12 @@ async def test_a_connection_that_is_lost_again_and_again_is_not_made_at_once_eac
         await trio.sleep(10)
         await master.close()
         await trio.sleep(8)
-        # Not at once before another 5 s are over, and then the waits begin again, too.
+        # At once only after another 5 s; then the waits start again, too.
         expected = [0.0, 10.0, 10.1, 10.3, 10.7, 11.5, 13.1, 16.3, 16.3, 16.4, 16.6, 17.0, 17.8]
         assert master.connected_at == pytest.approx(expected)
 
 
-async def test_waits_grow_to_five_seconds_while_nobody_is_there_and_it_says_so_once(
+async def test_waits_grow_to_five_seconds_and_are_logged_once(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -174,7 +174,7 @@ async def test_waits_grow_to_five_seconds_while_nobody_is_there_and_it_says_so_o
     assert caplog.text.count("ha.client_connect_failed") == 1
 
 
-async def test_a_master_that_does_not_answer_is_given_up_after_the_connect_timeout(autojump_clock: MockClock) -> None:
+async def test_an_unanswered_connect_times_out(autojump_clock: MockClock) -> None:
     tries: list[float] = []
 
     async def never(address: str) -> trio.abc.Stream:
@@ -191,9 +191,9 @@ async def test_a_master_that_does_not_answer_is_given_up_after_the_connect_timeo
     assert client.statistics().ended_counts == {Condition.CONNECT_FAILED: 4}
 
 
-async def test_another_master_cuts_the_wait_and_the_connection_short(autojump_clock: MockClock) -> None:
+async def test_another_master_ends_the_wait_and_the_connection(autojump_clock: MockClock) -> None:
     async with following(MemoryLog(bytes(9))) as (client, master):
-        await master.send(123)  # which is not where it goes on
+        await master.send(123)  # which is not where the log ends
         await trio.sleep(2)
         client.set_master("master:10912")
         await trio.sleep(1)
@@ -225,12 +225,12 @@ async def test_another_master_cuts_the_wait_and_the_connection_short(autojump_cl
         (0, SEGMENT_SIZE, SEGMENT_SIZE + 1, Condition.MALFORMED_FRAME),
     ],
 )
-async def test_frames_that_do_not_fit_are_refused_before_a_byte_is_taken(
+async def test_unfitting_frames_are_refused_before_any_append(
     own: int, offset: int, size: int, condition: Condition, autojump_clock: MockClock
 ) -> None:
     log = MemoryLog(b"." * own)
     async with following(log) as (client, master):
-        # The header alone: RocketMQ looks at the offset before the body is there.
+        # The header alone: RocketMQ checks the offset before the body arrives.
         await master.streams[-1].send_all(encode_transfer_header(offset, size))
         await wait_all_tasks_blocked()
         assert client.statistics().condition is condition
@@ -240,14 +240,14 @@ async def test_frames_that_do_not_fit_are_refused_before_a_byte_is_taken(
         assert master.connected_at == [0.0, 5.0]
 
 
-async def test_an_empty_slave_takes_the_masters_position_over_from_a_heartbeat(autojump_clock: MockClock) -> None:
+async def test_an_empty_slave_adopts_the_position_of_a_heartbeat(autojump_clock: MockClock) -> None:
     async with following(MemoryLog()) as (_, master):
         await master.send(2 * SEGMENT_SIZE)
         await wait_all_tasks_blocked()
         assert master.values == [0, 2 * SEGMENT_SIZE]
 
 
-async def test_an_empty_slave_starts_at_the_begin_of_any_segment(autojump_clock: MockClock) -> None:
+async def test_an_empty_slave_starts_at_any_segment(autojump_clock: MockClock) -> None:
     log = MemoryLog()
     async with following(log) as (_, master):
         await master.send(3 * SEGMENT_SIZE, b"tail")
@@ -256,7 +256,7 @@ async def test_an_empty_slave_starts_at_the_begin_of_any_segment(autojump_clock:
         assert master.values == [0, 3 * SEGMENT_SIZE + 4]
 
 
-async def test_a_full_disk_is_a_condition_and_tried_again(autojump_clock: MockClock) -> None:
+async def test_a_full_disk_is_a_condition_and_is_retried(autojump_clock: MockClock) -> None:
     log = MemoryLog(bytes(10))
 
     async def full() -> None:
@@ -275,7 +275,7 @@ async def test_a_full_disk_is_a_condition_and_tried_again(autojump_clock: MockCl
         assert log.max_offset.value == 11
 
 
-async def test_only_flushed_bytes_are_acknowledged_if_asked_for(autojump_clock: MockClock) -> None:
+async def test_ack_flushed_acknowledges_only_flushed_bytes(autojump_clock: MockClock) -> None:
     log = MemoryLog(bytes(10), flushes=False)
     async with following(log, HAOptions(ack_flushed=True)) as (_, master):
         await master.send(10, b"12345")
@@ -298,7 +298,7 @@ async def test_the_request_waits_for_the_flush_too(autojump_clock: MockClock) ->
         assert master.reports == [(1.0, 10, 0)]
 
 
-async def test_cancelling_in_the_middle_of_a_frame_keeps_what_came() -> None:
+async def test_cancelling_within_a_frame_keeps_the_received_bytes() -> None:
     log = MemoryLog()
     async with following(log) as (client, master):
         await master.streams[-1].send_all(encode_transfer_header(0, 100) + b"half")
@@ -311,7 +311,7 @@ async def test_cancelling_in_the_middle_of_a_frame_keeps_what_came() -> None:
 # A master that ends before the slave
 
 
-async def test_a_master_with_a_shorter_log_is_named_tried_slowly_and_logged_once(
+async def test_a_master_with_a_shorter_log_is_retried_slowly_and_logged_once(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     master_log, log = MemoryLog(bytes(50)), MemoryLog(bytes(100))
@@ -319,12 +319,12 @@ async def test_a_master_with_a_shorter_log_is_named_tried_slowly_and_logged_once
     with caplog.at_level(logging.INFO):
         async with following(log, service=service) as (client, master):
             await trio.sleep(21)
-            # The first time only the master's heartbeat tells; from then on the slave asks.
+            # The first time it learns that from the master's heartbeat; later it asks.
             assert master.connected_at == [0.0, 10.001, 15.001, 20.001]
             statistics = client.statistics()
             assert statistics.condition is Condition.MASTER_BEHIND
             assert statistics.detail.startswith("the log here ends at 100, the master's at 50: it lost its tail")
-    assert service.push2_slave_max_offset == 1  # where the comparison began
+    assert service.push2_slave_max_offset == 1  # where the comparison started
     assert caplog.text.count("ha.client_master_behind") == 1
 
 
@@ -343,7 +343,7 @@ async def test_a_slave_that_waits_stays_connected_and_unharmed(autojump_clock: M
         assert log.content == b"old"
 
 
-async def test_resync_sets_the_log_aside_and_starts_at_the_masters_first_offset(
+async def test_resync_moves_the_log_aside_and_starts_at_the_masters_first_offset(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = random.Random(5).randbytes(2 * SEGMENT_SIZE + 99)
@@ -377,7 +377,7 @@ async def test_resync_happens_when_retention_overtakes_a_connected_slave(autojum
 
 
 @pytest.mark.parametrize("event", ["closed", "silent", "mismatch", "garbage", "idle"])
-async def test_nothing_but_the_masters_word_makes_a_slave_resync(event: str, autojump_clock: MockClock) -> None:
+async def test_only_the_masters_answer_causes_a_resync(event: str, autojump_clock: MockClock) -> None:
     log = MemoryLog(bytes(100))
     async with following(log, RESYNC) as (client, master):
 
@@ -399,7 +399,7 @@ async def test_nothing_but_the_masters_word_makes_a_slave_resync(event: str, aut
         assert master.values[:2] == [-1, 100]
 
 
-async def test_a_rocketmq_master_is_asked_through_the_injected_question(autojump_clock: MockClock) -> None:
+async def test_a_rocketmq_master_is_asked_through_master_min_offset(autojump_clock: MockClock) -> None:
     content = random.Random(6).randbytes(SEGMENT_SIZE)
     master_log = MemoryLog(content, first_offset=SEGMENT_SIZE)
     log = MemoryLog(bytes(100))
@@ -421,7 +421,7 @@ async def test_a_rocketmq_master_is_asked_through_the_injected_question(autojump
         assert client.statistics().resync_count == 1
 
 
-async def test_a_master_that_lies_about_its_first_offset_does_not_fill_the_disk(autojump_clock: MockClock) -> None:
+async def test_a_wrong_first_offset_does_not_fill_the_disk(autojump_clock: MockClock) -> None:
     log = MemoryLog(bytes(100))
     offset = 0
 
@@ -482,7 +482,7 @@ async def test_first_gets_the_whole_log_of_a_rocketmq_master(autojump_clock: Moc
         assert client.statistics().reported_offset == len(content)
 
 
-async def test_a_heartbeat_that_is_overdue_when_offset_1_is_requested_means_nothing(autojump_clock: MockClock) -> None:
+async def test_the_first_heartbeat_at_offset_1_is_ignored(autojump_clock: MockClock) -> None:
     """As from a real master with haSendHeartbeatInterval=1000: silent while asked, then heartbeat first, data next."""
     log = MemoryLog()
     async with following(log, FIRST) as (client, master):
@@ -495,8 +495,8 @@ async def test_a_heartbeat_that_is_overdue_when_offset_1_is_requested_means_noth
         assert client.statistics().connection_count == 1
 
 
-async def test_heartbeats_begin_when_the_first_byte_is_there(autojump_clock: MockClock) -> None:
-    """Before that there is nothing to confirm."""
+async def test_heartbeats_start_once_byte_0_is_restored(autojump_clock: MockClock) -> None:
+    """Before that there is nothing to acknowledge."""
     async with following(MemoryLog(), FIRST) as (_, master):
         await trio.sleep(7)
         assert master.reports == [(0.0, -1, 0), (1.0, 1, 0)]
@@ -518,7 +518,7 @@ async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked
         assert (log.min_offset, bytes(log.content)) == (SEGMENT_SIZE, content)
 
 
-async def test_first_falls_back_to_the_last_segment_and_says_so(
+async def test_first_falls_back_to_the_last_segment_and_logs_it(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = random.Random(9).randbytes(2 * SEGMENT_SIZE + 7)
@@ -539,8 +539,8 @@ async def test_first_against_an_empty_rocketmq_master_gets_everything_later(auto
         assert log.content == master_log.content
 
 
-async def test_a_late_answer_is_no_reason_to_start_elsewhere(autojump_clock: MockClock) -> None:
-    """A halog master under load answers after the slave has gone on as with RocketMQ: hang up and ask again."""
+async def test_a_late_range_answer_changes_nothing(autojump_clock: MockClock) -> None:
+    """A halog master under load answers after the slave has continued as with RocketMQ: it asks again."""
     log = MemoryLog()
 
     async def answer_late(stream: trio.abc.Stream) -> None:

@@ -1,4 +1,4 @@
-"""HAService: who counts, who doesn't, and what is said about it."""
+"""HAService: which slaves count, and the explanations for producers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_addresses() -> None:
     assert split_address("[::1]:10912") == ("::1", 10912)
 
 
-def test_every_end_has_words() -> None:
+def test_every_close_reason_has_a_text() -> None:
     assert set(ENDS_IN_WORDS) == set(CloseReason)
 
 
@@ -93,7 +93,7 @@ async def test_a_silent_connection_does_not_count(autojump_clock: MockClock) -> 
 
 
 class SlowToClose(trio.abc.Stream):
-    """A stream whose peer hangs up at once, and which is closing until `may_close` is set."""
+    """A stream whose peer closes at once, and whose own close blocks until `may_close` is set."""
 
     def __init__(self) -> None:
         self.may_close = trio.Event()
@@ -113,8 +113,8 @@ class SlowToClose(trio.abc.Stream):
             await self.may_close.wait()
 
 
-async def test_a_connection_that_is_closing_is_no_slave_any_more(autojump_clock: MockClock) -> None:
-    """A put that meets it is told why it is alone: that the slave has left, not that one can't get here."""
+async def test_a_closing_connection_does_not_count(autojump_clock: MockClock) -> None:
+    """A put then gets as explanation that the slave disconnected, not that one can't connect."""
     _, service = new_service()
     service.record_table_copy("10.0.0.1")
     stream = SlowToClose()
@@ -140,7 +140,7 @@ async def test_the_gap_is_strict(autojump_clock: MockClock) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_push2_stays_when_its_slave_goes_but_the_slave_is_no_longer_ok(autojump_clock: MockClock) -> None:
+async def test_push2_offset_stays_when_its_slave_disconnects(autojump_clock: MockClock) -> None:
     _, service = new_service()
     async with trio.open_nursery() as nursery:
         slave = await connected(nursery, service, "10.0.0.1:1", 700)
@@ -152,7 +152,7 @@ async def test_push2_stays_when_its_slave_goes_but_the_slave_is_no_longer_ok(aut
         nursery.cancel_scope.cancel()
 
 
-async def test_retention_keeps_what_a_slave_that_left_will_ask_for(autojump_clock: MockClock) -> None:
+async def test_retention_keeps_what_a_disconnected_slave_needs(autojump_clock: MockClock) -> None:
     _, service = new_service()
     async with trio.open_nursery() as nursery:
         await connected(nursery, service, "10.0.0.1:1", 700)
@@ -170,7 +170,7 @@ async def test_retention_keeps_what_a_slave_that_left_will_ask_for(autojump_cloc
         nursery.cancel_scope.cancel()
 
 
-async def test_retention_is_told_what_the_slowest_slave_needs(autojump_clock: MockClock) -> None:
+async def test_retention_keeps_what_the_slowest_slave_needs(autojump_clock: MockClock) -> None:
     _, service = new_service()
     assert service.lowest_needed_offset() is None
     async with trio.open_nursery() as nursery:
@@ -181,7 +181,7 @@ async def test_retention_is_told_what_the_slowest_slave_needs(autojump_clock: Mo
         nursery.cancel_scope.cancel()
 
 
-async def test_an_ack_completes_waiting_puts_and_a_departure_fails_them(autojump_clock: MockClock) -> None:
+async def test_an_ack_completes_puts_and_a_disconnect_fails_them(autojump_clock: MockClock) -> None:
     log, service = new_service()
     done: list[tuple[str, PutStatus]] = []
 
@@ -203,7 +203,7 @@ async def test_an_ack_completes_waiting_puts_and_a_departure_fails_them(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_an_empty_slave_in_a_later_segment_does_not_acknowledge_what_it_never_gets(
+async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
     autojump_clock: MockClock,
 ) -> None:
     """A put at the end of a segment waits for two slaves; a new one that starts in the next must not be the second."""
@@ -221,7 +221,7 @@ async def test_an_empty_slave_in_a_later_segment_does_not_acknowledge_what_it_ne
         fresh = await connected(nursery, service, "10.0.0.3:1", 0, END, END + 30)
         assert done == []
         assert service.acknowledged() == [END, 10]
-        assert "slave 10.0.0.3 has just begun at offset 4096" in service.explain(END)
+        assert "slave 10.0.0.3 has just started at offset 4096" in service.explain(END)
         await trio.sleep_until(began + 4)
         assert done == [(3.0, PutStatus.FLUSH_SLAVE_TIMEOUT)]
         await fresh.report(END + 30)
@@ -230,7 +230,7 @@ async def test_an_empty_slave_in_a_later_segment_does_not_acknowledge_what_it_ne
         nursery.cancel_scope.cancel()
 
 
-async def test_connections_are_bounded_and_strangers_make_way(autojump_clock: MockClock) -> None:
+async def test_silent_connections_are_evicted_when_full(autojump_clock: MockClock) -> None:
     _, service = new_service(connection_count_max=2)
     async with trio.open_nursery() as nursery:
         stranger = await connected(nursery, service, "10.9.9.9:1")
@@ -247,7 +247,7 @@ async def test_connections_are_bounded_and_strangers_make_way(autojump_clock: Mo
         nursery.cancel_scope.cancel()
 
 
-async def test_a_repeated_end_is_logged_once_and_counted_each_time(
+async def test_a_repeated_close_reason_is_logged_once_and_always_counted(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, service = new_service()
@@ -259,7 +259,7 @@ async def test_a_repeated_end_is_logged_once_and_counted_each_time(
     assert service.statistics().closed_counts[CloseReason.REPORT_BEYOND_END] == 5
 
 
-async def test_statistics_tell_lag_and_rate(autojump_clock: MockClock) -> None:
+async def test_statistics_have_lag_and_rate(autojump_clock: MockClock) -> None:
     _, service = new_service()
     async with trio.open_nursery() as nursery:
         await connected(nursery, service, "10.0.0.1:1", 96, 1096)
@@ -323,7 +323,7 @@ async def test_no_task_and_no_connection_outlives_serve() -> None:
         await stream.aclose()
 
 
-async def test_a_memory_stream_has_a_name_of_its_own(autojump_clock: MockClock) -> None:
+async def test_a_memory_stream_has_a_unique_name(autojump_clock: MockClock) -> None:
     _, service = new_service()
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:

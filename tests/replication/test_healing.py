@@ -1,4 +1,4 @@
-"""Fetching a range from a peer that may be halog or RocketMQ, sound, damaged, empty-handed or lying."""
+"""Fetching a range from a halog or RocketMQ peer that is sound, damaged, empty or faulty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_service import HAService
 from ha.replication.heal_fetch import SILENCE_S_MAX, Fetched, HealFetchError, fetch_range
-from ha.replication.healer import PATIENCE, RETRY_S, Healer
+from ha.replication.healer import RETRY_S, UNREACHABLE_ATTEMPTS, Healer
 from ha.replication.options import HAOptions
 from ha.store.damage import DamagedRange, DamageRegistry
 from tests.replication.master_side import MasterSide, serve_as_rocketmq
@@ -18,11 +18,11 @@ from tests.replication.slave_side import SlaveSide
 
 CONTENT = bytes(n * 7 % 251 for n in range(3 * SEGMENT_SIZE))
 LOG = b"\0" + CONTENT[1:]
-"""Byte 0 is 0, as of every log that begins with a record."""
+"""Byte 0 is 0, as in every log that starts with a record."""
 
 
 class Peer:
-    """A peer in the test's hands: `connect` gives the fetching side a stream to it."""
+    """A peer controlled by the test: `connect` gives the fetching side a stream to it."""
 
     def __init__(self, nursery: trio.Nursery, service: HAService | None = None) -> None:
         self._nursery = nursery
@@ -52,7 +52,7 @@ async def test_a_range_of_a_halog_peer(begin: int, end: int, autojump_clock: Moc
 
 
 async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
-    """Neither for acknowledgements nor for retention nor in words, and it takes nothing from a slave of its host."""
+    """Neither for acknowledgements nor retention nor explanations, and a slave on the same host is not affected."""
     log = MemoryLog(LOG)
     service = HAService(log)
     slave = SlaveSide(service, "10.0.0.9:40000")
@@ -92,7 +92,7 @@ async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("begin", [0, 1, 300, SEGMENT_SIZE])
 async def test_a_range_of_a_rocketmq_peer(begin: int, autojump_clock: MockClock) -> None:
-    """It says nothing to the question, and one report comes, of what is held here in any case."""
+    """It doesn't answer the question; the one report is for bytes that are held here anyway."""
     async with trio.open_nursery() as nursery:
         master = MasterSide(nursery)
         log = MemoryLog(LOG)
@@ -116,8 +116,8 @@ async def test_a_range_of_a_rocketmq_peer(begin: int, autojump_clock: MockClock)
         nursery.cancel_scope.cancel()
 
 
-async def test_a_rocketmq_peer_that_has_only_the_begin_of_a_range(autojump_clock: MockClock) -> None:
-    """Whether more comes only silence tells: its heartbeats are 5 s apart."""
+async def test_a_rocketmq_peer_that_has_only_the_start_of_a_range(autojump_clock: MockClock) -> None:
+    """Only silence shows that no more comes: its heartbeats are 5 s apart."""
     async with trio.open_nursery() as nursery:
 
         async def connect(address: str) -> trio.abc.Stream:
@@ -135,7 +135,7 @@ async def test_a_rocketmq_peer_that_has_only_the_begin_of_a_range(autojump_clock
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_peer_does_not_have_or_not_give(autojump_clock: MockClock) -> None:
+async def test_ranges_that_a_peer_refuses(autojump_clock: MockClock) -> None:
     log = MemoryLog(LOG[SEGMENT_SIZE:], first_offset=SEGMENT_SIZE, hot_bytes=0)
     async with trio.open_nursery() as nursery:
         peer = Peer(nursery, HAService(log))
@@ -156,7 +156,7 @@ async def test_what_a_peer_does_not_have_or_not_give(autojump_clock: MockClock) 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_is_silent_lies_or_breaks(autojump_clock: MockClock) -> None:
+async def test_faulty_peers(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         peer = Peer(nursery)
         began = trio.current_time()
@@ -182,7 +182,7 @@ async def test_a_peer_that_is_silent_lies_or_breaks(autojump_clock: MockClock) -
         nursery.cancel_scope.cancel()
 
 
-async def test_a_slave_waits_at_damage_with_heartbeats(autojump_clock: MockClock) -> None:
+async def test_a_slave_gets_heartbeats_while_the_range_is_damaged(autojump_clock: MockClock) -> None:
     log = MemoryLog(LOG, hot_bytes=0)
     log.damage(300, 400)
     service = HAService(log, HAOptions(housekeeping_interval_s=60))
@@ -204,7 +204,7 @@ async def test_a_slave_waits_at_damage_with_heartbeats(autojump_clock: MockClock
 
 
 class DamagedLog:
-    """What the healer needs of a store: bytes, of which a range is wrong; `right` proves fetched ones."""
+    """A store for the healer: bytes with a damaged range; `right` proves fetched ones."""
 
     def __init__(self, content: bytes, begin: int, end: int) -> None:
         self.damage = DamageRegistry(lambda: 1)
@@ -213,7 +213,7 @@ class DamagedLog:
         self.held[begin:end] = bytes(end - begin)
         self.writes: list[tuple[int, int]] = []
         self.known_to = begin
-        """Up to here bytes are proven by themselves"""
+        """Up to here bytes are proven without what follows"""
         self.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=True)
 
     async def is_sound(self, damage: DamagedRange) -> bool:
@@ -272,8 +272,8 @@ async def test_only_proven_bytes_are_written_and_the_next_peer_is_asked(lies: bo
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_peer_has_only_the_begin_of_is_healed_up_to_there(autojump_clock: MockClock) -> None:
-    """And the rest by the next, or by the same when it has more."""
+async def test_a_range_is_healed_as_far_as_the_peer_has_it(autojump_clock: MockClock) -> None:
+    """The next peer has the rest, or the same one later."""
     log = DamagedLog(LOG, 1000, 2000)
     log.known_to = 1900
     [damage] = log.damage.open
@@ -306,16 +306,14 @@ async def test_what_a_peer_has_only_the_begin_of_is_healed_up_to_there(autojump_
 
 
 @pytest.mark.parametrize("size", [600, 1000])
-async def test_records_that_nothing_here_knows_are_not_written_without_the_end(
-    size: int, autojump_clock: MockClock
-) -> None:
-    """They may be of another history that went on like this one: the next start would take them for this node's."""
+async def test_unknown_records_are_not_written_without_the_end(size: int, autojump_clock: MockClock) -> None:
+    """They may be of another history: the next start would take them for this node's."""
     log = DamagedLog(LOG, 1000, 2000)
     real = log.proves
 
     async def proves(damage: DamagedRange, begin: int, raw: bytes) -> int:
         await real(damage, begin, raw)
-        return min(len(raw), 500)  # records that are sound in themselves
+        return min(len(raw), 500)  # sound records
 
     log.proves = proves  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
@@ -333,7 +331,7 @@ async def test_records_that_nothing_here_knows_are_not_written_without_the_end(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_is_away_is_waited_for_before_hope_is_lost(autojump_clock: MockClock) -> None:
+async def test_an_unreachable_peer_is_retried_before_giving_up(autojump_clock: MockClock) -> None:
     log = DamagedLog(LOG, 1000, 2000)
     [damage] = log.damage.open
     attempts: list[float] = []
@@ -355,9 +353,9 @@ async def test_a_peer_that_is_away_is_waited_for_before_hope_is_lost(autojump_cl
         assert attempts == [0, 1, 3, 7]
         assert not damage.is_hopeless
         await trio.sleep(RETRY_S * 2)
-        assert attempts[PATIENCE - 1 :] == [15]
+        assert attempts[UNREACHABLE_ATTEMPTS - 1 :] == [15]
         assert damage.is_hopeless
-        log.held[:] = LOG  # an operator puts the file back
+        log.held[:] = LOG  # an operator restores the file
         await trio.sleep(RETRY_S * 32)
         assert damage.healed_from == "the disk, read again"
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""A master of a failover group: what a member is told, what it acknowledges, and what ends with the term."""
+"""A master of a failover group: handshakes, acknowledgements, the sync-state set, and the end of a term."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def served(service: HAService) -> AsyncIterator[trio.Nursery]:
 async def joined(
     service: HAService, nursery: trio.Nursery, offset: int, broker_id: int = SLAVE, run_id: int = 0
 ) -> MemberSide:
-    """A member that has greeted, and reported `offset`."""
+    """A member that has sent its handshake and reported `offset`."""
     slave = MemberSide(service, broker_id, run_id)
     slave.start(nursery)
     await slave.greet()
@@ -65,7 +65,7 @@ class Put:
         self.status = status
 
 
-# What a member is told
+# Handshake and frames
 
 
 async def test_a_handshake_is_answered_with_the_history(autojump_clock: MockClock) -> None:
@@ -79,7 +79,7 @@ async def test_a_handshake_is_answered_with_the_history(autojump_clock: MockCloc
         assert slave.frames == []
 
 
-async def test_a_frame_ends_with_its_epoch_and_names_it(autojump_clock: MockClock) -> None:
+async def test_a_frame_ends_with_its_epoch(autojump_clock: MockClock) -> None:
     member = await Member(bytes(range(200)) * 10).begin((1, 300), (3, 1535), (4, 1600))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 0)
@@ -104,7 +104,7 @@ async def test_new_bytes_and_heartbeats_are_of_the_term(autojump_clock: MockCloc
         assert slave.frames[1][0] == 5.001
 
 
-async def test_heartbeats_of_an_empty_log_are_nowhere(autojump_clock: MockClock) -> None:
+async def test_heartbeats_of_an_empty_log_have_no_offset(autojump_clock: MockClock) -> None:
     member = await Member().begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 0)
@@ -135,13 +135,13 @@ async def test_a_handshake_in_pieces_is_understood(autojump_clock: MockClock) ->
             await slave.stream.send_all(bytes([byte]))
             await trio.sleep(0.1)
         assert len(slave.answers) == 1
-        await slave.greet()  # RocketMQ asks again if it takes long
+        await slave.greet()  # RocketMQ repeats it if the answer takes long
         await wait_all_tasks_blocked()
         assert len(slave.answers) == 1
         assert slave.close_reason is None
 
 
-async def test_another_handshake_on_the_same_connection_is_none(autojump_clock: MockClock) -> None:
+async def test_a_second_handshake_closes_the_connection(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 100)
@@ -153,7 +153,7 @@ async def test_another_handshake_on_the_same_connection_is_none(autojump_clock: 
 # Slaves that are no members
 
 
-async def test_other_slaves_are_served_as_ever_and_never_in_the_set(autojump_clock: MockClock) -> None:
+async def test_other_slaves_are_served_and_never_join_the_set(autojump_clock: MockClock) -> None:
     member = await Member(bytes(5000)).begin((1, 0), (2, 100))
     async with served(service := leading(member)) as nursery:
         plain = SlaveSide(service)
@@ -164,7 +164,7 @@ async def test_other_slaves_are_served_as_ever_and_never_in_the_set(autojump_clo
         await wait_all_tasks_blocked()
         assert plain.heads == [(0.0, 4800, 200)]
         assert service.acknowledged() == [5000]
-        assert leadership_of(service).wished_set.value is None
+        assert leadership_of(service).proposed_set.value is None
         asking = SlaveSide(service, "127.0.0.1:40001")
         asking.start(nursery)
         await asking.stream.send_all(RANGE_QUESTION)
@@ -172,7 +172,7 @@ async def test_other_slaves_are_served_as_ever_and_never_in_the_set(autojump_clo
         assert asking.heads == [(0.0, 0, 0), (0.0, 5000, 0)]
 
 
-async def test_a_report_that_could_be_half_a_handshake_is_taken_for_one_after_a_moment(
+async def test_an_ambiguous_first_report_is_resolved_by_time(
     autojump_clock: MockClock,
 ) -> None:
     """Eight bytes 00000001 00000000: a slave with four segments of one GiB."""
@@ -190,7 +190,7 @@ async def test_a_report_that_could_be_half_a_handshake_is_taken_for_one_after_a_
         assert service.acknowledged() == [(1 << 32) + 100]
 
 
-async def test_who_does_not_lead_lets_no_member_in(autojump_clock: MockClock) -> None:
+async def test_members_are_refused_while_not_leading(autojump_clock: MockClock) -> None:
     member = await Member(bytes(100)).begin((1, 0))
     service = HAService(member.log, member=member)
     async with served(service) as nursery:
@@ -223,7 +223,7 @@ async def test_a_put_waits_for_each_member_on_a_connection_of_this_term(autojump
         assert member.log.dispatch_limit.value == 1010
 
 
-async def test_a_put_of_a_set_of_one_waits_for_nobody(autojump_clock: MockClock) -> None:
+async def test_a_put_of_a_set_of_one_does_not_wait(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)):
         member.log.put(b"x" * 10)
@@ -233,16 +233,16 @@ async def test_a_put_of_a_set_of_one_waits_for_nobody(autojump_clock: MockClock)
         assert member.log.dispatch_limit.value == 1010
 
 
-async def test_a_slave_joins_when_it_has_all_and_each_put_waits_for_it_from_before(autojump_clock: MockClock) -> None:
+async def test_puts_wait_for_a_slave_before_it_joins(autojump_clock: MockClock) -> None:
     """RocketMQ #5663, over connections."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         leadership = leadership_of(service)
         slave = await joined(service, nursery, 0)
-        assert leadership.wished_set.value is None
+        assert leadership.proposed_set.value is None
         await slave.report(1000)
         await wait_all_tasks_blocked()
-        assert leadership.wished_set.value == frozenset({MASTER, SLAVE})
+        assert leadership.proposed_set.value == frozenset({MASTER, SLAVE})
         member.log.put(b"x" * 10)
         put = Put(service, 1010)
         await wait_all_tasks_blocked()
@@ -251,15 +251,15 @@ async def test_a_slave_joins_when_it_has_all_and_each_put_waits_for_it_from_befo
         await wait_all_tasks_blocked()
         assert put.status is None
         leadership.confirm_set({MASTER, SLAVE})
-        assert leadership.wished_set.value == frozenset({MASTER})
+        assert leadership.proposed_set.value == frozenset({MASTER})
         await wait_all_tasks_blocked()
         assert put.status is None
         leadership.confirm_set({MASTER})
-        assert leadership.wished_set.value is None
+        assert leadership.proposed_set.value is None
         assert put.status is PutStatus.PUT_OK
 
 
-async def test_a_member_that_leaves_fails_no_put_before_its_deadline(autojump_clock: MockClock) -> None:
+async def test_a_lost_member_fails_no_put_before_its_deadline(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -267,7 +267,7 @@ async def test_a_member_that_leaves_fails_no_put_before_its_deadline(autojump_cl
         put = Put(service, 1010)
         await slave.stream.aclose()
         await trio.sleep(2.9)
-        assert leadership_of(service).wished_set.value == frozenset({MASTER})
+        assert leadership_of(service).proposed_set.value == frozenset({MASTER})
         assert put.status is None
         assert service.explain(1010) == "broker 2 is in the sync-state set and not connected"
         await trio.sleep(0.2)
@@ -275,31 +275,31 @@ async def test_a_member_that_leaves_fails_no_put_before_its_deadline(autojump_cl
         assert member.log.dispatch_limit.value == 1000
 
 
-async def test_a_member_that_never_comes_is_dropped_by_time_alone(autojump_clock: MockClock) -> None:
+async def test_a_member_that_never_connects_is_dropped_in_time(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member, SLAVE)
     async with served(service):
         began = trio.current_time()
-        await leadership_of(service).wished_set.wait_value(lambda wish: wish is not None)
-        assert leadership_of(service).wished_set.value == frozenset({MASTER})
+        await leadership_of(service).proposed_set.wait_value(lambda proposed: proposed is not None)
+        assert leadership_of(service).proposed_set.value == frozenset({MASTER})
         assert round(trio.current_time() - began, 6) == 3.001
 
 
-async def test_a_member_that_gets_stuck_is_dropped_by_time_alone(autojump_clock: MockClock) -> None:
+async def test_a_stalled_member_is_dropped_in_time(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member, SLAVE, options=HAOptions(housekeeping_interval_s=1000))
     async with served(service) as nursery:
         await joined(service, nursery, 1000)
         await trio.sleep(100)
-        assert leadership_of(service).wished_set.value is None
+        assert leadership_of(service).proposed_set.value is None
         began = trio.current_time()
         member.log.put(b"x" * 10)
-        await leadership_of(service).wished_set.wait_value(lambda wish: wish is not None)
+        await leadership_of(service).proposed_set.wait_value(lambda proposed: proposed is not None)
         assert 15 < trio.current_time() - began <= 15.01
 
 
-async def test_sends_go_on_soon_after_a_member_stands_still(autojump_clock: MockClock) -> None:
-    """Its connection is there and its lease lives: the way between it and its master is cut."""
+async def test_sends_continue_soon_after_a_member_stalls(autojump_clock: MockClock) -> None:
+    """Its connection is open and its lease alive: the network between it and its master is cut."""
     member = await Member(bytes(1000)).begin((1, 0))
     rules = SyncStateRules(stalled_s_max=2.0)
     service = leading(member, SLAVE, options=HAOptions(housekeeping_interval_s=1000), rules=rules)
@@ -311,14 +311,14 @@ async def test_sends_go_on_soon_after_a_member_stands_still(autojump_clock: Mock
         began = trio.current_time()
         member.log.put(b"x" * 10)
         put = Put(service, 1010)
-        await leadership.wished_set.wait_value(lambda wish: wish is not None)
+        await leadership.proposed_set.wait_value(lambda proposed: proposed is not None)
         assert trio.current_time() - began == pytest.approx(2.001, abs=0.5)
         assert put.status is None
         leadership.confirm_set({MASTER})
         assert put.status is PutStatus.PUT_OK
 
 
-async def test_a_learner_is_served_and_never_wished_for(autojump_clock: MockClock) -> None:
+async def test_a_learner_is_served_and_never_proposed(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         for broker_id, flags in ((SLAVE, {"learner": True}), (OTHER, {"from_last": True})):
@@ -327,11 +327,11 @@ async def test_a_learner_is_served_and_never_wished_for(autojump_clock: MockCloc
             await slave.greet(**flags)
             await slave.report(1000)
         await trio.sleep(10)
-        assert leadership_of(service).wished_set.value is None
+        assert leadership_of(service).proposed_set.value is None
         assert service.acknowledged() == [1000, 1000]
 
 
-async def test_a_second_connection_of_a_member_takes_the_place_of_the_first(autojump_clock: MockClock) -> None:
+async def test_a_members_second_connection_replaces_the_first(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         first = await joined(service, nursery, 1000)
@@ -341,11 +341,11 @@ async def test_a_second_connection_of_a_member_takes_the_place_of_the_first(auto
         await second.report(1000)
         await wait_all_tasks_blocked()
         assert service.acknowledged_by_set() == 1000
-        assert leadership_of(service).wished_set.value is None
+        assert leadership_of(service).proposed_set.value is None
         assert [slave.broker_id for slave in service.statistics().slaves] == [SLAVE]
 
 
-async def test_nobody_is_let_in_as_the_master_itself(autojump_clock: MockClock) -> None:
+async def test_a_peer_with_the_masters_id_is_refused(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         slave = await joined(service, nursery, 1000, MASTER)
@@ -353,7 +353,7 @@ async def test_nobody_is_let_in_as_the_master_itself(autojump_clock: MockClock) 
 
 
 @pytest.mark.parametrize("offset", [1001, 500])
-async def test_what_can_not_be_ends_the_connection_and_counts_for_nothing(
+async def test_an_impossible_report_closes_the_connection_and_does_not_count(
     offset: int, autojump_clock: MockClock
 ) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
@@ -365,7 +365,7 @@ async def test_what_can_not_be_ends_the_connection_and_counts_for_nothing(
         assert service.acknowledged_by_set() == -1
 
 
-async def test_that_a_member_has_all_can_be_waited_for(autojump_clock: MockClock) -> None:
+async def test_wait_held_returns_when_the_member_has_everything(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE, OTHER)) as nursery:
         held = trio.Event()
@@ -386,7 +386,7 @@ async def test_that_a_member_has_all_can_be_waited_for(autojump_clock: MockClock
 # The end of a term
 
 
-async def test_with_the_term_ends_all_that_it_had(autojump_clock: MockClock) -> None:
+async def test_step_down_ends_everything_of_the_term(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
@@ -397,7 +397,7 @@ async def test_with_the_term_ends_all_that_it_had(autojump_clock: MockClock) -> 
         member.log.put(b"x" * 10)
         put = Put(service, 1010)
         await wait_all_tasks_blocked()
-        # Its acknowledgement is on the way.
+        # Its acknowledgement is in flight.
         await slave.report(1010)
         leadership_of(service).step_down()
         assert put.status is PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -410,13 +410,13 @@ async def test_with_the_term_ends_all_that_it_had(autojump_clock: MockClock) -> 
         assert late.status is PutStatus.FLUSH_SLAVE_TIMEOUT
 
 
-async def test_what_was_acknowledged_in_one_term_does_not_count_in_the_next(autojump_clock: MockClock) -> None:
+async def test_acks_of_one_term_do_not_count_in_the_next(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         slave = await joined(service, nursery, 1000)
         member.log.put(b"x" * 10)
         await member.epochs.append(2, 1010)
-        await slave.report(1010)  # it is on the way
+        await slave.report(1010)  # it is in flight
         state = lead(service, member, SLAVE)
         await wait_all_tasks_blocked()
         assert slave.close_reason is CloseReason.TERM_ENDED
@@ -428,7 +428,7 @@ async def test_what_was_acknowledged_in_one_term_does_not_count_in_the_next(auto
         assert member.log.dispatch_limit.value == 1010
 
 
-async def test_what_the_set_is_told_of_an_earlier_term_is_not_of_this_one(autojump_clock: MockClock) -> None:
+async def test_late_calls_for_an_earlier_term_change_nothing(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     service = leading(member)
     leadership_of(service).step_down()
@@ -458,14 +458,16 @@ async def test_the_set_is_what_in_sync_means_while_this_node_leads(autojump_cloc
 # Two processes with one broker id
 
 
-async def test_what_a_process_acknowledges_that_has_lost_its_id_counts_no_more(autojump_clock: MockClock) -> None:
+async def test_acks_of_a_process_that_lost_its_id_do_not_count(autojump_clock: MockClock) -> None:
     """It was cut off from the agreement service, not from the master; another process has its id now."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
         leadership.set_live_members({MASTER: 11, SLAVE: 21})
         first = await joined(service, nursery, 1000, run_id=21)
-        leadership.set_live_members({MASTER: 11})  # its lease has ended: as long as nobody else has the id, it counts
+        leadership.set_live_members(
+            {MASTER: 11}
+        )  # its lease has ended: it counts as long as no other process has the id
         member.log.put(b"x" * 10)
         put = Put(service, 1010)
         await first.report(1010)
@@ -488,7 +490,7 @@ async def test_what_a_process_acknowledges_that_has_lost_its_id_counts_no_more(a
         assert leadership.acknowledged_offset == 1020
 
 
-async def test_a_report_that_is_under_way_when_the_id_is_lost_does_not_count(autojump_clock: MockClock) -> None:
+async def test_a_report_in_flight_when_the_id_is_lost_does_not_count(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
@@ -500,8 +502,8 @@ async def test_a_report_that_is_under_way_when_the_id_is_lost_does_not_count(aut
         assert leadership.acknowledged_offset != 1000
 
 
-async def test_a_process_that_is_not_known_yet_is_let_in_and_stays(autojump_clock: MockClock) -> None:
-    """It may have started just now: what the master knows of the agreement service is late."""
+async def test_an_unknown_process_is_admitted_and_stays(autojump_clock: MockClock) -> None:
+    """It may have just started: the master's view of the agreement service lags."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
         leadership = leadership_of(service)
@@ -514,10 +516,10 @@ async def test_a_process_that_is_not_known_yet_is_let_in_and_stays(autojump_cloc
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_a_slave_that_tells_no_run_id_is_let_in_unless_one_is_known(
+async def test_a_slave_without_a_run_id_is_admitted_unless_one_is_known(
     is_known: bool, autojump_clock: MockClock
 ) -> None:
-    """RocketMQ's slaves tell none, nor do earlier releases, whose key has none either."""
+    """RocketMQ's slaves and earlier releases send none, and their keys have none."""
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:
         leadership = leadership_of(service)

@@ -1,4 +1,4 @@
-"""A slave's end is compared with the master's before anything is appended: two histories never meet in one log."""
+"""A slave's end is compared with the master's before anything is appended: one log never has two histories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MASTERS = ("halog", "rocketmq")
 
 
 @given(st.binary(min_size=1, max_size=50), st.binary(max_size=20), st.data())
-def test_equal_bytes_pass_however_they_are_cut(held: bytes, more: bytes, data: st.DataObject) -> None:
+def test_equal_bytes_pass_in_chunks_of_any_size(held: bytes, more: bytes, data: st.DataObject) -> None:
     overlap, sent, rest = Overlap(1000, held), memoryview(held + more), b""
     while sent:
         size = data.draw(st.integers(1, len(sent)))
@@ -100,7 +100,7 @@ async def following(
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_slave_goes_on_where_it_was(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_slave_continues_where_it_was(kind: str, autojump_clock: MockClock) -> None:
     content = random.Random(1).randbytes(2 * SEGMENT_SIZE + 300)
     master, slave = MemoryLog(content), MemoryLog(content[: SEGMENT_SIZE + 2000])
     async with following(kind, master, slave) as (client, service):
@@ -117,7 +117,7 @@ async def test_a_slave_goes_on_where_it_was(kind: str, autojump_clock: MockClock
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_slave_that_has_it_all_is_told_nothing_new(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_slave_with_the_whole_log_gets_nothing_new(kind: str, autojump_clock: MockClock) -> None:
     content = random.Random(2).randbytes(3000)
     master, slave = MemoryLog(content), MemoryLog(content)
     async with following(kind, master, slave) as (client, _):
@@ -144,21 +144,21 @@ async def test_a_master_that_lost_its_tail_and_grew_past_the_slave_is_not_follow
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_master_that_is_only_behind_is_named(kind: str, autojump_clock: MockClock) -> None:
+async def test_a_shorter_master_is_reported(kind: str, autojump_clock: MockClock) -> None:
     content = random.Random(5).randbytes(3000)
     master, slave = MemoryLog(content[:2500]), MemoryLog(content)
     async with following(kind, master, slave) as (client, _):
         await trio.sleep(6)
         assert client.statistics().condition is Condition.MASTER_BEHIND
-        master.put(content[2500:] + b"new")  # the very bytes come back, say from another slave
+        master.put(content[2500:] + b"new")  # the same bytes come back, for example from another slave
         await trio.sleep(20)
         assert client.statistics().condition is Condition.CONNECTED
         assert slave.content == content + b"new"
 
 
 @pytest.mark.parametrize("end", [2000, SEGMENT_SIZE])
-async def test_a_master_that_ends_where_the_comparison_begins_is_named(end: int, autojump_clock: MockClock) -> None:
-    """It sends as little as one that has deleted these bytes; asked on another connection it says which it is."""
+async def test_a_master_that_ends_where_the_comparison_starts_is_reported(end: int, autojump_clock: MockClock) -> None:
+    """It sends as little as a master that deleted these bytes; the range question on another connection shows which."""
     content = random.Random(9).randbytes(end + (1000 if end % SEGMENT_SIZE else 300))
     master, slave = MemoryLog(content[:end]), MemoryLog(content)
     async with following("halog", master, slave) as (client, _):
@@ -173,7 +173,7 @@ async def test_a_master_that_ends_where_the_comparison_begins_is_named(end: int,
 
 
 @pytest.mark.parametrize("kind", MASTERS)
-async def test_a_slave_at_the_end_of_a_deleted_segment_goes_on_with_the_next(
+async def test_a_slave_at_the_end_of_a_deleted_segment_continues_with_the_next(
     kind: str, autojump_clock: MockClock
 ) -> None:
     content = random.Random(6).randbytes(SEGMENT_SIZE + 500)
@@ -186,7 +186,7 @@ async def test_a_slave_at_the_end_of_a_deleted_segment_goes_on_with_the_next(
 
 
 @pytest.mark.parametrize(("kind", "end"), [("halog", 2 * SEGMENT_SIZE - 1000), ("rocketmq", 2000)])
-async def test_what_only_the_slave_has_up_to_a_segments_end_is_compared_once_the_master_has_grown(
+async def test_a_longer_slave_is_compared_once_the_master_has_grown(
     kind: str, end: int, autojump_clock: MockClock
 ) -> None:
     """A master that sends nothing before the slave's end may have deleted it, and a slave that then asked for its end
@@ -204,7 +204,7 @@ async def test_what_only_the_slave_has_up_to_a_segments_end_is_compared_once_the
 
 
 @pytest.mark.parametrize("tells_min_offset", [True, False])
-async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_goes_on(
+async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_continues(
     tells_min_offset: bool, autojump_clock: MockClock
 ) -> None:
     content = random.Random(12).randbytes(3 * SEGMENT_SIZE)
@@ -216,7 +216,7 @@ async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_goes_on(
         assert client.statistics().condition is Condition.CONNECTED
 
 
-async def test_a_rocketmq_master_without_the_slaves_place_is_waited_for(autojump_clock: MockClock) -> None:
+async def test_a_slave_waits_for_a_rocketmq_master_without_its_position(autojump_clock: MockClock) -> None:
     content = random.Random(7).randbytes(3000)
     master, slave = MemoryLog(content[:1000]), MemoryLog(content)
     async with following("rocketmq", master, slave) as (client, _):

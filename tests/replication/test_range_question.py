@@ -1,4 +1,4 @@
-"""The question that only a halog master understands, byte by byte."""
+"""The range question, which only a halog master understands, byte by byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_answer_is_two_heartbeats() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 16, 24])
-def test_the_question_is_found_however_the_bytes_are_cut(size: int) -> None:
+def test_the_question_is_found_in_chunks_of_any_size(size: int) -> None:
     stream = RANGE_QUESTION + (7).to_bytes(8, "big")
     parser = OpeningParser()
     passed = b"".join(bytes(parser.feed(stream[at : at + size])) for at in range(0, len(stream), size))
@@ -43,7 +43,7 @@ def test_anything_else_passes_through_unchanged(chunks: list[bytes]) -> None:
         assert passed == stream
 
 
-def test_a_question_later_on_is_no_question() -> None:
+def test_a_later_question_is_not_recognized() -> None:
     parser = OpeningParser()
     parser.feed(bytes(8))
     assert parser.feed(RANGE_QUESTION) == RANGE_QUESTION

@@ -148,7 +148,7 @@ async def test_an_empty_slave_starts_at_the_last_segment_by_default(tmp_path: Pa
         assert bytes_of(slave.log, slave.log.min_offset, end) == bytes_of(master.log, slave.log.min_offset, end)
 
 
-async def test_a_slave_whose_bytes_are_gone_starts_again_at_the_masters_first(tmp_path: Path) -> None:
+async def test_a_slave_with_deleted_bytes_restarts_at_the_masters_first_offset(tmp_path: Path) -> None:
     async with (
         open_message_store(options_for(tmp_path / "master")) as master,
         open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
@@ -173,7 +173,7 @@ async def test_a_slave_whose_bytes_are_gone_starts_again_at_the_masters_first(tm
 
 
 async def begin_term(store: MessageStore, epoch: int, own_id: int, *others: int) -> SyncStateSet:
-    """Have a store's term begin."""
+    """Start a store's term."""
     await store.become_master()
     end = store.log.max_offset.value
     await store.epochs.truncate_from(end)
@@ -203,7 +203,7 @@ def lead(service: HAService, term: SyncStateSet) -> Leadership:
 
 
 async def answer_of_the_set(service: HAService, end: int) -> PutStatus:
-    """What a put that ends at `end` is answered."""
+    """Return the status of a put that ends at `end`."""
     answers: list[PutStatus] = []
     answered = trio.Event()
 
@@ -216,7 +216,7 @@ async def answer_of_the_set(service: HAService, end: int) -> PutStatus:
     return answers[0]
 
 
-async def test_masters_follow_each_other_and_the_old_one_loses_what_was_not_acknowledged(tmp_path: Path) -> None:
+async def test_a_former_master_truncates_what_was_not_acknowledged(tmp_path: Path) -> None:
     def opened(name: str) -> AbstractAsyncContextManager[MessageStore]:
         return open_message_store(options_for(tmp_path / name, is_slave=True, dispatch_confirmed=True))
 
@@ -228,7 +228,7 @@ async def test_masters_follow_each_other_and_the_old_one_loses_what_was_not_ackn
             follower = follow(second, address, 2)
             nursery.start_soon(follower.run)
             with trio.fail_after(20):
-                await leadership.wished_set.wait_value(lambda wish: wish == frozenset({1, 2}))
+                await leadership.proposed_set.wait_value(lambda proposed: proposed == frozenset({1, 2}))
             leadership.confirm_set({1, 2})
             acknowledged = await put(first.log, 50, seed=2)
             await reached(acknowledged, second.log)
@@ -237,7 +237,10 @@ async def test_masters_follow_each_other_and_the_old_one_loses_what_was_not_ackn
             with trio.fail_after(20):
                 await follower.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
             lost = await put(first.log, 30, seed=3)
-            assert service.acknowledged_by_set() in (acknowledged, -1)  # it may not have seen yet that nobody is there
+            assert service.acknowledged_by_set() in (
+                acknowledged,
+                -1,
+            )  # it may not have noticed yet that nobody is connected
             assert first.log.dispatch_limit.value == acknowledged
             leadership.step_down()
             first.become_slave()
@@ -251,7 +254,7 @@ async def test_masters_follow_each_other_and_the_old_one_loses_what_was_not_ackn
             follower = follow(first, address, 1)
             nursery.start_soon(follower.run)
             with trio.fail_after(20):
-                await leadership.wished_set.wait_value(lambda wish: wish == frozenset({1, 2}))
+                await leadership.proposed_set.wait_value(lambda proposed: proposed == frozenset({1, 2}))
             nursery.cancel_scope.cancel()
         assert list(first.epochs.entries) == [EpochEntry(1, 0), EpochEntry(2, acknowledged)]
         assert first.log.max_offset.value == end

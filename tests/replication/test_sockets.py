@@ -1,4 +1,4 @@
-"""Over sockets: what is sent without a turn of the event loop, and what happens to what the system does not take.
+"""Over sockets: sends without a turn of the event loop, and partial writes.
 
 The test holds the peer's end as a plain socket: what is in it after a call was sent during that call.
 """
@@ -39,7 +39,7 @@ class Peer:
         self._parser = TransferParser()
 
     def received(self) -> bytes:
-        """What has come by now."""
+        """Return what was received so far."""
         found = b""
         with suppress(BlockingIOError):
             while chunk := self.socket.recv(1 << 16):
@@ -47,7 +47,7 @@ class Peer:
         return found
 
     def frames(self) -> list[tuple[int, bytes]]:
-        """Position and body of each frame that has come by now; a frame without its header has position -1."""
+        """Position and body of each frame received so far; a frame without its header has position -1."""
         found: list[tuple[int, bytes]] = []
         for event in self._parser.feed(self.received()):
             if isinstance(event, TransferHeader):
@@ -63,7 +63,7 @@ class Peer:
 
 @asynccontextmanager
 async def serving(log: MemoryLog, options: HAOptions | None = None) -> AsyncIterator[tuple[HAService, Peer]]:
-    """A master, and a slave in the test's hands that has all of its log."""
+    """A master, and a slave controlled by the test that has all of its log."""
     service, slave = HAService(log, options), Peer()
     with slave.socket:
         async with trio.open_nursery() as nursery:
@@ -77,7 +77,7 @@ async def serving(log: MemoryLog, options: HAOptions | None = None) -> AsyncIter
 
 @asynccontextmanager
 async def following(log: MemoryLog, options: HAOptions | None = None) -> AsyncIterator[tuple[HAClient, Peer]]:
-    """A slave that has reported where it is, and a master in the test's hands."""
+    """A slave that has reported where it is, and a master controlled by the test."""
     master = Peer()
     streams = [master.stream]
 
@@ -101,7 +101,7 @@ def log_of(size: int) -> MemoryLog:
     return MemoryLog(bytes(size), segment_size=SEGMENT)
 
 
-async def test_a_put_that_is_alone_is_on_its_way_at_once() -> None:
+async def test_a_single_put_is_sent_at_once() -> None:
     log = log_of(100)
     async with serving(log) as (_, slave):
         log.put(b"alone")
@@ -110,7 +110,7 @@ async def test_a_put_that_is_alone_is_on_its_way_at_once() -> None:
         assert slave.frames() == []
 
 
-async def test_puts_behind_one_that_is_under_way_go_together() -> None:
+async def test_puts_behind_one_in_flight_are_sent_together() -> None:
     log = log_of(100)
     async with serving(log) as (_, slave):
         for body in (b"first", b"second", b"third"):
@@ -127,7 +127,7 @@ async def test_puts_behind_one_that_is_under_way_go_together() -> None:
         assert slave.frames() == [(116, b"fourth")]
 
 
-async def test_what_ends_a_segment_and_begins_the_next_goes_in_two_frames() -> None:
+async def test_bytes_of_two_segments_are_two_frames() -> None:
     log = log_of(SEGMENT - 3)
     async with serving(log) as (_, slave):
         log.put(b"abcdef")
@@ -144,7 +144,7 @@ async def test_a_slave_under_flow_control_gets_no_more_than_its_share() -> None:
         assert [len(body) for _, body in slave.frames()] == [200 - 12]
 
 
-async def test_what_the_system_does_not_take_follows_in_order() -> None:
+async def test_partial_writes_are_completed_in_order() -> None:
     log = log_of(100)
     content = random.Random(5).randbytes(90_000)
     async with serving(log) as (service, slave):
@@ -160,7 +160,7 @@ async def test_what_the_system_does_not_take_follows_in_order() -> None:
         assert service.connection_count == 1
 
 
-async def test_a_slave_that_is_gone_is_no_trouble_of_the_puts() -> None:
+async def test_a_lost_slave_does_not_disturb_puts() -> None:
     log = log_of(100)
     async with serving(log) as (service, slave):
         slave.socket.close()
@@ -192,7 +192,7 @@ async def test_with_ack_flushed_the_flush_is_reported_at_once() -> None:
         assert master.received() == encode_report(105)
 
 
-async def test_a_report_that_the_system_does_not_take_follows_once() -> None:
+async def test_a_partially_sent_report_is_completed_once() -> None:
     log = log_of(100)
     async with following(log) as (client, master):
         filling = 0
@@ -211,7 +211,7 @@ async def test_a_report_that_the_system_does_not_take_follows_once() -> None:
         assert client.statistics().reported_offset == 106
 
 
-async def test_a_master_that_is_gone_when_the_flush_is_reported_ends_the_session_alone() -> None:
+async def test_a_lost_master_at_a_flush_report_ends_only_the_session() -> None:
     log = log_of(100)
     log.flushes = False
     async with following(log, HAOptions(overlap_bytes_max=0, ack_flushed=True)) as (client, master):

@@ -1,4 +1,4 @@
-"""Whatever bytes come from a stranger, on either side: a closed connection, nothing else."""
+"""Arbitrary bytes from a peer, on either side, close the connection and do nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHUNKS = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6)
 @example([b"\xff" * 7, b"\xfe"])
 @example([b"\x00" * 6 + b"\x13\x89"])
 @example([b"\x80" + b"\x00" * 7])
-def test_a_stranger_is_closed_and_never_counts(chunks: list[bytes]) -> None:
+def test_arbitrary_bytes_close_the_connection_and_never_count(chunks: list[bytes]) -> None:
     stream = b"".join(chunks)
 
     async def scenario() -> None:
@@ -73,7 +73,7 @@ def test_a_stranger_is_closed_and_never_counts(chunks: list[bytes]) -> None:
 @given(
     CHUNKS, st.integers(0, 2 * SEGMENT_SIZE), st.sampled_from(["wait", "resync"]), st.sampled_from(["last", "first"])
 )
-def test_a_strange_master_changes_nothing_but_what_fits(
+def test_an_arbitrary_master_appends_only_what_fits(
     chunks: list[bytes], own: int, out_of_range: str, start_from: str
 ) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The rules of the sync-state set, each alone and together, with times and offsets in the test's hands."""
+"""The rules of the sync-state set, each alone and together, with times and offsets controlled by the test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ids(*members: int) -> frozenset[int]:
 def term(
     *members: int, start: int = 1000, confirm: int | None = None, rules: SyncStateRules | None = None
 ) -> SyncStateSet:
-    """A term that began at time 0, of a master whose log ended at `start`."""
+    """A term that started at time 0, of a master whose log ended at `start`."""
     confirm = start if confirm is None else confirm
     return SyncStateSet(
         MASTER, {MASTER, *members}, epoch=7, epoch_start=start, confirm_offset=confirm, now=0, rules=rules
@@ -42,7 +42,7 @@ def term(
 
 
 def connected(state: SyncStateSet, *slaves: int, at: int = 1000, now: float = 0) -> SyncStateSet:
-    """Each of `slaves` comes and has the log up to `at`, its end."""
+    """Each of `slaves` connects and has the log up to `at`, its end."""
     for slave in slaves:
         state.connect(slave, now, can_join=True)
         state.report(slave, at, at, now)
@@ -55,7 +55,7 @@ def connected(state: SyncStateSet, *slaves: int, at: int = 1000, now: float = 0)
 @pytest.mark.parametrize(
     ("members", "ack_count", "expected"), [(3, None, 3), (3, ALONE, 3), (3, 2, 2), (3, 3, 3), (1, 2, 1), (5, 3, 3)]
 )
-def test_how_many_of_a_set_hold_what_is_confirmed(members: int, ack_count: int | None, expected: int) -> None:
+def test_needed_count(members: int, ack_count: int | None, expected: int) -> None:
     assert needed_count(members, ack_count) == expected
 
 
@@ -63,11 +63,11 @@ def test_how_many_of_a_set_hold_what_is_confirmed(members: int, ack_count: int |
     ("count", "members", "expected"),
     [(1, {1, 2, 3}, 30), (2, {1, 2, 3}, 20), (3, {1, 2, 3}, 10), (2, {1, 3}, 10), (2, {1, 9}, UNKNOWN)],
 )
-def test_what_so_many_hold(count: int, members: set[int], expected: int) -> None:
+def test_held_by(count: int, members: set[int], expected: int) -> None:
     assert held_by(count, members, {1: 30, 2: 20, 3: 10}) == expected
 
 
-def test_the_confirm_offset_is_the_least_that_a_member_of_any_set_holds() -> None:
+def test_confirm_offset_is_the_minimum_over_all_sets() -> None:
     held = {MASTER: 90, B: 80, C: 70}
     assert confirmed(0, [{MASTER, B}], held) == 80
     assert confirmed(0, [{MASTER, B}, {MASTER, C}], held) == 70
@@ -76,7 +76,7 @@ def test_the_confirm_offset_is_the_least_that_a_member_of_any_set_holds() -> Non
     assert confirmed(0, [{MASTER, B, C}], held, 2) == 80
 
 
-def test_what_is_acknowledged_by_each_policy() -> None:
+def test_acknowledged_by_policy() -> None:
     held, members = {MASTER: 90, B: 80, C: 70}, [{MASTER, B, C}]
     assert acknowledged(members, held, 90, SyncStateRules()) == 70
     assert acknowledged(members, held, 90, SyncStateRules(ack_count=2)) == 80
@@ -104,7 +104,7 @@ def test_who_may_join() -> None:
     assert not may_join(950, 900, 1000)
 
 
-def test_of_a_set_where_n_acknowledge_enough_of_them_must_stay() -> None:
+def test_with_ack_count_enough_members_must_stay() -> None:
     held = {MASTER: 90, B: 80, C: 70}
     assert may_shrink({MASTER, C}, held, 80, None)
     assert not may_shrink({MASTER, C}, held, 80, 2)
@@ -112,7 +112,7 @@ def test_of_a_set_where_n_acknowledge_enough_of_them_must_stay() -> None:
     assert may_shrink({MASTER}, held, 80, 2)
 
 
-def test_a_slave_of_a_busy_master_had_all_when_it_reported_before() -> None:
+def test_a_slave_of_a_busy_master_counts_as_caught_up() -> None:
     caught_up = CaughtUp()
     caught_up.note_report(10, 100, 1.0)
     assert caught_up.at == -math.inf
@@ -136,10 +136,10 @@ def test_a_master_alone_confirms_what_it_writes() -> None:
     assert state.acknowledged(2000) == 2000
     assert state.advance(2000)
     assert state.confirm_offset == 2000
-    assert state.wish(2000, 100) is None
+    assert state.propose(2000, 100) is None
 
 
-def test_members_are_waited_for() -> None:
+def test_puts_wait_for_members() -> None:
     state = connected(term(B, C), B, C)
     state.report(B, 1500, 2000, 1)
     assert state.acknowledged(2000) == 1000
@@ -150,25 +150,25 @@ def test_members_are_waited_for() -> None:
     assert state.confirm_offset == 1400
 
 
-def test_a_member_without_a_connection_of_this_term_holds_the_confirm_offset_back() -> None:
-    """RocketMQ #6662: cut off together with one of two slaves, a master must confirm nothing any more."""
+def test_an_unconnected_member_keeps_the_confirm_offset() -> None:
+    """RocketMQ #6662: cut off together with one of two slaves, a master must confirm nothing more."""
     state = connected(term(B, C, confirm=900), B)
     state.report(B, 2000, 2000, 1)
     assert not state.advance(2000)
     assert state.confirm_offset == 900
     assert state.acknowledged(2000) == UNKNOWN
-    # Nor after a connection that was there is lost, as long as the set is what it is.
+    # Nor after a connection is lost, as long as the set has not changed.
     connected(state, C, at=2000, now=2)
     assert state.advance(2000)
     state.disconnect(C)
-    assert state.wish(2500, 3) == ids(MASTER, B)
+    assert state.propose(2500, 3) == ids(MASTER, B)
     state.report(B, 2500, 2500, 3)
     assert not state.advance(2500)
     assert state.confirm_offset == 2000
     assert state.acknowledged(2500) == UNKNOWN
 
 
-def test_what_a_slave_acknowledged_before_it_came_again_does_not_count() -> None:
+def test_acks_before_a_reconnect_do_not_count() -> None:
     state = connected(term(B), B, at=2000)
     state.connect(B, 1, can_join=True)
     assert state.acknowledged(2000) == UNKNOWN
@@ -180,24 +180,24 @@ def test_while_a_slave_is_added_both_sets_must_have_each_byte() -> None:
     """RocketMQ #5663: the agreement service has the larger set, its answer is lost, and the master goes on with the
     smaller one: what it acknowledges then the slave doesn't have, which may be elected."""
     state = connected(term(), B)
-    assert state.wish(1000, 1) == ids(MASTER, B)
+    assert state.propose(1000, 1) == ids(MASTER, B)
     assert state.acknowledged(2000) == 1000
     assert not state.advance(2000)
     state.report(B, 2000, 2000, 2)
     assert state.acknowledged(2000) == 2000
-    # Whatever happens to it, until the answer is known.
+    # Until the answer is known.
     state.disconnect(B)
     assert state.acknowledged(2000) == UNKNOWN
     assert not state.advance(3000)
     state.confirm_set({MASTER, B})
     assert state.acknowledged(2000) == UNKNOWN
-    assert state.wish(3000, 3) == ids(MASTER)
+    assert state.propose(3000, 3) == ids(MASTER)
     assert state.acknowledged(3000) == UNKNOWN
     state.confirm_set({MASTER})
     assert state.acknowledged(3000) == 3000
 
 
-def test_a_slave_that_is_always_a_little_behind_joins_all_the_same() -> None:
+def test_a_slave_that_is_always_slightly_behind_joins() -> None:
     state = term()
     state.connect(B, 0, can_join=True)
     end = held = 1000
@@ -209,19 +209,19 @@ def test_a_slave_that_is_always_a_little_behind_joins_all_the_same() -> None:
         if state.joining:
             break
     assert state.joining == ids(B)
-    # From now on the master does not run away from it.
-    assert state.wish(end + 100, 0.05) is None
+    # From now on puts wait for it.
+    assert state.propose(end + 100, 0.05) is None
     assert not state.advance(end + 100)
     assert state.acknowledged(end + 100) < end
     state.report(B, end, end + 200, 0.06)
-    assert state.wish(end + 200, 0.06) == ids(MASTER, B)
+    assert state.propose(end + 200, 0.06) == ids(MASTER, B)
     state.confirm_set({MASTER, B})
     assert state.joining == frozenset()
     state.advance(end + 200)
     assert state.confirm_offset == end
 
 
-def test_a_slave_that_falls_behind_while_it_joins_is_let_go() -> None:
+def test_a_joining_slave_that_falls_behind_is_removed() -> None:
     state = connected(term(), B)
     state.advance(2000)
     state.joining = frozenset()
@@ -229,17 +229,17 @@ def test_a_slave_that_falls_behind_while_it_joins_is_let_go() -> None:
     assert state.joining == ids(B)
     state.confirm_offset = 2000
     assert state.acknowledged(3000) == 1999
-    assert state.wish(3000, 2.0) is None
+    assert state.propose(3000, 2.0) is None
     assert state.joining == frozenset()
     assert state.acknowledged(3000) == 3000
 
 
-def test_a_slave_that_leaves_while_it_joins_is_waited_for_no_longer() -> None:
+def test_a_joining_slave_that_disconnects_is_removed() -> None:
     state = connected(term(), B)
     assert state.joining == ids(B)
     state.disconnect(B)
     assert state.acknowledged(2000) == 2000
-    assert state.wish(2000, 1) is None
+    assert state.propose(2000, 1) is None
 
 
 def test_a_slave_far_behind_is_not_waited_for() -> None:
@@ -255,10 +255,10 @@ def test_a_learner_never_joins() -> None:
     state.connect(B, 0, can_join=False)
     state.report(B, 1000, 1000, 0)
     assert state.joining == frozenset()
-    assert state.wish(1000, 1) is None
+    assert state.propose(1000, 1) is None
 
 
-def test_a_slave_without_the_begin_of_the_term_does_not_join() -> None:
+def test_a_slave_without_the_start_of_the_term_does_not_join() -> None:
     state = term(start=1000, confirm=900)
     state.connect(B, 0, can_join=True)
     state.report(B, 950, 950, 0)
@@ -272,66 +272,64 @@ def test_a_member_that_does_not_catch_up_is_dropped(after_s: float, expected: fr
     state.grow(B, 5)
     state.grow(C, 5)
     state.report(C, 2000, 2000, 5)
-    assert state.wish(2000, 5 + after_s) == expected
+    assert state.propose(2000, 5 + after_s) == expected
 
 
 STALLS = SyncStateRules(stalled_s_max=2.0)
 
 
 def stalled(state: SyncStateSet, since: float, end: int) -> SyncStateSet:
-    """B has all there is at a moment, at which the log grows to `end`, and acknowledges nothing of that."""
+    """B has the whole log when that grows to `end`, and acknowledges nothing of the growth."""
     state.report(B, end - 100, end - 100, since)
     state.grow(B, since)
     return state
 
 
 @pytest.mark.parametrize(("after_s", "expected"), [(2.0, None), (2.1, ids(MASTER, C))])
-def test_a_member_that_stands_still_is_dropped_sooner_than_one_that_is_late(
-    after_s: float, expected: frozenset[int] | None
-) -> None:
+def test_a_stalled_member_is_dropped_sooner_than_a_late_one(after_s: float, expected: frozenset[int] | None) -> None:
     state = stalled(connected(term(B, C, rules=STALLS), B, C), since=5, end=2000)
     state.report(C, 2000, 2000, 5)
-    assert state.next_look_at(2000, 6.8) == pytest.approx(7 + TICK_S)
-    assert state.wish(2000, 5 + after_s) == expected
+    assert state.next_check_at(2000, 6.8) == pytest.approx(7 + TICK_S)
+    assert state.propose(2000, 5 + after_s) == expected
 
 
-def test_time_alone_shows_it_soon_enough() -> None:
-    """Nothing but the look that was due before the log grew notices that a slave says nothing of it."""
+def test_next_check_comes_soon_enough() -> None:
+    """Only the check that was due before the log grew notices a slave that acknowledges nothing."""
     state = connected(term(B, rules=STALLS), B, now=5)
-    assert state.next_look_at(1000, 5) <= 5.6
+    assert state.next_check_at(1000, 5) <= 5.6
 
 
-def test_a_member_that_is_slow_but_goes_on_is_not_stalled() -> None:
+def test_a_slow_member_is_not_stalled() -> None:
     state = stalled(connected(term(B, rules=STALLS), B), since=0, end=100_000)
     for second in range(1, 15):
         state.report(B, 99_900 + second, 100_000 + 1000 * second, second)
-        assert state.wish(100_000 + 1000 * second, second + 0.9) is None
-    assert state.wish(120_000, 15.1) == ids(MASTER), "late for 15 s it is dropped as ever"
+        assert state.propose(100_000 + 1000 * second, second + 0.9) is None
+    assert state.propose(120_000, 15.1) == ids(MASTER), "late for 15 s it is dropped as ever"
 
 
-def test_the_same_acknowledgement_again_is_no_progress() -> None:
+def test_a_repeated_ack_is_no_progress() -> None:
     state = stalled(connected(term(B, rules=STALLS), B), since=5, end=2000)
     for now in (5.5, 6, 6.5, 7):
         state.report(B, 1900, 2000, now)
-    assert state.wish(2000, 7.1) == ids(MASTER)
+    assert state.propose(2000, 7.1) == ids(MASTER)
 
 
-def test_another_connection_is_no_progress() -> None:
+def test_a_new_connection_is_no_progress() -> None:
     state = stalled(connected(term(B, rules=STALLS), B), since=5, end=2000)
     state.connect(B, 6.9, can_join=True)
     state.report(B, 1900, 2000, 7)
-    assert state.wish(2000, 7.1) is not None
+    assert state.propose(2000, 7.1) is not None
 
 
-def test_a_member_that_has_not_reported_in_the_term_may_be_cutting_its_log() -> None:
+def test_a_member_without_a_report_may_be_truncating() -> None:
     state = term(B, rules=STALLS)
     state.connect(B, 0, can_join=True)
-    assert state.wish(1000, 15) is None
-    assert state.wish(1000, 15.1) == ids(MASTER)
+    assert state.propose(1000, 15) is None
+    assert state.propose(1000, 15.1) == ids(MASTER)
 
 
-def test_a_member_that_stands_still_again_and_again_is_waited_for_longer_each_time() -> None:
-    """A disk that stops for 3 s now and then: it is dropped for the first stop, and not for each."""
+def test_repeated_stalls_are_waited_for_longer_each_time() -> None:
+    """A disk that hangs for 3 s repeatedly: the slave is dropped for the first time, but not each time."""
     state = connected(term(B, rules=STALLS), B)
     now, end = 5.0, 2000
     waited: list[float] = []
@@ -339,12 +337,12 @@ def test_a_member_that_stands_still_again_and_again_is_waited_for_longer_each_ti
     def drop() -> None:
         nonlocal now, end
         stalled(state, now, end)
-        patience = next(each for each in (2.0, 4.0, 8.0, 15.0) if state.wish(end, now + each + 0.1) is not None)
+        patience = next(each for each in (2.0, 4.0, 8.0, 15.0) if state.propose(end, now + each + 0.1) is not None)
         waited.append(patience)
         now += patience + 0.2
         state.confirm_set({MASTER})
         connected(state, B, at=end, now=now)
-        assert state.wish(end, now) == ids(MASTER, B)
+        assert state.propose(end, now) == ids(MASTER, B)
         state.confirm_set({MASTER, B})
         end += 1000
 
@@ -355,69 +353,69 @@ def test_a_member_that_stands_still_again_and_again_is_waited_for_longer_each_ti
     assert waited == [2.0, 4.0, 8.0, 15.0, 15.0, 2.0]
 
 
-def test_a_member_whose_lease_has_ended_is_waited_for_a_second() -> None:
+def test_a_member_without_a_lease_is_dropped_after_a_second() -> None:
     state = connected(term(B, C), B, C)
     state.report(C, 2000, 2000, 5)
     state.grow(B, 5)
     state.set_live_members({MASTER, B, C})
-    assert state.wish(2000, 6.1) is None
+    assert state.propose(2000, 6.1) is None
     state.set_live_members({MASTER, C})
-    assert state.next_look_at(2000, 5.5) == pytest.approx(6 + TICK_S)
-    assert state.wish(2000, 6) is None
-    assert state.wish(2000, 6.1) == ids(MASTER, C)
+    assert state.next_check_at(2000, 5.5) == pytest.approx(6 + TICK_S)
+    assert state.propose(2000, 6) is None
+    assert state.propose(2000, 6.1) == ids(MASTER, C)
 
 
-def test_a_member_that_has_all_is_not_dropped_because_its_lease_has_ended() -> None:
+def test_a_caught_up_member_without_a_lease_stays() -> None:
     state = connected(term(B), B)
     state.set_live_members({MASTER})
-    assert state.wish(1000, 1e6) is None
+    assert state.propose(1000, 1e6) is None
 
 
-def test_a_member_that_has_all_is_not_dropped_however_long_nothing_is_written() -> None:
+def test_a_caught_up_member_stays_without_writes() -> None:
     state = connected(term(B), B)
-    assert state.wish(1000, 1e6) is None
+    assert state.propose(1000, 1e6) is None
 
 
 @pytest.mark.parametrize(("now", "expected"), [(3.0, None), (3.1, ids(MASTER, B))])
-def test_a_member_that_never_comes_is_dropped(now: float, expected: frozenset[int] | None) -> None:
+def test_a_member_that_never_connects_is_dropped(now: float, expected: frozenset[int] | None) -> None:
     state = connected(term(B, C), B)
-    assert state.wish(1000, now) == expected
+    assert state.propose(1000, now) == expected
 
 
-def test_a_member_that_left_is_dropped_at_once_but_not_forgotten_before_that_is_agreed() -> None:
+def test_a_disconnected_member_counts_until_its_removal_is_agreed() -> None:
     state = connected(term(B), B)
     state.disconnect(B)
-    assert state.wish(1000, 0) == ids(MASTER)
+    assert state.propose(1000, 0) == ids(MASTER)
     assert state.acknowledged(2000) == UNKNOWN
     assert state.in_sync_replicas_nums == 1
     connected(state, B, at=2000, now=1)
-    assert state.wish(2000, 1) == ids(MASTER)  # it stands until it is answered
+    assert state.propose(2000, 1) == ids(MASTER)  # it does not change until it is answered
     state.confirm_set({MASTER})
     assert state.acknowledged(2500) == 2500
     state.report(B, 2500, 2500, 2)
-    assert state.wish(2500, 2) == ids(MASTER, B)
+    assert state.propose(2500, 2) == ids(MASTER, B)
 
 
-def test_coming_again_and_again_is_not_catching_up() -> None:
+def test_reconnecting_is_not_catching_up() -> None:
     state = connected(term(B), B)
     for now in range(1, 20):
         state.connect(B, now, can_join=True)
         state.report(B, 1000, 2000, now)
-    assert state.wish(2000, 20) == ids(MASTER)
+    assert state.propose(2000, 20) == ids(MASTER)
 
 
-def test_of_a_set_where_n_acknowledge_nobody_is_dropped_whose_bytes_are_needed() -> None:
+def test_with_ack_count_needed_members_are_not_dropped() -> None:
     state = connected(term(B, C, rules=SyncStateRules(ack_count=2)), B, C)
     state.report(B, 2000, 2000, 1)
     assert state.acknowledged(2000) == 2000
     assert state.advance(2000)
     state.disconnect(B)
-    assert state.wish(2000, 2) is None
+    assert state.propose(2000, 2) is None
     state.report(C, 2000, 2000, 3)
-    assert state.wish(2000, 3) == ids(MASTER, C)
+    assert state.propose(2000, 3) == ids(MASTER, C)
 
 
-def test_it_is_said_who_is_waited_for() -> None:
+def test_explain_names_the_members_that_puts_wait_for() -> None:
     state = connected(term(B, C), B)
     assert state.explain(1500) == (
         "broker 2 of the sync-state set has acknowledged 1000; broker 3 is in the sync-state set and not connected"
@@ -441,10 +439,10 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=60), st.sampled_from((None, 2, 3)))
-def test_whoever_may_be_elected_has_all_that_was_acknowledged_and_confirmed(
+def test_every_electable_member_has_all_acknowledged_bytes(
     events: list[tuple[str, int]], ack_count: int | None
 ) -> None:
-    """The agreement service holds a wish some time before the master hears of it, or never gets it."""
+    """The agreement service adopts a proposal some time before the master learns of it, or never gets it."""
     state = term(rules=SyncStateRules(ack_count=ack_count))
     service, end, now = state.agreed, 1000, 0.0
     disks = {B: 0, C: 0, D: 0}
@@ -465,9 +463,9 @@ def test_whoever_may_be_elected_has_all_that_was_acknowledged_and_confirmed(
             disks[slave] = end if kind == "catch up" else min(end, disks[slave] + 20 * details[1])
             state.report(slave, disks[slave], end, now)
         elif kind == "wish":
-            state.wish(end, now)
+            state.propose(end, now)
         elif kind == "service has it":
-            service = state.wished or service
+            service = state.proposed or service
         elif kind == "answer":
             state.confirm_set(service)
         state.advance(end)

@@ -1,4 +1,4 @@
-"""Real broker processes for whole stories: started, watched through /status, stopped, killed, started again.
+"""Real broker processes for scenarios: started, watched through /status, stopped, killed, started again.
 
 Ports are the system's choice. Through a broker's restarts its HA port alone stays the same, for slaves to find.
 """
@@ -32,7 +32,7 @@ SMALL_FILES = {
 
 
 class Broker:
-    """One broker's folder, settings and addresses, through all its starts. A context manager: killed in the end.
+    """One broker's folder, settings and addresses, across restarts. A context manager: killed at the end.
 
     `root` is where its store is: `root/commitlog`, by default in its folder.
     """
@@ -68,7 +68,7 @@ class Broker:
             process.__exit__(None, None, None)
 
     def start(self, **settings: object) -> Self:
-        """Start it, or start it again, and wait for its READY line; `settings` are changes for good."""
+        """Start it, or start it again, and wait for its READY line; `settings` are permanent changes."""
         self.settings.update(settings)
         give_up = time.monotonic() + WAIT_S
         while True:
@@ -78,7 +78,7 @@ class Broker:
                 ready = self.process.wait_ready(self.ready_timeout_s)
                 break
             except AssertionError:
-                # Someone's outgoing connection may have got our port while we were down.
+                # An outgoing connection may have taken the port meanwhile.
                 is_taken = bool(self.addresses) and self.process.wait_exit() == EXIT_TAKEN
                 if not is_taken or time.monotonic() > give_up:
                     self._end()
@@ -113,7 +113,7 @@ class Broker:
         return self.root / "commitlog"
 
     def log(self) -> str:
-        """All that it has logged, in all its runs."""
+        """Return its log output of all runs."""
         return (self.directory / f"{self.module}.log").read_text()
 
     def status(self) -> dict[str, Any]:
@@ -123,12 +123,12 @@ class Broker:
 
     @property
     def end(self) -> int:
-        """Where its log ends."""
+        """Return the end of its log."""
         end: int = self.status()["commitlog"]["max_offset"]
         return end
 
     def stop(self) -> None:
-        """SIGTERM; the exit code has to be that of a clean stop."""
+        """SIGTERM; assert a clean exit."""
         assert self.process.stop() == 0, self.log()
 
     def kill(self) -> None:
@@ -181,7 +181,7 @@ def wait_caught_up(slave: Broker, master: Broker) -> None:
 
 
 def assert_copy(slave: Broker, master: Broker) -> LogRange:
-    """Hold every byte of the slave's log against the master's, both at rest; the slave's range, which is all of it."""
+    """Compare every byte of the slave's log with the master's, while nothing is written; return the slave's range."""
     common = compare_commitlogs(master.commitlog, slave.commitlog)
     assert common == log_range(slave.commitlog)
     return common

@@ -1,4 +1,4 @@
-"""A raw remoting client for stories: sends with any number in flight, and keeps every answer.
+"""A raw remoting client for scenarios: sends with any number in flight, and keeps every answer.
 
 Bodies begin with a ten-digit sequence number, as the readers of tests/interop/stored_files.py expect, so what was
 answered can be held against what is stored.
@@ -204,7 +204,7 @@ class Load(threading.Thread):
 
 
 def assert_stored(commitlog: Path, answers: Sequence[Answer]) -> None:
-    """Assert that each answer that says "stored" tells the truth about where."""
+    """Assert that each stored message is where its answer says."""
     stored = [answer for answer in answers if answer.code in STORED_CODES]
     if not stored:
         return

@@ -1,4 +1,4 @@
-"""kill -9 at random moments under load: what a producer was told stays true, and the logs stay one log."""
+"""kill -9 at random moments under load: acknowledged messages stay, and the logs stay equal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWERS_MAX = 1500
 
 
 @pytest.mark.parametrize(("flush", "victims"), [("ASYNC_FLUSH", VICTIMS), ("SYNC_FLUSH", VICTIMS[:5])])
-def test_crashes_lose_nothing_that_was_acknowledged(tmp_path: Path, flush: str, victims: Sequence[str]) -> None:
+def test_crashes_lose_no_acknowledged_message(tmp_path: Path, flush: str, victims: Sequence[str]) -> None:
     chance = random.Random(SEED)
     answers: list[Answer] = []
     next_sequence = 0
@@ -63,7 +63,7 @@ def test_crashes_lose_nothing_that_was_acknowledged(tmp_path: Path, flush: str, 
 
 
 def assert_true_at_rest(master: Broker | None, slave: Broker | None, answers: list[Answer]) -> None:
-    """Look at the files that a killed process left: all it was said to have is there, before anything recovers."""
+    """Check the files of a killed process before recovery: everything acknowledged is there."""
     if master is not None:
         assert_stored(master.commitlog, answers)
     if slave is not None:

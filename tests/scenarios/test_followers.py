@@ -36,7 +36,7 @@ def test_one_of_two_slaves_dies(tmp_path: Path) -> None:
         load = Load(master.addresses["remoting"], 200, random.Random(1), window=8)
         eventually("puts wait", lambda: master.status()["ha"]["waiting_request_count"] > 0)
         second.kill()
-        load.wait_answers(1)  # at once, not after slaveTimeout: nobody is left who could acknowledge
+        load.wait_answers(1)  # at once, not after slaveTimeout: no slave is left that could acknowledge
         last = load.stop()
         assert {answer.code for answer in last} <= {ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}
         wait_caught_up(first, master)
@@ -54,7 +54,7 @@ def test_one_of_two_slaves_dies(tmp_path: Path) -> None:
 
 
 def test_a_slave_follows_its_master_through_restarts(tmp_path: Path) -> None:
-    """Found through the name server alone, since the master comes back on other ports; stopped once, killed once."""
+    """Found through the name server, as the master returns on other ports; stopped once, killed once."""
     with Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path) as names:
         name_server = names.wait_ready()["remoting"]
         with (

@@ -1,6 +1,6 @@
-"""A disk that fills up under a master or a slave: clear refusals, reads as before, and on it goes once there is room.
+"""A disk that fills up under a master or a slave: clear refusals, reads as before, and recovery once there is room.
 
-Each store is on a small tmpfs of its own; a ballast file takes the rest and gives it back.
+Each store is on its own small tmpfs; a ballast file takes the rest and gives it back.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_a_full_disk_under_the_master(tmp_path: Path) -> None:
                 end = master.end
                 for answer in stored[:20]:
                     assert sequence_of(client.pull(answer.queue_id, answer.queue_offset)[0]) == answer.sequence
-            # Not even a crash takes the reads away.
+            # Reads work even after a crash.
             master.kill()
             master.start(cleanResourceInterval=100)
             assert master.end == end
@@ -142,8 +142,8 @@ def is_dispatched(broker: Broker) -> bool:
     return bool(commitlog["dispatched_offset"] == commitlog["max_offset"])
 
 
-def test_a_nearly_full_disk_refuses_before_it_is_too_late(tmp_path: Path) -> None:
-    """Above diskSpaceWarningLevelRatio nothing is stored, the node says why, and below it all is well again."""
+def test_a_nearly_full_disk_refuses_sends(tmp_path: Path) -> None:
+    """Above diskSpaceWarningLevelRatio sends are refused with the reason; below it they work again."""
     settings: dict[str, Any] = {"cleanResourceInterval": 100, "cleanFileForciblyEnable": "false"}
     with small_disk(tmp_path / "disk") as disk:
         ballast = Ballast(disk)

@@ -1,4 +1,4 @@
-"""A slave that returns too late, and slaves that come when the master's log no longer begins at 0."""
+"""A slave that returns too late, and slaves that start when the master's log no longer starts at 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RETENTION: dict[str, Any] = {
 }
 OLD_S = 2 * 3600
 COMPARED_BYTES_MAX = 64 << 10
-"""A slave asks for so much before its end, to compare it with the master's."""
+"""Bytes before its end that a slave compares with the master's."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def forgetful_master(directory: Path, **settings: Any) -> Iterator[Broker]:
 
 
 def roll(client: Client, first: int, segment_count: int) -> list[Answer]:
-    """Send 10 KiB messages for so many segments."""
+    """Send 10 KiB messages that fill `count` segments."""
     return client.send_all(range(first, first + segment_count * SEGMENT_SIZE // 10_000), size=10_000)
 
 
@@ -100,7 +100,7 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
         assert why in answer.remark
         wait_for_heartbeats(master)
-        # It connects once more, to ask whether what it wants was deleted or not written yet, and stays then.
+        # It reconnects once, to ask whether its position was deleted or not written yet, and stays connected.
         asked = own
         why = f"asks for offset {own}, the log begins at {first}"
         eventually("it has asked", lambda: why in master.status()["ha"]["explanation"])
@@ -122,7 +122,7 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         slave.stop()
         assert log_bytes(slave.commitlog) == old
 
-        # haOutOfRange=resync: its old files go aside, and it begins where the master's log begins.
+        # haOutOfRange=resync: its old files are moved aside, and it starts where the master's log starts.
         slave.start(haOutOfRange="resync")
         wait_in_sync(master)
         wait_caught_up(slave, master)
@@ -143,13 +143,13 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         assert_stored(slave.commitlog, [answer, again])
 
         slave.settings["haOutOfRange"] = "wait"
-        slave.start()  # and what it has now opens as any other store
+        slave.start()  # and its store opens like any other
         assert slave.status()["commitlog"]["min_offset"] == first
         slave.stop()
 
 
 def ha_status(broker: Broker) -> str:
-    """What the command `ha status` prints about it."""
+    """Return what `ha status` prints about it."""
     command = [sys.executable, "-m", "ha.cli", "status", "--admin", broker.addresses["admin"]]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=REPOSITORY)
     return " ".join(result.stdout.split())
@@ -160,8 +160,8 @@ def wait_for_heartbeats(master: Broker) -> None:
     eventually("heartbeats", lambda: all(each["connected_s"] > 2.5 for each in master.status()["ha"]["slaves"]))
 
 
-def test_old_segments_wait_for_a_slave_that_will_return(tmp_path: Path) -> None:
-    """Retention keeps, up to haRetainMaxBytes, what a slave that left still needs, and not for longer than it does."""
+def test_old_segments_are_kept_for_a_disconnected_slave(tmp_path: Path) -> None:
+    """Retention keeps, up to haRetainMaxBytes, what a disconnected slave needs, as long as it needs it."""
     with (
         forgetful_master(tmp_path / "m", haRetainMaxBytes=1 << 30) as master,
         slave_of(master, tmp_path / "s") as slave,
@@ -188,8 +188,8 @@ def test_old_segments_wait_for_a_slave_that_will_return(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start_from", ["first", "last"])
-def test_what_a_fresh_slave_gets(tmp_path: Path, start_from: str) -> None:
-    """All there is with haStartFrom=first, from 0 as well as from where retention has come to; else the last file."""
+def test_where_a_new_slave_starts(tmp_path: Path, start_from: str) -> None:
+    """The whole log with haStartFrom=first, whether it starts at 0 or later; else the last file."""
     with forgetful_master(tmp_path / "m") as master, Client(master.addresses["remoting"]) as client:
         answers = roll(client, 0, 4)
         with slave_of(master, tmp_path / "s1", haStartFrom=start_from) as early:

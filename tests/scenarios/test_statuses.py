@@ -1,4 +1,4 @@
-"""What a producer is told, and that it is true: real processes, a slave that is missing, stopped, too few, back."""
+"""Statuses of sends and their truth: real processes, with slaves missing, stopped, too few, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 SLAVE_TIMEOUT_S = 0.4
 
 
-def test_a_sync_master_says_what_became_of_its_slave(tmp_path: Path) -> None:
+def test_statuses_of_a_sync_master(tmp_path: Path) -> None:
     with Broker(tmp_path / "m", "SYNC_MASTER", slaveTimeout=int(SLAVE_TIMEOUT_S * 1000)).start() as master:
         with Client(master.addresses["remoting"]) as client:
             alone = client.send(1)
@@ -61,7 +61,7 @@ def test_a_sync_master_says_what_became_of_its_slave(tmp_path: Path) -> None:
         assert [each for each in stored if each != 7] == [1, 2, 4, 5, 6]
 
 
-def test_with_the_keys_of_5_x_nothing_is_stored_without_enough_replicas(tmp_path: Path) -> None:
+def test_min_in_sync_replicas_refuses_sends(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"inSyncReplicas": 2, "minInSyncReplicas": 2, "totalReplicas": 2}
     with (
         Broker(tmp_path / "m", "SYNC_MASTER", **settings).start() as master,

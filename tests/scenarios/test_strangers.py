@@ -1,4 +1,4 @@
-"""Strangers at every port of a running master while a producer works: they are closed, logged, and leave no trace."""
+"""Unknown protocols at every port of a running master under load: closed, logged, and without lasting effect."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CLOSE_TIMEOUT_S = 20.0
 GROWTH_MAX = 48 << 20
 IDLE_COUNT = 200
 BATCH_COUNT = 50
-"""So many strangers at a time are within what any port takes."""
+"""Concurrent strangers, within the limits of every port."""
 TLS_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256))
 
 
 def hopeless(chance: random.Random) -> Iterator[bytes]:
-    """What no port takes for the begin of something good: it has to be closed though the stranger stays."""
+    """Texts that start no valid message on any port: the server must close the connection."""
     yield TLS_HELLO
     yield b"\xff" * 7 + b"\xfe" + b"\xff" * 57
     yield struct.pack(">iI", 2**31 - 1, 2**31 - 1) + b"x" * 1000
@@ -46,7 +46,7 @@ def hopeless(chance: random.Random) -> Iterator[bytes]:
 
 
 def doubtful(chance: random.Random) -> Iterator[bytes]:
-    """What may become something good, or is good on some port: it has to be closed when the stranger has closed."""
+    """Texts that may become valid, or are valid on some port: closed when the stranger closes."""
     frame = encode_command(send_command(1))
     yield b""
     yield b"\x00"
@@ -63,7 +63,7 @@ def doubtful(chance: random.Random) -> Iterator[bytes]:
     for _ in range(20):
         yield chance.randbytes(chance.randrange(1, 3000))
     for code in RequestCode:
-        # The queries that a stranger may make are answered; of the rest none gets far without its fields.
+        # Queries that need no permission are answered; the others fail without their fields.
         fields = {"topic": "\x00/../x", "queueId": "-7", "a": chance.choice(["", "9" * 400])}
         yield encode_command(RemotingCommand(code, opaque=1, ext_fields=fields, body=chance.randbytes(200)))
     yield encode_command(RemotingCommand(999_999, opaque=-1, flag=3))
@@ -109,7 +109,7 @@ def descriptor_count(master: Broker) -> int:
     return count
 
 
-def test_strangers_at_every_port(tmp_path: Path) -> None:
+def test_unknown_protocols_at_every_port(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"seed {SEED}")
     with (
@@ -150,7 +150,7 @@ def test_strangers_at_every_port(tmp_path: Path) -> None:
         assert "Traceback" not in master.log()
         assert "ha.transfer_started" not in master.log()
 
-        # And nobody has to start anew: a real slave is welcome.
+        # A restart is not needed: a real slave can connect.
         with slave_of(master, tmp_path / "s", haStartFrom="first") as slave:
             slave.start()
             wait_in_sync(master)
@@ -162,7 +162,7 @@ def test_strangers_at_every_port(tmp_path: Path) -> None:
 
 
 def expose(addresses: dict[str, str], texts: list[bytes], *, hangs_up: bool = False) -> list[str]:
-    """Say every text to every port, and wait until each stranger is closed; those whose end is to be logged.
+    """Send every text to every port, and wait until each is closed; return those whose end must be logged.
 
     `hangs_up`: the stranger closes its side first.
     """
@@ -188,7 +188,7 @@ def expose(addresses: dict[str, str], texts: list[bytes], *, hangs_up: bool = Fa
 
 
 def crowd(addresses: dict[str, str], texts: list[bytes], load: Load) -> None:
-    """Many who say nothing, and some who say a byte now and then, while the producer goes on."""
+    """Many silent connections, and some that send single bytes, while the producer sends."""
     with ExitStack() as stack:
         drips = [(stack.enter_context(connect(addresses[port])), text) for port in PORTS for text in texts[:10]]
         for port in PORTS:
@@ -214,12 +214,12 @@ def assert_untouched(master: Broker) -> None:
 def status_if_any(master: Broker) -> dict[str, Any]:
     try:
         return master.status()
-    except OSError:  # its connections are so few that strangers keep us out for as long as they stay
+    except OSError:  # its limit is so low that strangers keep us out while they stay
         return {}
 
 
-def test_strangers_are_answered_or_closed_but_never_confuse_others(tmp_path: Path) -> None:
-    """Good requests between bad ones on other connections: each answer goes to its own question."""
+def test_unknown_protocols_are_closed_without_effect_on_others(tmp_path: Path) -> None:
+    """Valid requests among invalid ones on other connections: each gets its own answer."""
     chance = random.Random(SEED)
     with Broker(tmp_path / "m", "ASYNC_MASTER").start() as master:
         with Client(master.addresses["remoting"]) as client, connect(master.addresses["remoting"]) as stranger:

@@ -259,7 +259,7 @@ class SimAgreementService:
         held = self._entries.get(name)
         if held is not None and held.lease_id != lease_id:
             holder = _of_kind(held.record, MemberRecord)
-            raise BrokerIdTaken("telling of this member", broker_id, holder, held.lease_id)
+            raise BrokerIdTaken("writing this member's record", broker_id, holder, held.lease_id)
         if number < self._put_numbers.get((broker_id, lease_id), 0):  # a later request was executed first
             if lease_id not in self._leases:
                 raise _NoLeaseError
@@ -451,14 +451,14 @@ class SimAgreement:
     ) -> int:
         number = self._service.next_put_number()
         return await self._ask(
-            "telling of this member",
+            "writing this member's record",
             lambda: self._service.put_member(broker_id, number, member, lease.id),
             timeout_s,
             lease,
         )
 
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
-        return await self._ask("asking for a switch", lambda: self._service.change({"switch": (request, 0)}), timeout_s)
+        return await self._ask("requesting a switch", lambda: self._service.change({"switch": (request, 0)}), timeout_s)
 
     async def refuse_switch(
         self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S

@@ -57,7 +57,7 @@ def expand_window(plant: Planting) -> None:
     def note_sets(self: SyncStateSet) -> None:
         self._sets = (self.agreed,)
 
-    plant.replace(SyncStateSet._note_sets)(note_sets)
+    plant.replace(SyncStateSet._update_sets)(note_sets)
 
 
 @_bug("confirmed", needs=lambda plan: _has_fault(plan, "apart", "partition", "cut_off"))
