@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
-from trio.testing import memory_stream_pair
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.ha_frame import TransferBody, TransferHeader, TransferParser, encode_report
 from ha.replication.ha_service import HAService
@@ -54,3 +57,24 @@ class SlaveSide:
     def heads(self) -> list[tuple[float, int, int]]:
         """(time, offset, body size) of each frame."""
         return [(time, offset, len(body)) for time, offset, body in self.frames]
+
+
+@asynccontextmanager
+async def until_closed(service: HAService, report: int | None = None) -> AsyncIterator[SlaveSide]:
+    """A slave that connects, and reports `report` if that is given; the block's end waits for its connection's."""
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        if report is not None:
+            await slave.report(report)
+        await wait_all_tasks_blocked()
+        yield slave
+
+
+@asynccontextmanager
+async def connected(service: HAService, report: int | None = None) -> AsyncIterator[SlaveSide]:
+    """The same, but the block's end closes the connection."""
+    with trio.CancelScope() as scope:
+        async with until_closed(service, report) as slave:
+            yield slave
+            scope.cancel()

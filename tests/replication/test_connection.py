@@ -18,7 +18,7 @@ from ha.replication.options import HAOptions
 from ha.replication.progress import CloseReason, SlaveState
 from ha.replication.range_question import RANGE_QUESTION
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
-from tests.replication.slave_side import SlaveSide
+from tests.replication.slave_side import SlaveSide, connected, until_closed
 
 SMALL = HAOptions(transfer_batch_size_bytes=1000)
 
@@ -29,36 +29,27 @@ def log_of(size: int, **knobs: Any) -> MemoryLog:
 
 async def test_a_heartbeat_follows_more_than_five_idle_seconds(autojump_clock: MockClock) -> None:
     log = log_of(100)
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(100)
+    async with connected(HAService(log), 100) as slave:
         await trio.sleep(12)
         log.put(b"x" * 10)
         await slave.report(100)
         await trio.sleep(6)
-        nursery.cancel_scope.cancel()
     assert slave.heads == [(5.001, 100, 0), (10.002, 100, 0), (12.0, 100, 10), (17.001, 110, 0)]
 
 
 async def test_no_byte_is_sent_before_the_first_report(autojump_clock: MockClock) -> None:
-    slave = SlaveSide(HAService(log_of(100)))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
+    async with connected(HAService(log_of(100))) as slave:
         await trio.sleep(19)
         assert slave.frames == []
         await slave.report(40)
         await wait_all_tasks_blocked()
         # A due heartbeat comes before the data, as in the capture of 4.9.7.
         assert slave.heads == [(19.0, 40, 0), (19.0, 40, 60)]
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_slave_that_never_reports_is_disconnected_after_twenty_seconds(autojump_clock: MockClock) -> None:
     service = HAService(log_of(100))
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
+    async with until_closed(service) as slave:
         await trio.sleep(20)
         assert service.connection_count == 1
     assert slave.closed_at == 20.001
@@ -66,9 +57,7 @@ async def test_a_slave_that_never_reports_is_disconnected_after_twenty_seconds(a
 
 
 async def test_each_report_restarts_housekeeping_but_half_a_report_does_not(autojump_clock: MockClock) -> None:
-    slave = SlaveSide(HAService(log_of(100)))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
+    async with until_closed(HAService(log_of(100))) as slave:
         await trio.sleep(15)
         await slave.report(100)
         await trio.sleep(15)
@@ -91,85 +80,53 @@ async def test_where_the_transfer_starts(
     report: int, first_offset: int, end: int, expected_start: int, autojump_clock: MockClock
 ) -> None:
     log = log_of(end - first_offset, first_offset=first_offset)
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(report)
-        await wait_all_tasks_blocked()
+    async with connected(HAService(log), report) as slave:
         assert slave.frames[0][1] == expected_start
         assert b"".join(body for _, _, body in slave.frames) == log.bytes_at(expected_start, end - expected_start)
-        nursery.cancel_scope.cancel()
 
 
 async def test_of_two_reports_in_one_segment_the_last_is_the_request(autojump_clock: MockClock) -> None:
-    slave = SlaveSide(HAService(log_of(3 * SEGMENT_SIZE)))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
+    async with connected(HAService(log_of(3 * SEGMENT_SIZE))) as slave:
         await slave.stream.send_all(bytes(8) + (4096).to_bytes(8, "big"))
         await wait_all_tasks_blocked()
         assert slave.frames[0][1] == 4096
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_empty_log_sends_its_first_segment_after_the_first_put(autojump_clock: MockClock) -> None:
     log = MemoryLog()
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(0)
+    async with connected(HAService(log), 0) as slave:
         await trio.sleep(1)
         log.put(b"first")
         await wait_all_tasks_blocked()
         assert slave.frames == [(1.0, 0, b"first")]
-        nursery.cancel_scope.cancel()
 
 
 async def test_frames_end_at_the_batch_size_and_at_segments(autojump_clock: MockClock) -> None:
     log = log_of(SEGMENT_SIZE + 500)
-    slave = SlaveSide(HAService(log, HAOptions(transfer_batch_size_bytes=3000)))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(1)
-        await wait_all_tasks_blocked()
+    async with connected(HAService(log, HAOptions(transfer_batch_size_bytes=3000)), 1) as slave:
         assert slave.heads == [(0.0, 1, 3000), (0.0, 3001, 1095), (0.0, 4096, 500)]
-        nursery.cancel_scope.cancel()
 
 
 async def test_puts_between_two_wakeups_are_one_frame(autojump_clock: MockClock) -> None:
     log = log_of(10)
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(10)
-        await wait_all_tasks_blocked()
+    async with connected(HAService(log), 10) as slave:
         for _ in range(50):
             log.put(b"message")
         await wait_all_tasks_blocked()
         assert slave.heads == [(0.0, 10, 350)]
-        nursery.cancel_scope.cancel()
 
 
 async def test_cold_bytes_are_read_through_the_log(autojump_clock: MockClock) -> None:
     log = log_of(3 * SEGMENT_SIZE, hot_bytes=5000)
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(1)
-        await wait_all_tasks_blocked()
+    async with connected(HAService(log), 1) as slave:
         assert b"".join(body for _, _, body in slave.frames) == log.content[1:]
         assert log.cold_reads == 2
-        nursery.cancel_scope.cancel()
 
 
 async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
     log = log_of(1 << 20, segment_size=1 << 20)
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(3)
-        await wait_all_tasks_blocked()
+    async with connected(HAService(log), 3) as slave:
         assert slave.frames == [(0.0, 3, bytes(log.content[3:]))]
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -204,11 +161,7 @@ async def test_reports_that_end_the_connection(
 async def test_a_report_of_bytes_that_were_never_sent_ends_the_connection(autojump_clock: MockClock) -> None:
     log = log_of(SEGMENT_SIZE)
     service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(1)
-        await wait_all_tasks_blocked()
+    async with until_closed(service, 1) as slave:
         await slave.report(4000)
     assert slave.close_reason is CloseReason.OFFSET_MISMATCH
     assert service.push2_slave_max_offset == 1
@@ -248,10 +201,7 @@ async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_no
 ) -> None:
     log = log_of(SEGMENT_SIZE, first_offset=2 * SEGMENT_SIZE)
     service = HAService(log)
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(5000)
+    async with connected(service, 5000) as slave:
         await trio.sleep(11)
         assert slave.heads == [(5.001, 5000, 0), (10.002, 5000, 0)]
         assert service.statistics().slaves[0].state is SlaveState.OUT_OF_RANGE
@@ -260,32 +210,24 @@ async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_no
         assert service.push2_slave_max_offset == 0
         assert "asks for offset 5000, the log begins at 8192" in service.explain(log.max_offset.value)
         assert service.lowest_needed_offset() is None
-        nursery.cancel_scope.cancel()
     assert caplog.text.count("ha.slave_out_of_range") == 1
 
 
 async def test_a_connected_slave_goes_out_of_range(autojump_clock: MockClock) -> None:
     log = log_of(3 * SEGMENT_SIZE)
     service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(1)
-        await wait_all_tasks_blocked()
+    async with connected(service, 1) as slave:
         assert service.acknowledged() == [1]
         log.delete_before(SEGMENT_SIZE)
         await service.wait_state(SlaveState.OUT_OF_RANGE)
         assert trio.current_time() - slave.began == 0.1
         assert service.acknowledged() == []
-        nursery.cancel_scope.cancel()
 
 
 async def test_the_range_question_is_answered_and_changes_what_0_means(autojump_clock: MockClock) -> None:
     log = log_of(2 * SEGMENT_SIZE + 10, first_offset=SEGMENT_SIZE)
     service = HAService(log)
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
+    async with connected(service) as slave:
         await slave.stream.send_all(RANGE_QUESTION)
         await wait_all_tasks_blocked()
         assert slave.heads == [(0.0, SEGMENT_SIZE, 0), (0.0, 3 * SEGMENT_SIZE + 10, 0)]
@@ -294,30 +236,22 @@ async def test_the_range_question_is_answered_and_changes_what_0_means(autojump_
         await wait_all_tasks_blocked()
         assert slave.frames[2][1] == SEGMENT_SIZE
         assert b"".join(body for _, _, body in slave.frames) == log.content
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_slave_that_asked_gets_the_first_offset_at_once(autojump_clock: MockClock) -> None:
     service = HAService(log_of(SEGMENT_SIZE, first_offset=SEGMENT_SIZE))
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
+    async with connected(service) as slave:
         await slave.stream.send_all(RANGE_QUESTION)
         await wait_all_tasks_blocked()
         await slave.report(77)
         await trio.sleep(6)
         assert slave.heads[2:] == [(0.0, SEGMENT_SIZE, 0), (5.001, SEGMENT_SIZE, 0)]
-        nursery.cancel_scope.cancel()
 
 
 async def test_flow_control_counts_headers_and_bodies(autojump_clock: MockClock) -> None:
     log = log_of(SEGMENT_SIZE)
-    slave = SlaveSide(HAService(log, HAOptions(transfer_bytes_per_s_max=1024)))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(1)
+    async with connected(HAService(log, HAOptions(transfer_bytes_per_s_max=1024)), 1) as slave:
         await trio.sleep(10)
-        nursery.cancel_scope.cancel()
     assert slave.heads[:2] == [(0.0, 1, 102 - 12), (0.1, 91, 102 - 12)]
     by_second: dict[int, int] = {}
     for at, _, size in slave.heads:
@@ -330,11 +264,7 @@ async def test_flow_control_counts_headers_and_bodies(autojump_clock: MockClock)
 
 async def test_truncation_below_a_slaves_position_closes_its_connection(autojump_clock: MockClock) -> None:
     log = log_of(100)
-    slave = SlaveSide(HAService(log))
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(100)
-        await wait_all_tasks_blocked()
+    async with until_closed(HAService(log), 100) as slave:
         log.max_offset.reset(50)
     assert slave.close_reason is CloseReason.LOG_TRUNCATED
     assert slave.closed_at == 0

@@ -14,7 +14,7 @@ from ha.replication.options import HAOptions
 from ha.store.damage import DamagedRange, DamageRegistry
 from tests.replication.master_side import MasterSide, serve_as_rocketmq
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
-from tests.replication.slave_side import SlaveSide
+from tests.replication.slave_side import SlaveSide, connected
 
 CONTENT = bytes(n * 7 % 251 for n in range(3 * SEGMENT_SIZE))
 LOG = b"\0" + CONTENT[1:]
@@ -147,11 +147,11 @@ async def test_ranges_that_a_peer_refuses(autojump_clock: MockClock) -> None:
         got = await fetch(peer, len(LOG) - 10, len(LOG) + 10)
         assert got == Fetched(LOG[-10:], f"peer:1 holds [{SEGMENT_SIZE}, {len(LOG)})")
         log.damage(SEGMENT_SIZE + 50, SEGMENT_SIZE + 60)
-        with pytest.raises(HealFetchError, match="damaged there too"):
+        with pytest.raises(HealFetchError, match="damaged there, too"):
             await fetch(peer, SEGMENT_SIZE + 50, SEGMENT_SIZE + 100)
         got = await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 100)
         assert got.raw == LOG[SEGMENT_SIZE : SEGMENT_SIZE + 50]
-        assert "damaged there too" in got.trouble
+        assert "damaged there, too" in got.trouble
         assert await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 50) == Fetched(got.raw, "")
         nursery.cancel_scope.cancel()
 
@@ -186,10 +186,7 @@ async def test_a_slave_gets_heartbeats_while_the_range_is_damaged(autojump_clock
     log = MemoryLog(LOG, hot_bytes=0)
     log.damage(300, 400)
     service = HAService(log, HAOptions(housekeeping_interval_s=60))
-    slave = SlaveSide(service)
-    async with trio.open_nursery() as nursery:
-        slave.start(nursery)
-        await slave.report(1)
+    async with connected(service, 1) as slave:
         await trio.sleep(12)
         assert [(head[1], head[2]) for head in slave.heads] == [(1, 299), (300, 0), (300, 0)]
         assert "waits at 300: bytes [300, 400) of the log are damaged" in service.explain(len(LOG) + (1 << 30))
@@ -200,7 +197,6 @@ async def test_a_slave_gets_heartbeats_while_the_range_is_damaged(autojump_clock
         log.heal()
         await wait_all_tasks_blocked()
         assert b"".join(body for _, _, body in slave.frames) == LOG[1:]
-        nursery.cancel_scope.cancel()
 
 
 class DamagedLog:
