@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 import trio
 import trustme
 
-from ha.failover.agreement import AgreementUnavailable, GroupRecord, Outdated, Seen, SwitchRequest
+from ha.failover.agreement import AgreementUnavailable, GroupRecord, GroupView, Outdated, Seen, SwitchRequest
 from ha.failover.etcd import EtcdAgreement, EtcdOptions, open_etcd_agreement
 from tests.failover.contract import EMPTY, MEMBER, elect, master, retry_until_available, until
 from tests.failover.etcd_servers import LEASE_MIN_S, EtcdCluster, open_cluster, require_etcd
@@ -231,12 +231,26 @@ async def test_a_failed_change_is_reported_even_if_an_answer_was_lost(tmp_path: 
         assert caught.value.view.master == master(1, 1)
 
 
-async def test_a_late_attempt_has_no_effect(tmp_path: Path) -> None:
+@asynccontextmanager
+async def open_late_way(tmp_path: Path) -> AsyncIterator[tuple[EtcdAgreement, EtcdAgreement, Proxy]]:
+    """An agreement, another one with two ways to the same server, and the way that the other tries first."""
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
         open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
     ):
+        yield prepared, agreement, first
+
+
+async def assert_stays(agreement: EtcdAgreement, holds: Callable[[GroupView], bool]) -> None:
+    """What was held on the way has the time to arrive, and changes nothing."""
+    for _ in range(10):
+        assert holds(await agreement.view())
+        await trio.sleep(0.03)
+
+
+async def test_a_late_attempt_has_no_effect(tmp_path: Path) -> None:
+    async with open_late_way(tmp_path) as (prepared, agreement, first):
         taken = await elect(prepared, 1)
         lease = await prepared.grant_lease(60)
         groups = [replace(FIRST, ack_count=number) for number in (1, 2, 3)]
@@ -248,35 +262,22 @@ async def test_a_late_attempt_has_no_effect(tmp_path: Path) -> None:
         await agreement.put_member(1, MEMBER, lease=lease)
         first.heal()
         last = await agreement.change_group(groups[2], group_revision=again, master_revision=taken)
-        for _ in range(10):
-            view = await agreement.view()
-            assert (view.group, view.group_revision) == (groups[2], last)
-            await trio.sleep(0.03)
+        await assert_stays(agreement, lambda view: (view.group, view.group_revision) == (groups[2], last))
 
 
 async def test_the_last_member_record_counts(tmp_path: Path) -> None:
-    async with (
-        open_cluster(tmp_path) as cluster,
-        open_agreement(*cluster.endpoints) as prepared,
-        open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
-    ):
+    async with open_late_way(tmp_path) as (prepared, agreement, first):
         lease = await prepared.grant_lease(60)
         first.requests.shut()
         await agreement.put_member(1, replace(MEMBER, max_offset=900), lease=lease)
         assert first.request_bytes > 0
         await agreement.put_member(1, MEMBER, lease=lease)
         first.heal()
-        for _ in range(10):
-            assert (await agreement.view()).members == {1: MEMBER}
-            await trio.sleep(0.03)
+        await assert_stays(agreement, lambda view: view.members == {1: MEMBER})
 
 
 async def test_a_served_switch_request_is_not_repeated(tmp_path: Path) -> None:
-    async with (
-        open_cluster(tmp_path) as cluster,
-        open_agreement(*cluster.endpoints) as prepared,
-        open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
-    ):
+    async with open_late_way(tmp_path) as (prepared, agreement, first):
         await prepared.create_group(EMPTY)
         first.requests.shut()
         asked = await agreement.request_switch(SwitchRequest(to=2))
@@ -284,9 +285,7 @@ async def test_a_served_switch_request_is_not_repeated(tmp_path: Path) -> None:
         refused = SwitchRequest(to=2, refusal="no such member", refused_revision=asked)
         await agreement.refuse_switch(refused, switch_revision=asked)
         first.heal()
-        for _ in range(10):
-            assert (await agreement.view()).switch == refused
-            await trio.sleep(0.03)
+        await assert_stays(agreement, lambda view: view.switch == refused)
 
 
 async def test_endpoints_share_a_short_timeout(tmp_path: Path) -> None:
