@@ -393,7 +393,6 @@ class HASession:
         return Overlap(start, held) if held else None
 
     async def _send_report(self, offset: int) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()  # a closed session acknowledges nothing more
         # Set before it is sent: the answer may be read before this task runs again.
         self.reported_offset = offset
         await self._send(self._encode_report(offset))

@@ -94,6 +94,13 @@ async def test_a_frame_before_the_request_is_malformed(autojump_clock: MockClock
         assert condition_of(client) is Condition.MALFORMED_FRAME
 
 
+async def test_a_second_handshake_is_malformed(autojump_clock: MockClock) -> None:
+    async with following(Member()) as (client, master):
+        await master.answer(0, (1, 0))
+        await master.answer(0, (1, 0))
+        assert condition_of(client) is Condition.MALFORMED_FRAME
+
+
 # Appending and confirming
 
 
