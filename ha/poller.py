@@ -1,12 +1,13 @@
-"""Many sockets behind one epoll descriptor, on which one task waits: what is ready is served in one turn of it.
+"""Serves many sockets from one task, which waits for one epoll descriptor.
 
-A wait of trio's for one socket takes some twenty microseconds of Python: a registration, a task made runnable, its
-step. With one request in flight on each of many connections that is a third of what a request costs. Here a task that
-waits leaves behind what is to be done when its socket is readable, a function that doesn't wait. The poller calls it,
-and the task is woken only if that isn't enough. The task still owns its connection: cancelled, it waits no more.
+A wait for one socket in Trio takes some twenty microseconds of Python: a registration, a task made runnable, its step.
+With one request in flight on each of many connections that is a third of what a request costs. Here a waiting task
+leaves a function that serves its socket without waiting. The poller calls the function when the socket is readable, and
+wakes the task only if the function returns False. The task still owns its connection: if it is cancelled, the function
+is not called any more.
 
-    turn     what all sockets that are ready have brought, at most TURN_S of it, then the other tasks
-    its end  what was left for it by `at_turn_end`: what many brought is written, what many are told is sent, once
+    turn         serves the sockets that are ready, for at most TIME_SLICE_S; then the other tasks run
+    end of turn  callbacks of `at_turn_end`: writes and sends once what the whole turn has produced
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from time import perf_counter
 
 import trio
 
-TURN_S = 0.002
-"""So long sockets are served before the other tasks have their turn."""
+TIME_SLICE_S = 0.002
+"""Longest time that sockets are served before other tasks run."""
 
 EVENTS_MAX = 256
-"""Sockets that the system names at once."""
+"""Most ready sockets that one system call returns."""
 
 
 class _Wait:
-    """A task that waits, and what is called instead of waking it."""
+    """A waiting task, and the function that is called instead of waking it."""
 
     __slots__ = ("error", "on_readable", "task")
 
@@ -37,21 +38,24 @@ class _Wait:
 
 
 class Poller:
-    """Runs within `open_poller`. Its sockets are those that tasks wait for now."""
+    """Runs within `open_poller`. Serves the sockets that tasks wait for now."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_slice_s: float = TIME_SLICE_S) -> None:
+        self._time_slice_s = time_slice_s
         self._epoll = select.epoll()
         self._waits: dict[int, _Wait] = {}
         self._unserved: list[tuple[int, int]] = []
         self._early: list[Callable[[], None]] = []
         self._late: list[Callable[[], None]] = []
-        self._is_in_turn = False
+        self.is_in_turn = False
+        """Whether a turn is in progress, so that `at_turn_end` defers callbacks. For reading only."""
         self._scope = trio.CancelScope(shield=True)
 
     async def wait(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
-        """Have `on_readable` called whenever the descriptor is readable or its peer gone, until it returns False.
+        """Calls `on_readable` whenever the descriptor is readable or its peer gone, until it returns False.
 
-        It runs in the poller's task. What it raises is raised here. The descriptor must stay open until this returns.
+        It is called in the poller's task; what it raises is raised here. The descriptor must stay open until this
+        returns.
         """
         if descriptor < 0:
             raise trio.ClosedResourceError("the socket is closed")
@@ -69,24 +73,19 @@ class Poller:
             raise wait.error
 
     def at_turn_end(self, callback: Callable[[], None], *, is_early: bool = False) -> None:
-        """Call it when all that is ready has been read; at once outside a turn. Those that are early come first.
+        """Calls `callback` when the turn has served its sockets, or at once outside a turn.
 
-        It must not raise, and may leave more for the same end.
+        Early callbacks are called before the others. They must not raise, and may add more for the same turn.
         """
-        if not self._is_in_turn:
+        if not self.is_in_turn:
             callback()
         elif is_early:
             self._early.append(callback)
         else:
             self._late.append(callback)
 
-    @property
-    def is_in_turn(self) -> bool:
-        """Whether sockets are being served, and `at_turn_end` puts off."""
-        return self._is_in_turn
-
     async def _run(self) -> None:
-        """Serve until `_scope` is cancelled, whatever is cancelled around it: connections are served to their end."""
+        """Serves until `_scope` is cancelled; shielded, so that connections are served until they have ended."""
         with self._scope:
             while True:
                 if self._unserved:
@@ -96,15 +95,15 @@ class Poller:
                 self._serve()
 
     def _serve(self) -> None:
-        """One turn."""
+        """Runs one turn."""
         events = self._unserved or self._epoll.poll(0, EVENTS_MAX)
         self._unserved = []
-        ends_at = perf_counter() + TURN_S
-        self._is_in_turn = True
+        ends_at = perf_counter() + self._time_slice_s
+        self.is_in_turn = True
         try:
             for number, (descriptor, _) in enumerate(events):
                 wait = self._waits.get(descriptor)
-                if wait is not None:  # else one before it has ended the wait
+                if wait is not None:  # else another socket's function has ended the wait
                     self._serve_one(descriptor, wait)
                 if perf_counter() >= ends_at:
                     self._unserved = events[number + 1 :]
@@ -116,31 +115,28 @@ class Poller:
                 for callback in callbacks:
                     callback()
         finally:
-            self._is_in_turn = False
+            self.is_in_turn = False
 
     def _serve_one(self, descriptor: int, wait: _Wait) -> None:
         try:
-            goes_on = wait.on_readable()
-        except Exception as error:  # its task's, which is where it is raised
+            is_served = wait.on_readable()
+        except Exception as error:  # raised in the waiting task
             wait.error = error
-            goes_on = False
-        if not goes_on and self._waits.get(descriptor) is wait:  # else it was cancelled meanwhile
+            is_served = False
+        if not is_served and self._waits.get(descriptor) is wait:  # else the wait was cancelled
             self._forget(descriptor)
             trio.lowlevel.reschedule(wait.task)
 
     def _forget(self, descriptor: int) -> None:
         del self._waits[descriptor]
-        with suppress(OSError):  # closed already, and with that out of the epoll
+        with suppress(OSError):  # closed already, which has removed it
             self._epoll.unregister(descriptor)
-
-    def _close(self) -> None:
-        self._epoll.close()
 
 
 @asynccontextmanager
-async def open_poller() -> AsyncIterator[Poller]:
-    """A poller that serves while the block runs, also while what is in the block ends in shielded scopes."""
-    poller = Poller()
+async def open_poller(time_slice_s: float = TIME_SLICE_S) -> AsyncIterator[Poller]:
+    """Runs a poller for the duration of the block, even while shielded parts of a cancelled block end."""
+    poller = Poller(time_slice_s)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(poller._run)
@@ -149,4 +145,4 @@ async def open_poller() -> AsyncIterator[Poller]:
             finally:
                 poller._scope.cancel()
     finally:
-        poller._close()
+        poller._epoll.close()

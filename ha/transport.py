@@ -1,13 +1,13 @@
-"""Bytes in and out of one stream, as cheaply as the stream allows.
+"""Reads and writes the bytes of one stream, as cheaply as the stream allows.
 
-A TCP stream is read and written below trio.SocketStream: the system call first, and a wait only when it would block, or
-lately did each time. With SocketStream each receive costs a checkpoint and each send another, which is half of the
-processor time of an echo (bench/README.md). An encrypted stream over TCP is given that way of moving its bytes. Any
-other trio.abc.Stream (memory streams) goes through its own methods, behind the same calls. os.read and os.write are
-given the socket's file descriptor, because trio's socket has no call that tries without a checkpoint; the descriptor is
-asked for anew each time, so that a closed socket is -1 and never somebody else's file.
+TCP streams are read and written below trio.SocketStream: the system call first, and a wait only when it would block, or
+has done so recently. With SocketStream each receive costs a checkpoint and each send another, which is half of the
+processor time of an echo (bench/README.md). An encrypted stream over TCP moves its bytes in the same way. Any other
+trio.abc.Stream (memory streams) is used through its own methods, behind the same interface. os.read and os.write get
+the socket's file descriptor, because Trio's sockets have no call without a checkpoint. It is looked up for each call,
+so it is -1 once the socket is closed, and never another file's.
 
-With a poller (poller.py) what a TCP connection brings can be served in the poller's turn, without waking its reader.
+With a poller (poller.py) the chunks of a TCP connection can be served in the poller's task without waking the reader.
 """
 
 from __future__ import annotations
@@ -23,66 +23,69 @@ import trio
 
 from ha.poller import Poller
 
-READ_FIRST = 65_536
-"""Bytes asked for until a read fills that: most connections never need chunk_size_max."""
+READ_SIZE_FIRST = 65_536
+"""Size of a read until one fills it: most connections never need chunk_size_max."""
 
-HOT_BYTES_MAX = 1_048_576
-"""Bytes read from one connection without a wait before the other tasks get a turn."""
+TIME_SLICE_S = 0.002
+"""Longest time that one connection reads or sends before other tasks run. A page that the host has to provide first
+makes a system call that moves many of them take ten times as long."""
 
-HOT_S = 0.002
-"""Seconds after which they do in any case. A page that the host has to give first, or take back from somebody, makes a
-system call that moves many of them take ten times as long."""
+TIME_SLICE_BYTES = 1_048_576
+"""Bytes read from one connection after which other tasks run in any case."""
 
-PIECE_BYTES = 262_144
+READ_BYTES_COUNTED_MIN = 16_384
+"""A shorter read counts as this many bytes of the time slice: a peer that sends in small pieces must not delay others
+for longer."""
+
+SEND_PIECE_BYTES = 262_144
 """Bytes sent with one system call."""
 
-HOT_READ_BYTES = 16_384
-"""A read counts as at least so many of them: who sends in drips must not keep the others waiting for longer."""
+WAIT_FIRST_COUNT = 16
+"""After a read that found nothing this many reads wait before they try, unless a long one comes: otherwise a failed
+system call would be added to each single message."""
 
-PROBE_COUNT = 16
-"""Where a read found nothing more, so many of the next ones wait before they try, unless much comes: a system call that
-fails is what a message that is alone would pay twice."""
+_NOTSENT_LOWAT_DEFAULT = 0
+"""Restores the system's TCP_NOTSENT_LOWAT. With Trio's 16 KiB the system accepts no more than that beyond the peer's
+window: a response of one MiB costs a pass of the event loop, and a wake-up of its reader, for each 200 KB."""
 
-_SYSTEM_DEFAULT = 0
-"""Of TCP_NOTSENT_LOWAT. With trio's 16 KiB the system takes no more than that beyond the peer's window: an answer of a
-MiB costs a turn of the loop, and a wake-up of its reader, for each 200 KB."""
-
-Take = Callable[[bytes], bool]
-"""Serves a chunk if that can be done without waiting; tells whether it is served."""
+ServeChunk = Callable[[bytes], bool]
+"""Serves a chunk if that needs no wait; returns whether it did."""
 
 
 class Transport(Protocol):
-    """What a connection needs of its stream. The peer's doings raise trio.BrokenResourceError, nothing else."""
+    """What a connection needs of its stream. Errors of the peer or the network raise trio.BrokenResourceError only."""
 
-    async def receive(self, take: Take | None = None) -> bytes:
-        """The next bytes, b"" at the end of the stream. Not always a checkpoint; one each HOT_BYTES_MAX or HOT_S.
+    async def receive(self, serve: ServeChunk | None = None) -> bytes:
+        """Returns the next bytes, b"" at the end of the stream. A checkpoint at least once per time slice.
 
-        With `take` the next that it does not serve: it is asked first, maybe in another task, and what it raises is
-        raised here."""
+        With `serve`, returns the next chunk that it did not serve: it is called first, maybe in another task, and what
+        it raises is raised here.
+        """
         ...
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """The same into the begin of `buffer`; how many bytes it is, 0 at the end of the stream."""
+        """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream."""
         ...
 
     @property
     def can_send_nowait(self) -> bool:
-        """Whether `send_nowait` is worth a try."""
+        """Whether `send_nowait` may ever send anything."""
         ...
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Give bytes to the system without waiting; how many it took, 0 if none or if the stream can't do that.
+        """Passes bytes to the system without waiting; returns how many it accepted.
 
-        The rest has to be what `send_all` is called with next."""
+        The rest has to be what `send_all` is called with next.
+        """
         ...
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """Send everything. Not always a checkpoint. Cancelled, it leaves an unknown prefix sent: close then."""
+        """Sends everything. Not always a checkpoint. If it is cancelled, an unknown part was sent: close then."""
         ...
 
 
 def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller | None = None) -> Transport:
-    """The cheapest transport that the stream allows. With a poller its task serves what `receive` is to take."""
+    """Returns the cheapest transport that the stream allows. With a poller, its task calls `serve` of `receive`."""
     if isinstance(stream, trio.SocketStream) and os.name == "posix":
         return SocketTransport(stream, chunk_size_max, poller)
     below = getattr(stream, "transport_stream", None)
@@ -93,9 +96,9 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller |
 
 
 def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
-    """The peer's host and port; ("gone", 0) if it is lost already.
+    """Returns the peer's host and port; ("gone", 0) if the connection is lost already.
 
-    Any other stream says in `peer_address`, if it has that, who its peer is; otherwise ("memory", 0).
+    Of other streams than TCP, returns their attribute `peer_address`, by default ("memory", 0).
     """
     if isinstance(stream, trio.SocketStream):
         try:
@@ -109,75 +112,74 @@ def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
 
 
 class SocketTransport:
-    """A TCP connection, read and written with the bare system calls."""
+    """A TCP connection, read and written with system calls."""
 
     __slots__ = (
-        "_hot_bytes",
-        "_hot_since",
-        "_is_taken",
         "_poller",
         "_read_size",
         "_read_size_max",
+        "_slice_began",
+        "_slice_bytes",
         "_socket",
-        "_waits",
+        "_waits_left",
+        "_was_served",
     )
     can_send_nowait = True
 
     def __init__(self, stream: trio.SocketStream, chunk_size_max: int, poller: Poller | None = None) -> None:
         self._socket = stream.socket
         self._poller = poller
-        self._is_taken = True
-        """Whether the last chunk was, and the next one may be: else a turn would only be in the way of the reader"""
+        self._was_served = True
+        """Whether the last chunk was served without waiting. Otherwise the next one isn't expected to be, and is left
+        to the reader"""
         self._read_size_max = chunk_size_max
-        self._read_size = min(READ_FIRST, chunk_size_max)
-        self._hot_bytes = 0
-        self._hot_since = 0.0
-        self._waits = 0
-        with suppress(OSError):  # a socket that is no TCP connection, or none any more
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _SYSTEM_DEFAULT)
+        self._read_size = min(READ_SIZE_FIRST, chunk_size_max)
+        self._slice_bytes = 0
+        self._slice_began = 0.0
+        self._waits_left = 0
+        with suppress(OSError):  # not a TCP connection, or closed already
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_DEFAULT)
 
-    async def receive(self, take: Take | None = None) -> bytes:
+    async def receive(self, serve: ServeChunk | None = None) -> bytes:
         while True:
-            if take is not None and self._poller is not None and self._is_taken:
-                chunk = await self._receive_in_turns(take, self._poller)
-                self._is_taken = False
+            if serve is not None and self._poller is not None and self._was_served:
+                chunk = await self._receive_in_turns(serve, self._poller)
+                self._was_served = False
                 return chunk
             chunk = await self._receive()
-            self._is_taken = bool(chunk) and take is not None and take(chunk)
-            if not self._is_taken:
+            self._was_served = bool(chunk) and serve is not None and serve(chunk)
+            if not self._was_served:
                 return chunk
 
     async def _receive(self) -> bytes:
-        if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
+        if self._waits_left or self._slice_bytes >= TIME_SLICE_BYTES:
             await self._wait()
         while True:
             try:
                 chunk = self._read()
             except BlockingIOError:
-                self._hot_bytes = 0
-                self._waits = PROBE_COUNT
-                await trio.lowlevel.wait_readable(self._socket)
+                await self._wait_after_miss()
             else:
                 self._count(len(chunk))
                 return chunk
 
-    async def _receive_in_turns(self, take: Take, poller: Poller) -> bytes:
-        """The next chunk that `take` does not serve in a turn of the poller."""
+    async def _receive_in_turns(self, serve: ServeChunk, poller: Poller) -> bytes:
+        """Returns the next chunk that `serve` does not serve in the poller's task."""
         found = b""
 
-        def read_and_take() -> bool:
+        def read_and_serve() -> bool:
             nonlocal found
             try:
                 found = self._read()
-            except BlockingIOError:  # somebody else's event
+            except BlockingIOError:  # a spurious event
                 return True
-            return bool(found) and take(found)
+            return bool(found) and serve(found)
 
-        await poller.wait(self._socket.fileno(), read_and_take)
+        await poller.wait(self._socket.fileno(), read_and_serve)
         return found
 
     def _read(self) -> bytes:
-        """What is there. BlockingIOError."""
+        """Reads what has arrived. BlockingIOError if nothing has."""
         try:
             chunk = os.read(self._socket.fileno(), self._read_size)
         except BlockingIOError:
@@ -189,39 +191,43 @@ class SocketTransport:
         return chunk
 
     async def receive_into(self, buffer: memoryview) -> int:
-        if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
+        if self._waits_left or self._slice_bytes >= TIME_SLICE_BYTES:
             await self._wait()
         while True:
             try:
                 size = os.readv(self._socket.fileno(), (buffer,))
             except BlockingIOError:
-                self._hot_bytes = 0
-                self._waits = PROBE_COUNT
-                await trio.lowlevel.wait_readable(self._socket)
+                await self._wait_after_miss()
             except OSError as error:
                 raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
             else:
                 self._count(size)
                 return size
 
+    async def _wait_after_miss(self) -> None:
+        self._slice_bytes = 0
+        self._waits_left = WAIT_FIRST_COUNT
+        await trio.lowlevel.wait_readable(self._socket)
+
     async def _wait(self) -> None:
-        """Let the other tasks have a turn: until there are bytes if it is likely that there are none."""
-        self._hot_bytes = 0
-        if self._waits and self._socket.fileno() >= 0:
-            self._waits -= 1
+        """Lets other tasks run: until bytes arrive, if probably none are there."""
+        self._slice_bytes = 0
+        if self._waits_left and self._socket.fileno() >= 0:
+            self._waits_left -= 1
             await trio.lowlevel.wait_readable(self._socket)
         else:
             await trio.lowlevel.checkpoint()
 
     def _count(self, size: int) -> None:
-        """Note a read of `size` bytes."""
+        """Counts a read of `size` bytes towards the time slice."""
         now = time.perf_counter()
-        if not self._hot_bytes:
-            self._hot_since = now
-        # What was done with the last ones counts, too: a few bytes may ask for much.
-        self._hot_bytes += max(size, HOT_READ_BYTES) if now - self._hot_since < HOT_S else HOT_BYTES_MAX
-        if size > HOT_READ_BYTES:
-            self._waits = 0
+        if not self._slice_bytes:
+            self._slice_began = now
+        # Time spent on the last bytes counts as well: a short request may cost much.
+        is_over = now - self._slice_began >= TIME_SLICE_S
+        self._slice_bytes += TIME_SLICE_BYTES if is_over else max(size, READ_BYTES_COUNTED_MIN)
+        if size > READ_BYTES_COUNTED_MIN:
+            self._waits_left = 0
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         try:
@@ -240,13 +246,13 @@ class SocketTransport:
                     sent += self._send_pieces(rest)
 
     def _send_pieces(self, data: memoryview) -> int:
-        """As `send_nowait`, with several calls, for HOT_S at most."""
+        """As `send_nowait`, with several system calls, for one time slice at most."""
         size = len(data)
-        if size <= PIECE_BYTES:
+        if size <= SEND_PIECE_BYTES:
             return self.send_nowait(data)
-        sent, end_at = 0, time.perf_counter() + HOT_S
+        sent, end_at = 0, time.perf_counter() + TIME_SLICE_S
         while sent < size:
-            with data[sent : sent + PIECE_BYTES] as piece:
+            with data[sent : sent + SEND_PIECE_BYTES] as piece:
                 taken = self.send_nowait(piece)
                 sent += taken
                 if taken < len(piece) or time.perf_counter() >= end_at:
@@ -300,7 +306,7 @@ class EagerWriter:
 
 @runtime_checkable
 class NowaitStream(Protocol):
-    """A stream of any kind that can be given bytes without waiting."""
+    """A stream of another kind than TCP that can send without waiting."""
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         """As `Transport.send_nowait`."""
@@ -308,10 +314,10 @@ class NowaitStream(Protocol):
 
 @runtime_checkable
 class EncryptedStream(Protocol):
-    """A stream that encrypts what it moves over another one (ha/tls/stream.py)."""
+    """A stream that encrypts the bytes of another one (ha/tls/stream.py)."""
 
     def move_with(self, mover: Transport) -> None:
-        """Move the bytes of the stream below with `mover` from now on."""
+        """Moves the bytes of the stream below with `mover` from now on."""
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         """As `Transport.send_nowait`, all or nothing."""
@@ -320,11 +326,11 @@ class EncryptedStream(Protocol):
         """As of any stream."""
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        """As of any stream; after a `send_nowait` that took nothing, of the same data."""
+        """As of any stream. After a `send_nowait` that returned 0, call it with the same data."""
 
 
 class EncryptedTransport:
-    """TLS over a TCP connection that is read and written with the bare system calls."""
+    """TLS over a TCP connection that is read and written with system calls."""
 
     __slots__ = ("_chunk_size_max", "_stream", "send_all", "send_nowait")
     can_send_nowait = True
@@ -335,9 +341,9 @@ class EncryptedTransport:
         self.send_nowait = stream.send_nowait
         self.send_all = stream.send_all
 
-    async def receive(self, take: Take | None = None) -> bytes:
+    async def receive(self, serve: ServeChunk | None = None) -> bytes:
         while chunk := await self._stream.receive_some(self._chunk_size_max):
-            if take is None or not take(chunk):
+            if serve is None or not serve(chunk):
                 break
         return chunk
 
@@ -356,7 +362,7 @@ class StreamTransport:
         self._stream = stream
         self._chunk_size_max = chunk_size_max
         self._nowait_stream: NowaitStream | None = None
-        # An encrypted stream can't without a mover, which it has over TCP alone.
+        # An encrypted stream needs a mover for it, which it has over TCP only.
         if isinstance(stream, NowaitStream) and not isinstance(stream, EncryptedStream):
             self._nowait_stream = stream
 
@@ -364,9 +370,9 @@ class StreamTransport:
     def can_send_nowait(self) -> bool:
         return self._nowait_stream is not None
 
-    async def receive(self, take: Take | None = None) -> bytes:
+    async def receive(self, serve: ServeChunk | None = None) -> bytes:
         while chunk := bytes(await self._stream.receive_some(self._chunk_size_max)):
-            if take is None or not take(chunk):
+            if serve is None or not serve(chunk):
                 break
         return chunk
 

@@ -1,4 +1,4 @@
-"""A server on a real TCP port, peers that break its limits, and a witness who must notice nothing of them."""
+"""A server on a real TCP port, peers that exceed its limits, and a witness that must not be affected by them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import trio
+import trio.testing
 
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
@@ -19,25 +20,25 @@ TIMEOUT_S = 20.0
 
 
 class Site:
-    """A port, and whom it was connected from."""
+    """A port, and the streams connected to it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self._streams: list[trio.abc.Stream] = []
 
     async def connect(self) -> Peer:
-        """A peer over a socket."""
+        """Connects a peer over a socket."""
         stream = await trio.open_tcp_stream("127.0.0.1", self.port)
         self._streams.append(stream)
         return Peer(stream)
 
     async def witness(self) -> Witness:
-        """A well-behaved one."""
+        """Connects a well-behaved peer."""
         return Witness(await self.connect())
 
     @asynccontextmanager
     async def hanging_up(self) -> AsyncIterator[Self]:
-        """Close every peer at the end of the block."""
+        """Closes every peer at the end of the block."""
         try:
             yield self
         finally:
@@ -47,22 +48,22 @@ class Site:
 
 
 class ServerSite(Site):
-    """The port of a bare server; `server` counts what happened there."""
+    """The port of a bare server; `server` counts what happens there."""
 
     def __init__(self, port: int, server: RemotingServer) -> None:
         super().__init__(port)
         self.server = server
 
-    async def closed(self, cause: str, count: int = 1) -> None:
-        """Wait until so many connections have ended for this cause."""
-        with trio.fail_after(TIMEOUT_S):
-            while self.server.statistics().closed.get(cause, 0) < count:  # noqa: ASYNC110 (a server has no such event)
-                await trio.sleep(0.01)
+    async def closed(self, cause: str, count: int = 1, timeout_s: float = TIMEOUT_S) -> None:
+        """Waits until `count` connections have ended for this cause."""
+        with trio.fail_after(timeout_s):
+            while self.server.statistics().closed.get(cause, 0) < count:
+                await trio.testing.wait_all_tasks_blocked(0.001)
 
 
 @asynccontextmanager
 async def open_site(handler: Handler, options: RemotingServerOptions | None = None) -> AsyncIterator[ServerSite]:
-    """A server of its own while the block runs."""
+    """Runs a server for the duration of the block."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
@@ -72,16 +73,21 @@ async def open_site(handler: Handler, options: RemotingServerOptions | None = No
         nursery.cancel_scope.cancel()
 
 
-async def ended(peer: Peer) -> bool:
-    """Wait until the server has closed the peer's connection. trio.TooSlowError if it doesn't."""
-    with trio.fail_after(TIMEOUT_S):
+async def settled() -> None:
+    """Waits until no task has had anything to do for 50 ms: the sockets are empty, or their readers have paused."""
+    await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+async def ended(peer: Peer, timeout_s: float = TIMEOUT_S) -> bool:
+    """Waits until the server has closed the peer's connection. trio.TooSlowError if it doesn't."""
+    with trio.fail_after(timeout_s):
         while await peer.receive() is not None:
             pass
     return True
 
 
 async def push(peer: Peer, data: bytes) -> None:
-    """Send what the server may refuse to take."""
+    """Sends bytes that the server may refuse to read."""
     try:
         await peer.stream.send_all(data)
     except trio.BrokenResourceError:
@@ -89,14 +95,14 @@ async def push(peer: Peer, data: bytes) -> None:
 
 
 class Witness:
-    """A well-behaved peer, connected before the others came."""
+    """A well-behaved peer, connected before the others."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._opaque = 0
 
     async def is_served(self) -> bool:
-        """Ask something small; whether it is answered in time, on the same connection."""
+        """Sends a small request; returns whether it is answered in time, on the same connection."""
         self._opaque += 1
         with trio.fail_after(TIMEOUT_S):
             answer = await self._peer.ask(RemotingCommand(RequestCode.GET_MAX_OFFSET, self._opaque))
@@ -104,7 +110,7 @@ class Witness:
 
 
 def anonymous_bytes() -> int:
-    """This process's own memory, after the garbage is out."""
+    """This process's private memory, after a garbage collection."""
     gc.collect()
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
     return int(line.split()[1]) * 1024

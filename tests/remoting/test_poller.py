@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from ha import poller as poller_module
 from ha.poller import Poller, open_poller
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServer
@@ -174,12 +173,11 @@ async def test_a_turns_end_comes_after_all_reads_of_it_and_early_ones_first() ->
     ]
 
 
-async def test_the_other_tasks_have_their_turn_however_much_there_is_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller_module, "TURN_S", 0.0)
+async def test_other_tasks_run_between_turns_however_much_there_is_to_read() -> None:
     read: list[int] = []
     seen: list[int] = []
     with trio.fail_after(WAIT_S):
-        async with open_poller() as poller, trio.open_nursery() as nursery:
+        async with open_poller(time_slice_s=0.0) as poller, trio.open_nursery() as nursery:
             for number in range(3):
                 ours, theirs = socket.socketpair()
                 nursery.start_soon(hold, ours, theirs)

@@ -1,0 +1,12 @@
+"""Virtual time over real sockets."""
+
+from __future__ import annotations
+
+import pytest
+import trio.testing
+
+
+@pytest.fixture
+def socket_clock() -> trio.testing.MockClock:
+    """Jumps to the next deadline once all tasks have waited for 50 ms: loopback delivers what was sent by then."""
+    return trio.testing.MockClock(autojump_threshold=0.05)
