@@ -1,4 +1,4 @@
-"""The compiled twin of what copies slices of a buffer (slices.py)."""
+"""Compiled twin of `take_slices` in slices.py."""
 
 from libc.string cimport memcpy
 
@@ -20,7 +20,7 @@ def take_slices(buffer not None, begins not None, sizes not None, kind=None):
         total += all_sizes[index]
     if total > 0x7FFFFFFF:
         raise OverflowError(f"{total} bytes are too many for an array")
-    # Arrow's own memory keeps its pages from one batch to the next.
+    # Memory of the Arrow pool is reused by the next batch.
     taken = pa.allocate_buffer(total)
     bounds = np.empty(count + 1, np.int32)
     offsets = bounds

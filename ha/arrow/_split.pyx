@@ -1,4 +1,4 @@
-"""The compiled twin of what splits property strings (split.py)."""
+"""Compiled twin of `usual_pieces` in split.py."""
 
 from libc.string cimport memchr
 

@@ -1,4 +1,4 @@
-"""The compiled twin of what makes the usual stored property string (stored_properties.py)."""
+"""Compiled twin of `usual_properties` in stored_properties.py."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
@@ -15,7 +15,7 @@ cdef inline bint _begins(const char *at, Py_ssize_t size, const char *mark, Py_s
 
 
 cdef inline bint _is_unusual(const char *at, Py_ssize_t size) noexcept:
-    """Whether a pair is one of those that `usual_properties` leaves to others."""
+    """Returns whether `usual_properties` does not handle this pair."""
     cdef char first = at[0]
     if first == c"T":
         return (_begins(at, size, b"TRACE_ON\x01", 9) or _begins(at, size, b"TRAN_MSG\x01", 9)
@@ -60,7 +60,7 @@ def usual_properties(str text not None, bytes suffix not None, unique_id):
     if own_key is None:
         unique_key = unique_id()
         if not PyUnicode_IS_ASCII(unique_key):
-            raise ValueError(f"a unique id of other characters than ASCII: {unique_key!r}")
+            raise ValueError(f"unique id with non-ASCII characters: {unique_key!r}")
         added = PyUnicode_GET_LENGTH(unique_key) + 10
     stored = PyBytes_FromStringAndSize(NULL, size + needs_end + added + PyBytes_GET_SIZE(suffix))
     to = PyBytes_AS_STRING(stored)

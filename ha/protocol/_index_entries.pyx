@@ -63,7 +63,7 @@ def link_slots(bytes keys not None, slots not None, int first, bytearray dirty_p
         key += KEY_SIZE
 
 
-def lead_within(slots not None, long long stop):
+def point_below(slots not None, long long stop):
     cdef int[::1] leads = slots
     cdef Py_ssize_t place
     cdef int least = 0, most = 0

@@ -109,7 +109,7 @@ cdef bint _find_values(const unsigned char *at, Py_ssize_t properties_size, Valu
 
 
 cdef inline unsigned int _hash(unsigned int before, const unsigned char *at, Py_ssize_t size) noexcept:
-    # Four at once: a product waits for the one before it, and a key has some forty characters.
+    # Four at a time, as each product depends on the previous one and a key has about forty characters.
     while size >= 4:
         before = before * 923521 + at[0] * <unsigned int>29791 + at[1] * <unsigned int>961 + at[2] * <unsigned int>31
         before += at[3]
@@ -131,7 +131,7 @@ cdef inline bint _add_key(Buffer *keys, unsigned int key_hash, Record *record) e
             raise MemoryError
         keys.at, keys.room = at, 2 * keys.room + 64 * KEY_SIZE
     at = keys.at + keys.size
-    # No number that C has no int for: comparing with one makes a Python object of each hash.
+    # Only numbers that fit a C int: comparing with a larger one would create a Python object for each hash.
     positive = key_hash if <int>key_hash >= 0 else 0 - key_hash
     if <int>positive < 0:
         positive = 0
@@ -144,7 +144,7 @@ cdef inline bint _add_key(Buffer *keys, unsigned int key_hash, Record *record) e
 
 cdef bint _add_keys(Buffer *keys, Record *record, Values *values, unsigned int before, unsigned int before_tags,
                     bint with_tags) except False:
-    """Add the keys of a record as `index_key_hashes` has them."""
+    """Adds the keys of a record like `index_key_hashes`."""
     cdef const unsigned char *at
     cdef const unsigned char *end
     cdef const unsigned char *stop
@@ -217,7 +217,7 @@ cdef inline Queue *_find_queue(Queues *queues, const unsigned char *topic, Recor
 
 
 cdef Py_ssize_t _run_of(dict runs, list names, str topic, int queue_id) except -1:
-    """The number of a queue's run, which may be a new one."""
+    """Returns the number of the run of a queue, which may be a new one."""
     name = topic, queue_id
     known = runs.get(name)
     if known is None:
@@ -241,7 +241,7 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
     cdef dict runs = {}
     cdef list names = [], topics = []
     cdef str topic
-    trouble = None
+    damage = None
     values.unique_key.size = values.keys.size = values.tags.size = 0
     while position < end and count < count_max and position < bytes_max:
         queue = NULL
@@ -269,7 +269,7 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
         else:
             found = scan_record(buffer, position, end, delay_levels_ms=delay_levels_ms)
             if type(found) is not RecordHead or found.physical_offset != base_offset + position:
-                position, trouble = end_of_run(found, buffer, position, base_offset, segment_end)
+                position, damage = end_of_run(found, buffer, position, base_offset, segment_end)
                 break
             queue, topic = NULL, found.topic
             record.size, record.sys_flag = found.total_size, <unsigned int><int>found.sys_flag
@@ -298,7 +298,7 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
     return RecordDigest(
         count,
         position,
-        trouble,
+        damage,
         base_offset if count else -1,
         last_physical_offset,
         last_store_timestamp_ms,
@@ -308,7 +308,7 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
 
 
 cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
-    """Put the rows together by queue."""
+    """Groups the rows by queue."""
     cdef Py_ssize_t run_count = len(names), run, row, place
     cdef Py_ssize_t *counts
     cdef Py_ssize_t *order
@@ -320,7 +320,7 @@ cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
     cdef object known_code = 0
     if not run_count:
         return found
-    # Where each run begins in `order`, which has the rows by run; then where it ends.
+    # The start of each run in `order`, which holds the rows by run; later its end.
     counts = <Py_ssize_t *>malloc((run_count + 1 + row_count) * sizeof(Py_ssize_t))
     if counts == NULL:
         raise MemoryError

@@ -1,13 +1,13 @@
-"""Signatures of requests, as RocketMQ's plain ACL has them: both who signs and who checks use this.
+"""Signs requests and verifies signatures as RocketMQ's plain ACL does.
 
-A signed request carries the ext fields AccessKey (who signs), SecurityToken (optional) and
+A signed request has the ext fields AccessKey (the signer), SecurityToken (optional) and
 
     Signature = base64(HMAC-SHA1(secret key, content))
-    content   = the values of all ext fields but Signature, in the order of their names, then the body
+    content   = the values of all ext fields except Signature, sorted by name, then the body
 
-Names are compared by UTF-16 code units, as Java's String does, and values are the strings as transmitted, in UTF-8 with
-nothing between them. Nothing in it says when it was made, so a request that was overheard can be sent again: TLS keeps
-it from being overheard. Sources: AclClientRPCHook, AclSigner, AclUtils.combineRequestContent, PlainAccessValidator.
+Names are compared by UTF-16 code units, as Java's String does; values are the strings as transmitted, in UTF-8 without
+separators. The signature contains no time, so a captured request can be replayed unless TLS protects it. Sources:
+AclClientRPCHook, AclSigner, AclUtils.combineRequestContent, PlainAccessValidator.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
-"""An ext field that clients add behind the signature; servers leave it out of the content."""
+"""An ext field that clients add after signing; servers exclude it from the content."""
 
 _UNSIGNED = frozenset({SIGNATURE, UNIQUE_KEY_QUERY})
 
 
 class SigningKey:
-    """A secret key, ready to sign with. The text itself is not kept."""
+    """A secret key prepared for signing; its text is not kept."""
 
     __slots__ = ("_keyed",)
 
@@ -40,7 +40,7 @@ class SigningKey:
         return "<SigningKey>"
 
     def signature(self, ext_fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
-        """Return the base64 text that belongs into Signature. UnicodeEncodeError for a string that is no UTF-8."""
+        """Return the base64 value of Signature. UnicodeEncodeError if a string can't be encoded as UTF-8."""
         names = sorted(ext_fields)
         if not "".join(names).isascii():
             names.sort(key=_utf16)
@@ -50,20 +50,20 @@ class SigningKey:
         return b2a_base64(signing.digest(), newline=False)
 
     def has_signed(self, command: RemotingCommand) -> bool:
-        """Tell whether this key made the Signature that `command` carries; takes the same time whatever that is."""
+        """Return whether the Signature of `command` was made with this key; takes constant time."""
         claimed = command.ext_fields.get(SIGNATURE, "").encode()
         return hmac.compare_digest(self.signature(command.ext_fields, command.body), claimed)
 
 
 class AclCredentials:
-    """Who a client, or a broker towards another one, is: an access key, its secret key, perhaps a security token."""
+    """Credentials of a client, or of a broker as a client: access key, secret key, optional security token."""
 
     __slots__ = ("_key", "_security_token", "access_key")
 
     def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
-        """ValueError if a key is empty. Brokers take no key of six characters or less."""
+        """ValueError if a key is empty. Brokers accept only keys of more than six characters."""
         if not access_key or not secret_key:
-            raise ValueError("credentials are an access key and a secret key, neither of them empty")
+            raise ValueError("credentials need a non-empty access key and secret key")
         self.access_key = access_key
         self._key = SigningKey(secret_key)
         self._security_token = security_token
@@ -72,7 +72,7 @@ class AclCredentials:
         return f"AclCredentials({self.access_key!r}, ***)"
 
     def sign(self, command: RemotingCommand) -> None:
-        """Put the fields of a signature into `command`, in place of those that are there."""
+        """Set the signature fields of `command`, replacing existing ones."""
         fields = command.ext_fields
         fields[ACCESS_KEY] = self.access_key
         if self._security_token is not None:

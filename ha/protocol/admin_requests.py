@@ -1,4 +1,4 @@
-"""Typed ext fields and bodies of what administrators ask brokers and name servers.
+"""Typed ext fields and bodies of requests from administrators to brokers and name servers.
 
     code      request                    answer
     12        QueryMessageRequest        records
@@ -44,7 +44,7 @@ from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 class QueryMessageRequest(Header):
     """12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`.
 
-    Times in ms, of storing; both ends are included.
+    The timestamps are store times in ms, both inclusive.
     """
 
     topic: str
@@ -56,14 +56,14 @@ class QueryMessageRequest(Header):
 
 
 class ViewMessageRequest(Header):
-    """33 VIEW_MESSAGE_BY_ID: the record at physical `offset`, which the message id holds; 4.9 names no topic."""
+    """33 VIEW_MESSAGE_BY_ID: the record at physical `offset`, from the message id; 4.9 sends no topic."""
 
     offset: Int64
     topic: str | None = None
 
 
 class CreateTopicRequest(Header):
-    """17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`; `attributes` is `+name=value,-name`: set and unset."""
+    """17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`; `attributes` is `+name=value,-name` (set, unset)."""
 
     topic: str
     read_queue_nums: Int32
@@ -104,9 +104,9 @@ class DeleteGroupRequest(Header):
 
 
 class ConsumeStatsRequest(Header):
-    """208 GET_CONSUME_STATS; `topic` None: all of the group's.
+    """208 GET_CONSUME_STATS; `topic` None: all topics of the group.
 
-    `topic_list`, from 5.3 on: `a;b`, whatever the group subscribes to.
+    `topic_list`, since 5.3: `a;b`, regardless of the group's subscriptions.
     """
 
     consumer_group: str
@@ -115,9 +115,10 @@ class ConsumeStatsRequest(Header):
 
 
 class ResetOffsetsRequest(Header):
-    """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` ms (below 0 the queues' ends), or `offset` of one queue.
+    """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` in ms (negative: the end of each queue), or to `offset` in one
+    queue.
 
-    `is_force` False: nobody is sent forward (4.9's way only, as in 5.x).
+    `is_force` False: offsets only move back (in 4.9's form of the request only, as in 5.x).
     """
 
     topic: str
@@ -129,7 +130,7 @@ class ResetOffsetsRequest(Header):
 
 
 class CloneOffsetRequest(Header):
-    """314 CLONE_GROUP_OFFSET. Without a topic: all of which the source has offsets."""
+    """314 CLONE_GROUP_OFFSET. Without a topic: all topics for which the source has offsets."""
 
     src_group: str
     dest_group: str
@@ -159,7 +160,7 @@ class BrokerStatsRequest(Header):
 
 
 class QueryQueueRequest(Header):
-    """321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index` on."""
+    """321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index`."""
 
     topic: str
     queue_id: Int32
@@ -176,7 +177,7 @@ class SubscriptionRequest(Header):
 
 
 class ExchangeRequest(Header):
-    """906 EXCHANGE_BROKER_HA_INFO, both ways. Empty to ask."""
+    """906 EXCHANGE_BROKER_HA_INFO, request and response. Empty: a query."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -221,7 +222,8 @@ class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to 202: it holds [min_offset, max_offset), the last of them stored at that time (ms)."""
+    """One queue in the answer to 202: it holds [min_offset, max_offset); the time (ms) is when the last one was
+    stored."""
 
     last_update_timestamp: int = 0
     max_offset: int = 0
@@ -229,8 +231,8 @@ class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """One queue in the answer to 208: where it ends and how far it is consumed; the time (ms) is of the last message
-    consumed."""
+    """One queue in the answer to 208: its end and the group's position; the timestamp (ms) is that of the last consumed
+    message."""
 
     broker_offset: int = 0
     consumer_offset: int = 0
@@ -239,12 +241,13 @@ class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, QueueStats]:
-    """Return the answer to 202. RemoteProtocolError if it is none."""
+    """Return the answer to 202. RemoteProtocolError if `raw` is invalid."""
     return {queue: java_json.as_type(QueueStats, value) for queue, value in _offset_table(raw).items()}
 
 
 def decode_consume_stats(raw: bytes | bytearray | memoryview) -> tuple[dict[QueueKey, QueueConsumption], float]:
-    """Return the queues in the answer to 208, and messages consumed per second. RemoteProtocolError if it is none."""
+    """Return the queues in the answer to 208, and the messages consumed per second. RemoteProtocolError if `raw` is
+    invalid."""
     value = java_json.loads(raw)
     rate = value.get("consumeTps", 0.0) if isinstance(value, dict) else 0.0
     table = {queue: java_json.as_type(QueueConsumption, each) for queue, each in _offset_table(raw).items()}
@@ -254,5 +257,5 @@ def decode_consume_stats(raw: bytes | bytearray | memoryview) -> tuple[dict[Queu
 def _offset_table(raw: bytes | bytearray | memoryview) -> dict[QueueKey, Any]:
     value = java_json.loads(raw)
     if not isinstance(value, dict):
-        raise RemoteProtocolError("body is no table of queues")
+        raise RemoteProtocolError("the body is not a table of queues")
     return read_queue_map(value.get("offsetTable") or {})

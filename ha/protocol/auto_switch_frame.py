@@ -1,26 +1,26 @@
 """The HA protocol with epochs (AutoSwitchHAService of RocketMQ 5.1.1 and later), both directions.
 
-Each message begins with a state. Slave to master:
+Each message starts with a state. Slave to master:
 
     0   4  state 1 (HANDSHAKE)             0   4  state 2 (TRANSFER): a report, or the request if it is the first
-    4   2  1: begin with the last segment  4   8  slave max offset
+    4   2  1: start at the last segment    4   8  slave max offset
     6   2  1: a learner, never in sync
     8   8  broker id
-    (16 8  run id, if 2 is added to the field at 6: halog's, sent to none but masters that are known to read it)
+    (16 8  run id, if 2 is added to the field at 6: a halog extension, sent only to masters that support it)
 
 Master to slave:
 
     0   4  state 1 (HANDSHAKE)             0   4  state 2 (TRANSFER)
     4   4  body size, 12 k                 4   4  body size n; 0 is a heartbeat
-    8   8  master max offset               8   8  physical offset of the first body byte; -1: nothing was sent yet
+    8   8  master max offset               8   8  physical offset of the first body byte; -1: nothing sent yet
     16  4  last epoch, -1 if none          16  4  epoch
     20     k times, ascending:             20  8  physical offset at which that epoch starts
            epoch 4, start offset 8         28  8  confirm offset
                                            36  n  commitlog bytes, within one segment and one epoch
 
-All big-endian and signed. A RocketMQ master that cuts a frame at the end of an epoch names the *next* epoch in it, so a
-frame may lie before the start that it tells. A RocketMQ master parses a handshake as soon as 12 bytes of it are there:
-send it with one call. Sources: AutoSwitchHAConnection, AutoSwitchHAClient; checked against captures of 5.5.0.
+All big-endian and signed. A RocketMQ master that ends a frame at the end of an epoch puts the *next* epoch into it, so
+a frame may lie before the start offset that it contains. A RocketMQ master parses a handshake as soon as 12 bytes have
+arrived: send it with one call. Sources: AutoSwitchHAConnection, AutoSwitchHAClient; checked against captures of 5.5.0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ha.protocol.epoch_file import EpochEntry
 from ha.protocol.ha_frame import BODY_SIZE_MAX, REPORT_SIZE, BodyParser, TransferBody
 
 EPOCH_COUNT_MAX = 1000
-"""RocketMQ slaves have room for no more in a handshake."""
+"""Maximum epochs in a handshake that RocketMQ slaves can receive."""
 NO_EPOCH = -1
 NOTHING_SENT = -1
 
@@ -49,33 +49,33 @@ _EPOCH = Struct(">iq")
 _FRAME_HEADER = Struct(">iiqiqq")
 FRAME_HEADER_SIZE = _FRAME_HEADER.size
 _STATE_SIZE = 4
-_LEARNER, _TELLS_RUN = 1, 2
+_LEARNER, _HAS_RUN_ID = 1, 2
 _RUN_ID = Struct(">q")
 _HANDSHAKE_BEGINS = tuple(
     _SLAVE_HANDSHAKE.pack(_HANDSHAKE, from_last, flags, 0)[:REPORT_SIZE] for from_last in (0, 1) for flags in range(4)
 )
 _LOWEST_REPORT = _HANDSHAKE << 32
-"""What the least of these is as a report of the default dialect."""
+"""The smallest of these, read as a report of the default protocol"""
 
 
 class SlaveHandshake(msgspec.Struct, frozen=True):
-    """Who a slave is. `broker_id` is the one that the controller gave it."""
+    """Identifies a slave. `broker_id` was assigned by the controller."""
 
     broker_id: int
     syncs_from_last_file: bool = False
     is_learner: bool = False
     run_id: int = 0
-    """Tells this run of its process from other processes with the same id; 0: it is not told, as by RocketMQ's."""
+    """Distinguishes this process from others with the same broker id; 0: not sent, as by RocketMQ"""
 
     def encode(self) -> bytes:
-        """Return the 16 bytes, and 8 more if there is a run id."""
-        flags = self.is_learner * _LEARNER + bool(self.run_id) * _TELLS_RUN
+        """Return the 16 bytes, or 24 with a run id."""
+        flags = self.is_learner * _LEARNER + bool(self.run_id) * _HAS_RUN_ID
         head = _SLAVE_HANDSHAKE.pack(_HANDSHAKE, self.syncs_from_last_file, flags, self.broker_id)
         return head + _RUN_ID.pack(self.run_id) if self.run_id else head
 
 
 class EpochReport(msgspec.Struct, frozen=True, gc=False):
-    """The end of a slave's log: its request, and later an acknowledgement."""
+    """The end of a slave's log: first its request, later acknowledgements."""
 
     slave_max_offset: int
 
@@ -87,13 +87,13 @@ class EpochReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class MasterHandshake(msgspec.Struct, frozen=True):
-    """A master's history: where its log ends, and where each of its epochs starts, ascending."""
+    """A master's history: the end of its log, and its epochs with their start offsets, ascending."""
 
     max_offset: int
     epochs: tuple[EpochEntry, ...] = ()
 
     def encode(self) -> bytes:
-        """Return its 20 + 12 k bytes, of the newest EPOCH_COUNT_MAX epochs."""
+        """Return the 20 + 12 k bytes, with the newest EPOCH_COUNT_MAX epochs."""
         epochs = self.epochs[-EPOCH_COUNT_MAX:]
         last = epochs[-1].epoch if epochs else NO_EPOCH
         head = _MASTER_HANDSHAKE.pack(_HANDSHAKE, len(epochs) * _EPOCH.size, self.max_offset, last)
@@ -101,7 +101,7 @@ class MasterHandshake(msgspec.Struct, frozen=True):
 
 
 class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
-    """A frame begins; `body_size` bytes follow as `TransferBody` events, none after a heartbeat (0)."""
+    """The start of a frame; `body_size` bytes follow as `TransferBody` events, none after a heartbeat (0)."""
 
     physical_offset: int
     body_size: int
@@ -110,7 +110,7 @@ class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
     confirm_offset: int
 
     def encode(self) -> bytes:
-        """Return the 36 bytes before the body; LocalProtocolError if an offset or the size can't be."""
+        """Return the 36 bytes before the body; LocalProtocolError if an offset or the size is invalid."""
         if self.physical_offset < NOTHING_SENT or self.body_size < 0 or (self.body_size and self.physical_offset < 0):
             raise LocalProtocolError(f"a frame can't carry {self.body_size} bytes at offset {self.physical_offset}")
         return _FRAME_HEADER.pack(
@@ -124,11 +124,11 @@ class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 def speaks_epochs(received: bytes) -> bool | None:
-    """Whether a slave that began with these bytes speaks this dialect; None: they don't tell yet.
+    """Return whether a slave whose first bytes are `received` speaks this protocol; None: more bytes are needed.
 
-    In the default one the first eight bytes would be a report of 4 GiB and a little: a slave may be there. The next
-    eight are a broker id here, and there a report that can't be lower than the first. A slave of either kind sends its
-    first message at once, so who sends eight bytes and no more for a while made a report.
+    In the default protocol the first eight bytes would be a report of just over 4 GiB, which is possible. The next
+    eight are a broker id in this protocol, and in the default one a report, which can't be lower than the first. Slaves
+    of both protocols send their first message at once, so eight bytes followed by a pause are a report.
     """
     size = min(len(received), REPORT_SIZE)
     if not any(begin.startswith(received[:size]) for begin in _HANDSHAKE_BEGINS):
@@ -140,15 +140,15 @@ def speaks_epochs(received: bytes) -> bool | None:
 
 
 class SlaveMessageParser:
-    """Handshakes and reports out of the bytes that a slave sends, each of them, in order. At most 23 bytes are kept."""
+    """Parses handshakes and reports from a slave, and returns all of them in order. Buffers at most 23 bytes."""
 
     def __init__(self) -> None:
         self._received = b""
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[SlaveHandshake | EpochReport]:
-        """Take `chunk` and return the messages that it completes.
+        """Parse `chunk` and return the messages that it completes.
 
-        RemoteProtocolError at another state, flags that nobody sends, or a negative id or offset.
+        RemoteProtocolError for an unknown state, unknown flags, or a negative id or offset.
         """
         received = self._received + bytes(chunk)
         found: list[SlaveHandshake | EpochReport] = []
@@ -159,16 +159,16 @@ class SlaveMessageParser:
                 if end - at < _SLAVE_HANDSHAKE.size:
                     break
                 _, from_last, flags, broker_id = _SLAVE_HANDSHAKE.unpack_from(received, at)
-                if from_last not in (0, 1) or not 0 <= flags <= _LEARNER | _TELLS_RUN or broker_id < 0:
-                    raise RemoteProtocolError(f"a handshake of broker {broker_id} with flags {from_last}, {flags}")
+                if from_last not in (0, 1) or not 0 <= flags <= _LEARNER | _HAS_RUN_ID or broker_id < 0:
+                    raise RemoteProtocolError(f"handshake of broker {broker_id} with flags {from_last}, {flags}")
                 size, run_id = _SLAVE_HANDSHAKE.size, 0
-                if flags & _TELLS_RUN:
+                if flags & _HAS_RUN_ID:
                     size += _RUN_ID.size
                     if end - at < size:
                         break
                     [run_id] = _RUN_ID.unpack_from(received, at + _SLAVE_HANDSHAKE.size)
                     if not run_id:
-                        raise RemoteProtocolError(f"a handshake of broker {broker_id} tells the run id 0")
+                        raise RemoteProtocolError(f"handshake of broker {broker_id} with run id 0")
                 found.append(SlaveHandshake(broker_id, from_last == 1, bool(flags & _LEARNER), run_id))
                 at += size
             elif state == _TRANSFER:
@@ -180,16 +180,16 @@ class SlaveMessageParser:
                 found.append(EpochReport(offset))
                 at += _REPORT.size
             else:
-                raise RemoteProtocolError(f"a slave's message of state {state}")
+                raise RemoteProtocolError(f"message from a slave with state {state}")
         self._received = received[at:]
         return found
 
 
 class MasterMessageParser(BodyParser):
-    """Handshakes and frames out of the bytes that a master sends.
+    """Parses handshakes and frames from a master.
 
-    A frame's header is an event of its own and its body is passed on as it arrives, as in `ha_frame.TransferParser`. Of
-    an incomplete handshake all is kept, some 12 kB at most.
+    A frame's header is a separate event and its body is passed on as it arrives, as in `ha_frame.TransferParser`. An
+    incomplete handshake is buffered, up to 12 kB.
     """
 
     def __init__(self, *, body_size_max: int = BODY_SIZE_MAX) -> None:
@@ -201,8 +201,8 @@ class MasterMessageParser(BodyParser):
     ) -> Iterator[MasterHandshake | EpochFrameHeader | TransferBody]:
         """Iterate over the events that `chunk` completes.
 
-        The iterator parses as it is advanced and must be exhausted before the next feed; views it yields live as long
-        as `chunk` is left alone. RemoteProtocolError at what no master sends; the parser is of no further use then.
+        The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
+        as long as `chunk` is unchanged. After a RemoteProtocolError the parser must not be used again.
         """
         view = memoryview(chunk)
         position, end = 0, len(view)
@@ -212,17 +212,17 @@ class MasterMessageParser(BodyParser):
                 position += len(body.chunk)
                 yield body
                 continue
-            # What is not of a body comes in pieces of a few bytes: put together here, whatever the cut.
-            taken = min(self._size_of_head() - len(self._partial), end - position)
+            # Everything except bodies is small and may be split anywhere: collect it here.
+            taken = min(self._head_size() - len(self._partial), end - position)
             self._partial += bytes(view[position : position + taken])
             position += taken
-            if len(self._partial) < self._size_of_head():
+            if len(self._partial) < self._head_size():
                 continue
             head, self._partial = self._partial, b""
-            yield self._take_head(head)
+            yield self._parse_head(head)
 
-    def _size_of_head(self) -> int:
-        """How many bytes a message's head has, as far as those that are there tell."""
+    def _head_size(self) -> int:
+        """Return the size of the current message's head in bytes, as far as the buffered bytes determine it."""
         partial = self._partial
         if len(partial) < _STATE_SIZE:
             return _STATE_SIZE
@@ -230,15 +230,15 @@ class MasterMessageParser(BodyParser):
         if state == _TRANSFER:
             return FRAME_HEADER_SIZE
         if state != _HANDSHAKE:
-            raise RemoteProtocolError(f"a master's message of state {state}")
+            raise RemoteProtocolError(f"message from a master with state {state}")
         if len(partial) < _MASTER_HANDSHAKE.size:
             return _MASTER_HANDSHAKE.size
         size: int = _MASTER_HANDSHAKE.unpack_from(partial)[1]
         if size % _EPOCH.size or not 0 <= size <= EPOCH_COUNT_MAX * _EPOCH.size:
-            raise RemoteProtocolError(f"a master's handshake with {size} bytes of epochs")
+            raise RemoteProtocolError(f"handshake of a master with {size} bytes of epochs")
         return _MASTER_HANDSHAKE.size + size
 
-    def _take_head(self, head: bytes) -> MasterHandshake | EpochFrameHeader:
+    def _parse_head(self, head: bytes) -> MasterHandshake | EpochFrameHeader:
         if int.from_bytes(head[:_STATE_SIZE], "big") == _HANDSHAKE:
             _, _, max_offset, last_epoch = _MASTER_HANDSHAKE.unpack_from(head)
             epochs = tuple(EpochEntry(*entry) for entry in _EPOCH.iter_unpack(head[_MASTER_HANDSHAKE.size :]))
@@ -253,11 +253,11 @@ class MasterMessageParser(BodyParser):
 
 
 def _check_history(max_offset: int, last_epoch: int, epochs: Sequence[EpochEntry]) -> None:
-    """RemoteProtocolError unless epochs and starts ascend, and end with the epoch that is said to be the last."""
+    """RemoteProtocolError unless epochs and start offsets ascend, and the last epoch is `last_epoch`."""
     is_ascending = all(
         before.epoch < after.epoch and before.start_offset <= after.start_offset
         for before, after in itertools.pairwise(epochs)
     )
     named = epochs[-1].epoch if epochs else NO_EPOCH
     if max_offset < 0 or not is_ascending or last_epoch != named or (epochs and epochs[0].start_offset < 0):
-        raise RemoteProtocolError(f"a history that can't be: end {max_offset}, last epoch {last_epoch}, {epochs}")
+        raise RemoteProtocolError(f"invalid history: end {max_offset}, last epoch {last_epoch}, {epochs}")

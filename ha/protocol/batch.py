@@ -26,7 +26,7 @@ from ha.protocol.properties import PROPERTIES_SIZE_MAX
 ENTRY_SIZE_MIN = 22
 _HEAD = Struct(">iiiii")
 _OWN_HEAD = Struct(">i8xii")
-"""What differs in the head: size of the entry, flag, body length."""
+"""The fields of the head that are not always 0: size of the entry, flag, body length"""
 HEAD_SIZE = _HEAD.size
 _INT16 = Struct(">h")
 
@@ -54,12 +54,12 @@ def decode_batch(
 ) -> list[tuple[int, bytes, bytes]]:
     """Return (flag, body, property string) of each message in the batch body `raw`.
 
-    RemoteProtocolError if `raw` is empty, is cut, an entry's parts don't sum up to its size, or there are more than
-    `count_max` of them.
+    RemoteProtocolError if `raw` is empty or truncated, the parts of an entry don't add up to its size, or there are
+    more than `count_max` entries.
     """
     entries: list[tuple[int, bytes, bytes]] = []
     if type(raw) is not bytes:
-        raw = bytes(raw)  # pieces of bytes cost a third of pieces of a view
+        raw = bytes(raw)  # slicing bytes costs a third of slicing a view
     unpack_head, unpack_size = _OWN_HEAD.unpack_from, _INT16.unpack_from
     position, end = 0, len(raw)
     while position < end:

@@ -1,9 +1,9 @@
-"""Bodies of remoting commands, and the config files that hold the same: topics, routes, registration, heartbeats,
+"""Bodies of remoting commands, and the config files of the same form: topics, routes, registration, heartbeats,
 consumer offsets, HA state.
 
 Write them with `java_json.dumps` (or `dumps_pretty` for files) and read them with `java_json.read_as(Type, raw)`.
-Fields stand in the order of their wire names, which is the order the JVM writes. A field that is None is not written;
-that is how 4.9, which lacks some, is spoken to. Register bodies have a second, compressed form (`encode_compressed`).
+Fields are in the order of their wire names, as the JVM writes them. A field that is None is not written, which omits
+fields that 4.9 lacks. Registration bodies have a second, compressed form (`encode_compressed`).
 Source: the classes of the same names in org.apache.rocketmq.remoting.protocol.
 """
 
@@ -19,13 +19,13 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.java_json import as_type, dumps, loads
 
 INFLATED_SIZE_MAX = 16 * 1024 * 1024
-"""Longest body that a compressed registration may unfold to, in bytes: the longest that could be sent uncompressed."""
+"""Maximum size of a decompressed registration in bytes: the largest that could be sent uncompressed"""
 
 _INT32 = struct.Struct(">i")
 
 
 class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """How often and when a table changed. Two are the same state only if all fields are equal."""
+    """Version of a table. Two versions are the same state only if all fields are equal."""
 
     counter: int = 0
     state_version: int | None = 0
@@ -37,10 +37,11 @@ class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class LogPosition(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """Which record of the group's tables (`group_records`) a table stands behind. halog's own; RocketMQ passes it over.
+    """The last record of the group's tables (`group_records`) that a table includes. A halog extension; RocketMQ
+    ignores it.
 
-    All -1: before the first one. The epoch and the physical offset tell whether a log is the one that is meant.
-    `is_whole`: what stands there is what the log says; else it has something of elsewhere, until the next snapshot.
+    All -1: none. Epoch and physical offset identify the log. `is_whole`: the table holds only what the log contains;
+    otherwise it has entries from elsewhere, until the next snapshot.
     """
 
     epoch: int = -1
@@ -63,7 +64,7 @@ class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
-    """All topics of a broker: topics.json, the answer to 21, and the heart of a registration."""
+    """All topics of a broker: topics.json, the answer to 21, and the main part of a registration."""
 
     data_version: DataVersion = DataVersion()
     log_position: LogPosition | None = None
@@ -76,7 +77,7 @@ class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
 class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """One consumer group on one broker (RocketMQ: SubscriptionGroupConfig).
 
-    4.9 passes over those that it does not have, and halog acts on what it serves.
+    4.9 ignores the fields that it does not have; halog applies those of the features it implements.
     """
 
     attributes: dict[str, str] = {}
@@ -122,7 +123,7 @@ class BrokerData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class QueueData(msgspec.Struct, rename="camel", kw_only=True):
-    """What one broker name holds of a topic."""
+    """The queues that one broker name holds of a topic."""
 
     broker_name: str = ""
     perm: int = 6
@@ -132,7 +133,7 @@ class QueueData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 105: where a topic is."""
+    """Answer to 105: the brokers and queues of a topic."""
 
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
@@ -141,20 +142,20 @@ class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 106: every broker that the name server knows."""
+    """Answer to 106: all brokers that the name server knows."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class TopicList(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 206, 224 and 304: topics, in no order."""
+    """Answer to 206, 224 and 304: topics, unordered."""
 
     topic_list: list[str] = []
 
 
 class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
-    """What a consumer group wants of a topic. `code_set` holds the Java hashes of `tags_set`."""
+    """The subscription of a consumer group to a topic. `code_set` holds the Java hashes of `tags_set`."""
 
     class_filter_mode: bool = False
     code_set: list[int] = []
@@ -195,7 +196,7 @@ class ProducerData(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 34 HEART_BEAT. Read it with `decode_heartbeat`, which knows the clients' dialects."""
+    """Body of 34 HEART_BEAT. Read it with `decode_heartbeat`, which accepts the variants of all clients."""
 
     client_id: str = msgspec.field(default="", name="clientID")
     consumer_data_set: list[ConsumerData] = []
@@ -215,7 +216,8 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
-    """delayOffset.json and the answer to 45: delay level (from 1) to the queue offset of the next to be delivered."""
+    """delayOffset.json and the answer to 45: delay level (from 1) to the queue offset of the next message to be
+    delivered."""
 
     data_version: DataVersion | None = None
     log_position: LogPosition | None = None
@@ -257,7 +259,7 @@ class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
 def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:
     """Return the heartbeat in `raw`, as Java, Go or C++ clients send it: enums by name or ordinal, numbers or strings.
 
-    RemoteProtocolError if it is none, or an ordinal has no name.
+    RemoteProtocolError if `raw` is invalid, or an ordinal has no name.
     """
     value = loads(raw)
     if isinstance(value, dict) and isinstance(consumers := value.get("consumerDataSet"), list):
@@ -281,7 +283,7 @@ def encode_compressed(body: RegisterBrokerBody) -> bytes:
     """Return the form of `body` for compressed=true: a zlib stream of
 
         int32 n | dataVersion JSON | int32 topic count | count × (int32 n | text) | int32 n | filter server list JSON
-        | int32 0, the count of static topic mappings, which halog has none of (read by 5.x, ignored by 4.9)
+        | int32 0, the number of static topic mappings, which halog does not have (read by 5.x, ignored by 4.9)
 
     with each topic as "name readQueues writeQueues perm filterType attributesJSON".
     """
@@ -304,10 +306,10 @@ def _with_size(text: bytes) -> bytes:
 
 
 def decode_compressed(raw: bytes | bytearray | memoryview, *, topic_count_max: int | None = None) -> RegisterBrokerBody:
-    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is none, over 16 MiB, or
-    with more than `topic_count_max` topics.
+    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is invalid, over 16 MiB, or has
+    more than `topic_count_max` topics.
 
-    What 5.x appends after the filter server list (static topic mappings) is not read.
+    The static topic mappings that 5.x appends after the filter server list are not read.
     """
     inflater = zlib.decompressobj()
     try:
@@ -315,7 +317,7 @@ def decode_compressed(raw: bytes | bytearray | memoryview, *, topic_count_max: i
     except zlib.error as error:
         raise RemoteProtocolError(f"compressed registration: {error}") from None
     if not inflater.eof:
-        raise RemoteProtocolError(f"compressed registration is cut or longer than {INFLATED_SIZE_MAX} bytes")
+        raise RemoteProtocolError(f"compressed registration is truncated or exceeds {INFLATED_SIZE_MAX} bytes")
     reader = _Reader(data)
     data_version = as_type(DataVersion, loads(reader.text()))
     topics: dict[str, TopicConfig] = {}
@@ -346,7 +348,7 @@ def _topic_config(text: str) -> TopicConfig:
 
 
 class _Reader:
-    """Sized pieces out of an inflated registration."""
+    """Reads the parts of a decompressed registration."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -356,7 +358,7 @@ class _Reader:
         try:
             (count,) = _INT32.unpack_from(self._data, self._position)
         except struct.error:
-            raise RemoteProtocolError("compressed registration is cut") from None
+            raise RemoteProtocolError("compressed registration is truncated") from None
         self._position += _INT32.size
         if not 0 <= count <= len(self._data) - self._position:
             raise RemoteProtocolError(f"compressed registration: size or count {count}")

@@ -1,7 +1,7 @@
-"""The checksum file of a commitlog segment: a CRC of every block of it. halog's own; RocketMQ neither has nor reads it.
+"""The checksum file of a commitlog segment: a CRC of every block of it. A halog extension that RocketMQ does not read.
 
-A record's own CRC covers its body alone, so a flipped bit in its topic, properties, queue or times looks sound. These
-files cover every byte that was flushed. `checksums/NAME` belongs to the segment `commitlog/NAME`; all big-endian:
+A record's own CRC covers only its body, so a flipped bit in its topic, properties, queue or times is not detected.
+These files cover every flushed byte. `checksums/NAME` belongs to the segment `commitlog/NAME`; all big-endian:
 
     off  size  field
       0   512  head: magic "HALOGSUM", version int32 = 1, block size int32, segment size int64, segment start int64,
@@ -9,9 +9,9 @@ files cover every byte that was flushed. `checksums/NAME` belongs to the segment
     512   512  group 0: 63 entries, CRC at 504, zeros
    1024   512  group 1 …
 
-An entry is 8 bytes: CRC-32 of the first `length` bytes of its block, uint32, and that length, uint32; 0: none known.
-Only the block that the log ends in is shorter than the others. A group's CRC is over its entries and its number, and a
-group that fails it says nothing about its blocks: damage of a checksum file is never taken for damage of the log.
+An entry is 8 bytes: CRC-32 of the first `length` bytes of its block, uint32, and that length, uint32 (0: unknown).
+Only the block with the end of the log is shorter than the others. A group's CRC covers its entries and its number. A
+group with a wrong CRC is ignored: damage to a checksum file is never taken for damage to the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUMBER = Struct(">q")
 
 
 class ChecksumHead(msgspec.Struct, frozen=True):
-    """What the entries are about. Sizes in bytes, `segment_start` a physical offset."""
+    """The segment that the entries describe. Sizes in bytes; `segment_start` is a physical offset."""
 
     block_size: int
     segment_size: int
@@ -44,17 +44,17 @@ class ChecksumHead(msgspec.Struct, frozen=True):
 
     @property
     def block_count(self) -> int:
-        """Blocks of the segment."""
+        """The number of blocks of the segment."""
         return -(-self.segment_size // self.block_size)
 
     @property
     def group_count(self) -> int:
-        """Groups of the file."""
+        """The number of groups of the file."""
         return -(-self.block_count // GROUP_ENTRIES)
 
     @property
     def file_size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         return GROUP_SIZE * (1 + self.group_count)
 
     def pack(self) -> bytes:
@@ -66,7 +66,7 @@ class ChecksumHead(msgspec.Struct, frozen=True):
 
 
 def unpack_head(raw: bytes) -> ChecksumHead | None:
-    """Return the head at the start of a file, None if there is no sound one of this version."""
+    """Return the head at the start of a file, or None if there is no valid one of this version."""
     if len(raw) < GROUP_SIZE or _CRC.unpack_from(raw, _CRC_AT)[0] != crc32(raw[:_CRC_AT]):
         return None
     magic, version, block_size, segment_size, segment_start = _HEAD.unpack_from(raw)
@@ -76,7 +76,7 @@ def unpack_head(raw: bytes) -> ChecksumHead | None:
 
 
 def pack_group(number: int, crcs: array[int], lengths: array[int]) -> bytes:
-    """Return the 512 bytes of group `number`, out of the entries of the whole file."""
+    """Return the 512 bytes of group `number`; `crcs` and `lengths` hold the entries of the whole file."""
     begin = number * GROUP_ENTRIES
     entries = array("I", bytes(_CRC_AT))
     end = min(begin + GROUP_ENTRIES, len(crcs))
@@ -89,7 +89,7 @@ def pack_group(number: int, crcs: array[int], lengths: array[int]) -> bytes:
 
 
 def unpack_group(number: int, raw: bytes) -> tuple[array[int], array[int]] | None:
-    """Return CRCs and lengths of group `number` out of its 512 bytes; None if they are damaged (zeros: none known)."""
+    """Return the CRCs and lengths in the 512 bytes of group `number`; None if they are damaged (zeros: all unknown)."""
     if len(raw) < GROUP_SIZE:
         return None
     fields = raw[:_CRC_AT]

@@ -1,7 +1,7 @@
 """Numbers that RocketMQ gave a name: request and response codes, languages, put statuses, flag bits.
 
 Names and values are RocketMQ's (RequestCode, ResponseCode, LanguageCode, MessageSysFlag, PullSysFlag, PermName,
-PutMessageStatus). Codes that halog does not serve are listed too, so that logs can name what a peer asked for.
+PutMessageStatus). Codes that halog does not serve are listed as well, so that logs can name them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 DUPLICATE_BROKERS = "HALOG_DUPLICATE_BROKERS"
-"""Namespace that 219 lists and nobody sets, of halog's name servers alone: "name:id" of a broker -> the addresses, with
-a semicolon between them, of two brokers that lately registered under it in turn."""
+"""Read-only namespace (request 219) of halog's name servers: "name:id" of a broker -> the addresses of two brokers that
+recently registered under it alternately, separated by a semicolon"""
 
 MASTER_ID = 0
-"""The broker id of a master; its slaves have others."""
+"""The broker id of a master; slaves have others"""
 
 
 class RequestCode(IntEnum):
-    """What a remoting request asks for."""
+    """Codes of remoting requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -123,7 +123,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """What a remoting response says."""
+    """Codes of remoting responses."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -169,7 +169,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """The language that a remoting peer says it is written in."""
+    """The implementation language that a remoting peer states."""
 
     JAVA = 0
     CPP = 1
@@ -188,7 +188,7 @@ class LanguageCode(IntEnum):
 
 
 class PutStatus(Enum):
-    """What became of a put (RocketMQ: PutMessageStatus). Expected conditions, never raised.
+    """The result of a put (RocketMQ: PutMessageStatus): expected conditions, never raised.
 
     The value is (response code, whether the message is in the log, RocketMQ's remark or ""); no two are equal.
     """
@@ -259,7 +259,7 @@ class Permission:
 
 
 VERSION_STANDARD_JSON = 401
-"""V4_9_4: requests from this version on get JSON with quoted integer keys."""
+"""V4_9_4: requests of this version or later get JSON with quoted integer keys"""
 
 VERSION_DEFAULT = 479
 """V5_3_3: the version ordinal that halog puts into the frames it sends."""

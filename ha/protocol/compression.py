@@ -1,7 +1,7 @@
-"""Bodies made smaller on the way and in the log, as RocketMQ's clients do it: zlib, or lz4 and zstd where installed.
+"""Compresses and decompresses bodies as RocketMQ's clients do: zlib, or lz4 and zstd if installed.
 
-sysFlag says that a body is compressed and how; no kind is zlib too (clients up to 4.9.2 know nothing else). lz4 is the
-frame format. Sources: ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
+sysFlag says whether and how a body is compressed; no compression type means zlib (clients up to 4.9.2 have only that).
+lz4 is the frame format. Sources: ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
 
 BODY_SIZE_MAX = 4 * 1024 * 1024
-"""Default bound of a body in bytes, compressed ones inflated: RocketMQ's maxMessageSize."""
+"""Default maximum size of a body in bytes, after decompression (RocketMQ: maxMessageSize)"""
 _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
-"""Longest window in bytes that a zstd frame may ask a decoder to keep: what RFC 8878 has every decoder support. A frame
-whose window is its content may have one as long as the bound."""
+"""Maximum window of a zstd frame in bytes: RFC 8878 requires every decoder to support it. If the window is the whole
+content, the maximum size of a body applies instead."""
 _ZLIB_LEVEL = 5
 """RocketMQ's compressLevel."""
 
 
 class Compression(Enum):
-    """How a producer compresses."""
+    """Compression types of a producer."""
 
     NONE = "none"
     ZLIB = "zlib"
@@ -45,14 +45,14 @@ _MODULES = {Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
 
 
 def check_installed(compression: Compression) -> None:
-    """ValueError if `compression` needs a package that is not there."""
+    """ValueError if `compression` needs a package that is not installed."""
     if compression in _MODULES and _module(compression) is None:
         package = _MODULES[compression].partition(".")[0]
         raise ValueError(f"compression {compression.value} needs the package {package}, which is not installed")
 
 
 def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
-    """`body` compressed and the bits of sysFlag that say so; as it is, and 0, if that would not be shorter."""
+    """Return `body` compressed and its bits of sysFlag; unchanged, and 0, if that would not be shorter."""
     if compression is Compression.NONE:
         return body, 0
     smaller = _COMPRESSORS[compression](body)
@@ -60,29 +60,31 @@ def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
 
 
 def flags_of(compression: Compression) -> int:
-    """The bits of sysFlag that say that a body is compressed like this."""
+    """Return the bits of sysFlag for a compression type."""
     return _FLAGS.get(compression, 0)
 
 
 def kind_of(sys_flag: int) -> Compression:
-    """How the body of a record with this sysFlag is compressed."""
+    """Return the compression type of a record's body, from its sysFlag."""
     if not sys_flag & SysFlag.COMPRESSED:
         return Compression.NONE
     return _KIND_OF_FLAG.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK, Compression.ZLIB)
 
 
 def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | None:
-    """`body` as its producer was given it; None if that takes a package that is not installed.
+    """Return `body` decompressed; None if that needs a package that is not installed.
 
-    RemoteProtocolError if it is damaged or inflates to more than `size_max` bytes. No more than that is produced on the
-    way: what a frame's header says of its content's size is not believed."""
+    RemoteProtocolError if it is damaged or decompresses to more than `size_max` bytes. At most that much is produced:
+    the content size in a frame's header is not trusted."""
     begun = inflated_begin(body, compression, size_max)
     if begun is None:
         return None
     whole, is_complete = begun
     if not is_complete:
         if len(whole) < size_max:
-            raise RemoteProtocolError(f"a {compression.value} body of {len(body)} bytes does not inflate: it is cut")
+            raise RemoteProtocolError(
+                f"a {compression.value} body of {len(body)} bytes does not inflate: it is truncated"
+            )
         raise RemoteProtocolError(
             f"a {compression.value} body of {len(body)} bytes inflates to more than {size_max} bytes, "
             "the longest body that is accepted (maxMessageSize)"
@@ -91,15 +93,15 @@ def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | No
 
 
 def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tuple[bytes, bool] | None:
-    """The first bytes of what `body` was, `size_max` of them where there are as many, and whether that is all of it.
+    """Return up to `size_max` bytes of `body` decompressed, and whether that is all of it.
 
-    None if that takes a package that is not installed; RemoteProtocolError if it does not inflate."""
+    None if that needs a package that is not installed; RemoteProtocolError if it can't be decompressed."""
     if compression is Compression.NONE:
         return body[:size_max], len(body) <= size_max
     module = _module(compression)
     if compression in _MODULES and module is None:
         return None
-    # One byte more than asked for: a decoder whose output is full has not looked for the end yet.
+    # One byte more than requested: a decoder whose output is full has not looked for the end yet.
     try:
         if compression is Compression.ZLIB:
             inflater = zlib.decompressobj()
@@ -117,21 +119,20 @@ def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tupl
 
 
 def _zstd_begin(module: Any, body: bytes, size_max: int) -> tuple[bytes, bool]:
-    """Up to `size_max` bytes of what the first frame in `body` holds, and whether that is all of it."""
+    """Return up to `size_max` bytes of the first frame in `body`, and whether that is all of it."""
     settings = {"max_window_size": max(_ZSTD_WINDOW_MAX, size_max)}
     source = _Source(body)
     begin: bytes = module.ZstdDecompressor(**settings).stream_reader(source, read_across_frames=False).read(size_max)
     if len(begin) == size_max or not source.ran_dry:
         return begin, len(begin) < size_max
-    # The reader asks for more behind a frame that is cut, and also behind an empty one. What the whole input inflates
-    # to is known to be short by now.
+    # The reader asks for more after a truncated frame, but also after an empty one. The content is known to be short.
     decompressor = module.ZstdDecompressor(**settings).decompressobj()
     decompressor.decompress(body)
     return begin, decompressor.eof
 
 
 class _Source:
-    """A file of `body` that knows whether more was asked of it than there is."""
+    """A file with `body` that records whether a read went beyond its end."""
 
     def __init__(self, body: bytes) -> None:
         self.ran_dry = False

@@ -1,6 +1,6 @@
 """Bodies that show or change a server's configuration: 26 and 25 of a broker, 319 and 318 of a name server.
 
-Text in UTF-8, a line `key=value` each. Source: MixAll.properties2String, string2Properties.
+Lines `key=value` in UTF-8. Source: MixAll.properties2String, string2Properties.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from ha.errors import RemoteProtocolError
 
 SIZE_MAX = 65_536
-"""Bytes of a body that is read."""
+"""Maximum size of a body in bytes"""
 REMARK_SIZE_MAX = 1000
 
 
 def encode_config(config: Mapping[str, str]) -> bytes:
-    """Return the body that shows `config`, by key."""
+    """Return the body that shows `config`, sorted by key."""
     return "".join(f"{key}={value}\n" for key, value in sorted(config.items())).encode()
 
 
 def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryview) -> str:
-    """Why a `server` ("broker") that runs as `present` says refuses `body`, as a remark; "" if all of it is so already.
+    """Return why a running `server` ("broker") with the configuration `present` refuses the change in `body`, as a
+    remark; "" if it changes nothing.
 
-    RemoteProtocolError if it is too long to be read.
+    RemoteProtocolError if `body` is too long.
     """
     if len(body) > SIZE_MAX:
         raise RemoteProtocolError(f"configuration of {len(body)} bytes; at most {SIZE_MAX}")

@@ -1,4 +1,4 @@
-"""The epoch file: which master's term began at which physical offset of the log.
+"""The epoch file: the epochs of the log and the physical offset at which each starts.
 
 `epochFileCheckpoint` is text: a line with the number of entries, a line with the CRC-32 (31 bits; 0: unchecked) of all
 that follows, and a line `epoch-startOffset` for each entry, ascending. Sources: EpochFileCache, CheckpointFile.
@@ -17,7 +17,7 @@ from ha.protocol.record import CRC_MASK
 
 
 class EpochEntry(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A term: its number, and where in the log it begins (bytes). It ends where the next one begins."""
+    """An epoch and the physical offset at which it starts. It ends where the next one starts."""
 
     epoch: int
     start_offset: int
@@ -30,7 +30,7 @@ def encode_epoch_file(entries: Sequence[EpochEntry]) -> bytes:
 
 
 def decode_epoch_file(content: bytes) -> list[EpochEntry]:
-    """Return the entries; RemoteProtocolError if the content is not what was written, or no history."""
+    """Return the entries; RemoteProtocolError if the content is damaged, or the epochs don't ascend."""
     try:
         count, crc, lines = content.split(b"\n", 2)
         pairs = [line.split(b"-") for line in lines.splitlines()]
@@ -39,7 +39,7 @@ def decode_epoch_file(content: bytes) -> list[EpochEntry]:
     except ValueError as error:
         raise RemoteProtocolError(f"not an epoch file: {content[:80]!r}") from error
     if expected_count != len(entries) or expected_crc not in (0, crc32(lines) & CRC_MASK):
-        raise RemoteProtocolError(f"the epoch file says {expected_count} entries and CRC {expected_crc}, it has others")
+        raise RemoteProtocolError(f"the epoch file does not match its {expected_count} entries and CRC {expected_crc}")
     for before, after in itertools.pairwise(entries):
         if before.epoch >= after.epoch or before.start_offset >= after.start_offset:
             raise RemoteProtocolError(f"epoch {after.epoch} at {after.start_offset} can't follow {before}")

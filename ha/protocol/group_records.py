@@ -1,20 +1,20 @@
-"""Records of the topic rmq_sys_halog_tables: what a failover group knows of topics, consumer groups and offsets.
+"""Records of the topic rmq_sys_halog_tables: the topics, consumer groups and offsets of a failover group.
 
-Ordinary messages of queue 0, so that every RocketMQ broker replicates, queues and shows them; the body is JSON:
+They are ordinary messages in queue 0, so that every RocketMQ broker replicates, queues and shows them. The body is
+JSON:
 
-    version   1; whoever meets another one does not know what the record says
-    epoch     term of the master that wrote it: with a record's physical offset it tells which log this is
-    snapshot  {"part": n, "isLast": bool}, in parts of a snapshot only, which have the tag `s`
+    version   1; records with another version can't be interpreted
+    epoch     epoch of the master that wrote it: with the record's physical offset it identifies the log
+    snapshot  {"part": n, "isLast": bool}, only in parts of a snapshot, which have the tag `s`
     topics, groups                     name -> configuration as in topics.json, subscriptionGroup.json; null: deleted
     topicsVersion, groupsVersion       data version of that table after the change
-    removedOffsets                     "topic@group" whose offsets are forgotten, before `offsets` count
+    removedOffsets                     "topic@group" whose offsets are removed, before `offsets` apply
     offsets                            "topic@group" -> queue id -> queue offset
     delays                             delay level (from 1) -> queue offset of the next message to be delivered
 
-What did not change is left out. A record assigns: it says what is so from then on, not by how much something grew, so
-that one that is applied twice changes nothing. A snapshot is complete when its parts 0 to the last have come one after
-the other, all of one epoch; records between them count as everywhere. What was in the tables before part 0 and is
-neither in the parts nor in what came since is no longer.
+Unchanged fields are omitted. Records hold absolute values, not differences, so applying one twice changes nothing. A
+snapshot is complete when all of its parts, starting at 0, have arrived in order with the same epoch; records between
+them apply as usual. A complete snapshot removes every entry that is neither in its parts nor in a later record.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ VERSION = 1
 SNAPSHOT_TAG = "s"
 SNAPSHOT_PROPERTIES = encode_properties({TAGS: SNAPSHOT_TAG})
 SNAPSHOT_TAGS_CODE = tags_code(SNAPSHOT_TAG)
-"""What a consume queue's entry says of a part of a snapshot."""
+"""Tags code of a snapshot part in the consume queue"""
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, rename="camel"):
-    """Which part of a snapshot a record is; counted from 0."""
+    """The number of a snapshot part, from 0."""
 
     part: int
     is_last: bool = False
 
 
 class TablesRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
-    """One record; see the module."""
+    """One record; the module describes the fields."""
 
     epoch: int
     snapshot: SnapshotPart | None = None
@@ -63,27 +63,27 @@ _decode_version = msgspec.json.Decoder(_VersionAlone).decode
 
 
 def encode_tables_record(record: TablesRecord) -> bytes:
-    """The body of a record."""
+    """Return the body of a record."""
     text = _encode(record)
     return b'{"version":%d,%b' % (VERSION, text[1:])
 
 
 def decode_tables_record(body: bytes) -> TablesRecord:
-    """Read a body. RemoteProtocolError if it is none, or of another version."""
+    """Return the record with this body. RemoteProtocolError if it is invalid or has another version."""
     try:
         version = _decode_version(body).version
         if version != VERSION:
-            raise RemoteProtocolError(f"a record of the tables has version {version}, known is {VERSION}")
+            raise RemoteProtocolError(f"tables record of version {version}; {VERSION} is supported")
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"no record of the tables: {error}") from None
+        raise RemoteProtocolError(f"invalid tables record: {error}") from None
 
 
 def entry_size_max(name: str, queue_count: int) -> int:
-    """Bytes that one member of `offsets` takes at most."""
+    """Return the maximum size in bytes of one entry of `offsets`."""
     return len(_encode(name)) + 32 * queue_count + 8
 
 
 def config_size(name: str, config: TopicConfig | GroupConfig) -> int:
-    """Bytes that one member of `topics` or `groups` takes at most."""
+    """Return the maximum size in bytes of one entry of `topics` or `groups`."""
     return len(_encode(name)) + len(_encode(config)) + 8

@@ -1,4 +1,4 @@
-"""Typed ext fields and bodies of what consumers and producers of a group and their brokers ask of each other.
+"""Typed ext fields and bodies of requests between the members of consumer and producer groups and their brokers.
 
     code  request                         answer
     34    bodies.HeartbeatData            headers.HeartbeatResponse
@@ -17,7 +17,7 @@
     223   ConsumerStatusRequest           `decode_consumer_status`       administrator to broker
     309   ConsumeDirectlyRequest, record  ConsumeDirectlyResult          broker to consumer
 
-Headers and bodies are written and read as those of `headers` and `bodies`. Sources: the classes of
+Headers and bodies are written and read like those of `headers` and `bodies`. Sources: the classes of
 org.apache.rocketmq.remoting.protocol with the same meaning.
 """
 
@@ -35,11 +35,11 @@ from ha.protocol.bodies import SubscriptionData
 from ha.protocol.headers import Header, Int32, Int64
 
 QueueKey = tuple[str, str, int]
-"""(topic, broker name, queue id): a MessageQueue as the key of a map."""
+"""(topic, broker name, queue id): a MessageQueue as a map key"""
 
 
 class UnregisterClientRequest(Header):
-    """35 UNREGISTER_CLIENT. An empty group is none (the C++ client sends it so)."""
+    """35 UNREGISTER_CLIENT. An empty group means no group (the C++ client sends that)."""
 
     client_id: str = field(default="", name="clientID")
     producer_group: str | None = None
@@ -108,7 +108,7 @@ class ResetOffsetRequest(Header):
 
 
 class ConsumerStatusRequest(Header):
-    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` None or a client id, the one to be asked."""
+    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` is a client id; None: all clients."""
 
     topic: str
     group: str
@@ -157,7 +157,7 @@ class LockQueuesBody(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class LockedQueuesBody(msgspec.Struct, kw_only=True):
-    """Answer to 41: the queues that the caller holds now."""
+    """Answer to 41: the queues that the caller now holds."""
 
     queues: list[QueueBody] = field(default_factory=list, name="lockOKMQSet")
 
@@ -212,7 +212,7 @@ class ConsumeStatus(msgspec.Struct, kw_only=True):
 
 
 QueueObject = tuple[tuple[str, str | int], ...]
-"""A MessageQueue as `java_json` writes and reads it when it is the key of a map."""
+"""A MessageQueue as `java_json` writes and reads it as a map key"""
 
 
 def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
@@ -221,23 +221,23 @@ def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
 
 
 def read_queue_map(value: Any) -> dict[QueueKey, Any]:
-    """Return a map with MessageQueue keys, as `java_json.loads` gives it, with (topic, broker name, queue id) keys.
+    """Return a map with MessageQueue keys, as loaded by `java_json.loads`, with (topic, broker name, queue id) keys.
 
-    RemoteProtocolError if it is none.
+    RemoteProtocolError if `value` is not such a map.
     """
     if not isinstance(value, dict):
-        raise RemoteProtocolError("no map of queues")
+        raise RemoteProtocolError("not a map of queues")
     found: dict[QueueKey, Any] = {}
     for key, member in value.items():
         if not isinstance(key, tuple):
-            raise RemoteProtocolError(f"{str(key)[:80]!r} is no queue")
+            raise RemoteProtocolError(f"{str(key)[:80]!r} is not a queue")
         queue = java_json.as_type(QueueBody, dict(key))
         found[queue.topic, queue.broker_name, queue.queue_id] = member
     return found
 
 
 def encode_queue_offsets(offsets: Mapping[QueueKey, int], name: str = "offsetTable") -> bytes:
-    """Return `{"offsetTable":{queue:offset,…}}`: the body of 220, and a broadcasting consumer's own file."""
+    """Return `{"offsetTable":{queue:offset,…}}`: the body of 220, and the offset file of a broadcasting consumer."""
     return java_json.dumps({name: {queue_key(*queue): offset for queue, offset in offsets.items()}})
 
 
@@ -251,10 +251,10 @@ def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
 
 
 def decode_queue_offsets(raw: bytes | bytearray | memoryview) -> dict[QueueKey, int]:
-    """Return the queue offsets in the body of 220, in either of its forms. RemoteProtocolError if it is none."""
+    """Return the queue offsets in the body of 220, in either of its forms. RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     table = value.get("offsetTable") if isinstance(value, dict) else None
-    if isinstance(table, list):  # what the broker makes for clients that can't read objects as keys
+    if isinstance(table, list):  # for clients that can't read objects as keys
         listed = java_json.as_type(list[_QueueOffset], table)
         return {(each.topic, each.broker_name, each.queue_id): each.offset for each in listed}
     return {queue: java_json.as_type(int, offset) for queue, offset in read_queue_map(table or {}).items()}
@@ -268,11 +268,12 @@ class _QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dict[QueueKey, int]]:
-    """Return the answer to 223: by client id, how far each queue is consumed. RemoteProtocolError if it is none."""
+    """Return the answer to 223: by client id, the consumer offset of each queue. RemoteProtocolError if `raw` is
+    invalid."""
     value = java_json.loads(raw)
     table = value.get("consumerTable") if isinstance(value, dict) else None
     if not isinstance(table, dict):
-        raise RemoteProtocolError("body is no status of consumers")
+        raise RemoteProtocolError("the body is not a consumer status")
     return {
         str(client_id): {queue: java_json.as_type(int, offset) for queue, offset in read_queue_map(offsets).items()}
         for client_id, offsets in table.items()
@@ -280,7 +281,7 @@ def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dic
 
 
 def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
-    """Return the answer to 221: how far each queue is consumed."""
+    """Return the answer to 221: the consumer offset of each queue."""
     table = {queue_key(*queue): offset for queue, offset in offsets.items()}
     return java_json.dumps({"consumerTable": {}, "messageQueueTable": table})
 
@@ -295,10 +296,10 @@ class RunningInfo(msgspec.Struct, kw_only=True):
 
 
 def decode_running_info(raw: bytes | bytearray | memoryview) -> RunningInfo:
-    """Return the answer to 307. RemoteProtocolError if it is none."""
+    """Return the answer to 307. RemoteProtocolError if `raw` is invalid."""
     value = java_json.loads(raw)
     if not isinstance(value, dict):
-        raise RemoteProtocolError("body is no running info")
+        raise RemoteProtocolError("the body is not a running info")
     queues = read_queue_map(value.get("mqTable") or {})
     return RunningInfo(
         queues={queue: java_json.as_type(ProcessQueueInfo, state) for queue, state in queues.items()},

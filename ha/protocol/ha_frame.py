@@ -10,8 +10,8 @@ Master to slave, the only message, a transfer frame:
     8   4  body size n; 0 is a heartbeat, which carries the offset that will be sent next
     12  n  commitlog bytes [physical offset, physical offset + n); cut without regard to records, within one segment
 
-All big-endian and signed. The parsers do no I/O and know no positions in any log: whether an offset fits is for the
-side that has the log. Sources: DefaultHAConnection, DefaultHAClient; checked against captures of 4.9.7 and 5.5.0.
+All big-endian and signed. The parsers do no I/O and know no log: callers check whether an offset fits theirs. Sources:
+DefaultHAConnection, DefaultHAClient; checked against captures of 4.9.7 and 5.5.0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ha.errors import LocalProtocolError, RemoteProtocolError
 REPORT_SIZE = 8
 TRANSFER_HEADER_SIZE = 12
 BODY_SIZE_MAX = 1 << 30
-"""Default limit of a transfer body: RocketMQ's default segment size, which no body can exceed as it never spans two."""
+"""Default limit of a transfer body: RocketMQ's default segment size, which no body exceeds, as it never spans two
+segments."""
 
 _REPORT = Struct(">q")
 _TRANSFER_HEADER = Struct(">qi")
@@ -49,19 +50,19 @@ def encode_transfer_header(physical_offset: int, body_size: int) -> bytes:
 
 
 class ReportParser:
-    """Reports out of the bytes that a slave sends.
+    """Parses reports from a slave.
 
-    Of several complete reports in one chunk only the last counts, as in RocketMQ, where acknowledgements are cumulative
-    and even the request offset of a connection is the last report of the first read. The others have to be possible all
-    the same: a slave's reports never fall, so a stranger's bytes are not taken for one because they end in zeros.
-    RocketMQ does not look at them. At most 7 bytes are kept.
+    Of several complete reports in one chunk only the last is returned, as in RocketMQ, where acknowledgements are
+    cumulative and even the request offset of a connection is the last report of the first read. Unlike RocketMQ, the
+    others are checked: a slave's reports never decrease, so other data that ends in zeros is not taken for a report.
+    Buffers at most 7 bytes.
     """
 
     def __init__(self) -> None:
         self._partial = b""
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> int | None:
-        """Take `chunk` and return the offset of the last report it completes, or None if it completes none.
+        """Parse `chunk` and return the offset of the last report that it completes, or None.
 
         RemoteProtocolError if an offset is negative or lower than the one before it in this chunk.
         """
@@ -80,7 +81,7 @@ class ReportParser:
 
 
 class TransferHeader(msgspec.Struct, frozen=True, gc=False):
-    """A transfer frame begins. `body_size` bytes follow as `TransferBody` events; none follow a heartbeat (0)."""
+    """The start of a transfer frame. `body_size` bytes follow as `TransferBody` events; none after a heartbeat (0)."""
 
     physical_offset: int
     body_size: int
@@ -92,14 +93,14 @@ class TransferHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransferBody(msgspec.Struct, frozen=True):
-    """Bytes of the current frame's body, the first at `physical_offset`; a view of the chunk that was fed."""
+    """Bytes of the current frame's body, the first at `physical_offset`; a view of the chunk passed to `feed`."""
 
     physical_offset: int
     chunk: memoryview
 
 
 class BodyParser:
-    """The bodies of frames, of whatever dialect: their bytes are passed on as they arrive, neither copied nor kept."""
+    """Passes on the bodies of frames of either HA protocol as they arrive, without copying or buffering them."""
 
     def __init__(self, body_size_max: int) -> None:
         self._body_size_max = body_size_max
@@ -107,7 +108,7 @@ class BodyParser:
         self._body_missing = 0
 
     def _take_body(self, view: memoryview, position: int) -> TransferBody:
-        """Return the bytes in `view` from `position` on that are of the current body."""
+        """Return the bytes of the current body in `view`, starting at `position`."""
         body = TransferBody(self._body_offset, view[position : position + self._body_missing])
         size = len(body.chunk)
         self._body_missing -= size
@@ -116,10 +117,10 @@ class BodyParser:
 
 
 class TransferParser(BodyParser):
-    """Transfer frames out of the bytes that a master sends.
+    """Parses transfer frames from a master.
 
-    The header is an event of its own, so that a slave can refuse an offset before the body is there; body bytes are
-    passed on as they arrive. At most 11 bytes are kept.
+    The header is a separate event, so that a slave can refuse an offset before the body has arrived; body bytes are
+    passed on as they arrive. Buffers at most 11 bytes.
     """
 
     def __init__(self, *, body_size_max: int = BODY_SIZE_MAX) -> None:
@@ -128,15 +129,15 @@ class TransferParser(BodyParser):
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the bytes so far end with a complete frame."""
+        """Whether the bytes received end with a complete frame."""
         return not self._partial and not self._body_missing
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[TransferHeader | TransferBody]:
         """Iterate over the events that `chunk` completes.
 
-        The iterator parses as it is advanced and must be exhausted before the next feed; views it yields live as long
-        as `chunk` is left alone. RemoteProtocolError at a negative offset, a negative size or one above the limit; the
-        events before it have been yielded, and the parser is of no further use.
+        The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
+        as long as `chunk` is unchanged. RemoteProtocolError for a negative offset or size, or a size above the limit,
+        after the events before it; the parser must not be used again.
         """
         view = memoryview(chunk)
         position, end = 0, len(view)

@@ -1,4 +1,4 @@
-"""How halog nodes prove to each other on the HA port that they know the same secret, before anything else is said.
+"""The handshake in which halog nodes prove on the HA port that they know the same secret, before any other message.
 
     slave                                                    master
     -1                                     8  ──▶
@@ -9,14 +9,14 @@
     slave's proof  = HMAC-SHA256(secret, "halog ha 1 slave\\0"  + master's nonce + slave's nonce)
     master's proof = HMAC-SHA256(secret, "halog ha 1 master\\0" + slave's nonce + master's nonce)
 
-Then the HA protocol begins as if nothing had been said. (p, n) is the header of a transfer frame; a physical offset of
--2 is none that any master sends. The first message is the range question, which a RocketMQ master ignores, which a
-halog master without a secret answers with its range, and which no RocketMQ slave sends: so each side knows from the
-first answer, or its absence, with whom it has to do. Both nonces are in both proofs, so neither can be replayed; the
-words differ, so neither can be sent back to who made it. Who does not know the secret gets 32 random bytes at most.
+The HA protocol then starts as usual. (p, n) is the header of a transfer frame; no master sends a physical offset of -2.
+The first message is the range question: a RocketMQ master ignores it, a halog master without a secret answers with its
+range, and no RocketMQ slave sends it. So the first answer, or its absence, shows each side what its peer is. Both
+proofs contain both nonces, so neither can be replayed; their labels differ, so neither can be reflected. A peer that
+does not know the secret receives at most 32 random bytes.
 
-What it does not do: it encrypts nothing and protects nothing that is said later. Whoever can change packets between the
-two needs TLS to be kept out; both can be used together.
+The handshake encrypts nothing and does not protect later messages. Against an attacker who can modify packets, use TLS;
+the two can be combined.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _MARK = -2
 _HEADER = Struct(">qi")
 HEADER_SIZE = _HEADER.size
 CHALLENGE_BEGIN = _MARK.to_bytes(8, "big", signed=True)
-"""With these bytes a master that has a secret answers the range question."""
+"""First bytes of the answer to the range question from a master that has a secret"""
 
 
 class HandshakeKey:
-    """The secret that a master and its slaves share."""
+    """The secret shared by a master and its slaves."""
 
     __slots__ = ("_secret",)
 
@@ -51,19 +51,19 @@ class HandshakeKey:
         return "<HandshakeKey>"
 
     def slave_proof(self, master_nonce: bytes, slave_nonce: bytes) -> bytes:
-        """Return what shows a master that this slave knows the secret."""
+        """Return the proof to a master that this slave knows the secret."""
         return hmac.digest(self._secret, b"halog ha 1 slave\0" + master_nonce + slave_nonce, "sha256")
 
     def master_proof(self, master_nonce: bytes, slave_nonce: bytes) -> bytes:
-        """Return what shows a slave that this master knows the secret."""
+        """Return the proof to a slave that this master knows the secret."""
         return hmac.digest(self._secret, b"halog ha 1 master\0" + slave_nonce + master_nonce, "sha256")
 
     def is_slave_proof(self, proof: bytes, master_nonce: bytes, slave_nonce: bytes) -> bool:
-        """Tell whether `proof` is that of a slave that knows the secret; takes the same time whatever it is."""
+        """Return whether `proof` is from a slave that knows the secret; takes constant time."""
         return hmac.compare_digest(proof, self.slave_proof(master_nonce, slave_nonce))
 
     def is_master_proof(self, proof: bytes, master_nonce: bytes, slave_nonce: bytes) -> bool:
-        """Tell whether `proof` is that of a master that knows the secret; takes the same time whatever it is."""
+        """Return whether `proof` is from a master that knows the secret; takes constant time."""
         return hmac.compare_digest(proof, self.master_proof(master_nonce, slave_nonce))
 
 
@@ -74,7 +74,7 @@ def encode_handshake_frame(content: bytes) -> bytes:
 
 
 def is_handshake_header(header: bytes) -> bool:
-    """Tell whether 32 bytes of handshake follow `header`; False for the begin of a range answer.
+    """Return whether 32 bytes of handshake follow `header`; False at the start of an answer with a range.
 
     RemoteProtocolError for anything else.
     """
@@ -83,4 +83,4 @@ def is_handshake_header(header: bytes) -> bool:
         return True
     if offset >= 0 and size == 0:
         return False
-    raise RemoteProtocolError(f"a frame of {size} bytes at {offset} where a challenge was expected")
+    raise RemoteProtocolError(f"frame of {size} bytes at {offset} instead of a challenge")

@@ -1,8 +1,8 @@
 """Typed ext fields of the remoting requests and responses that halog serves.
 
-On the wire every ext field is a string. `parse_header` makes a struct of them, checking presence, type and range (int32
-and int64 as in Java); `to_ext_fields` makes strings again, leaving out None. Unknown fields are ignored. Booleans: any
-letter case of "true" is true, all else false; "1", which Java reads as false, is read as true (no client sends it).
+On the wire every ext field is a string. `parse_header` converts them to a struct and checks presence, type and range
+(int32 and int64 as in Java); `to_ext_fields` converts them back and omits None. Unknown fields are ignored. Booleans:
+"true" in any letter case is true, anything else false; "1", false in Java, is read as true (no client sends it).
 
     code      request                        response
     10, 310   SendMessageRequest             SendMessageResponse
@@ -38,7 +38,7 @@ class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """Ext fields of one kind of command."""
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them; those that are None are left out."""
+        """Return the fields as a remoting frame carries them, without those that are None."""
         fields: dict[str, str] = {}
         for attribute, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, attribute)
@@ -94,7 +94,7 @@ class SendMessageRequestV2(SendMessageRequest):
     broker_name: str | None = field(default=None, name="n")
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. Written out: one of these goes with every send."""
+        """Return the fields as a remoting frame carries them. Not a loop, as every send has one."""
         fields = {
             "a": self.producer_group,
             "b": self.topic,
@@ -131,7 +131,7 @@ class SendMessageResponse(Header):
     trace_on: bool | None = field(default=None, name="TRACE_ON")
 
     def to_ext_fields(self) -> dict[str, str]:
-        """Return the fields as a remoting frame carries them. Written out: one of these answers every send."""
+        """Return the fields as a remoting frame carries them. Not a loop, as every answer to a send has one."""
         fields = {"msgId": self.msg_id, "queueId": str(self.queue_id), "queueOffset": str(self.queue_offset)}
         if self.transaction_id is not None:
             fields["transactionId"] = self.transaction_id
@@ -230,7 +230,7 @@ class HeartbeatResponse(Header):
 
 
 class RegisterBrokerRequest(Header):
-    """103 REGISTER_BROKER. `body_crc32` is crc32 & 7FFFFFFF of the body as sent, 0 for unchecked."""
+    """103 REGISTER_BROKER. `body_crc32` is crc32 & 7FFFFFFF of the body as sent; 0: not checked."""
 
     broker_name: str
     broker_addr: str
@@ -244,7 +244,7 @@ class RegisterBrokerRequest(Header):
 
 
 class RegisterBrokerResponse(Header):
-    """Answer to 103: where the master is, for a slave (None for a master, or while no master is known)."""
+    """Answer to 103: the addresses of the master, for a slave (None for a master, or if no master is known)."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -270,9 +270,9 @@ HeaderT = TypeVar("HeaderT", bound=Header)
 
 
 def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> HeaderT:
-    """Return the typed header in `ext_fields`; RemoteProtocolError names the field that is missing or wrong.
+    """Return the typed header in `ext_fields`; RemoteProtocolError names a missing or invalid field.
 
-    `SendMessageRequest` is recognised under either set of names; the result is then a `SendMessageRequestV2`.
+    `SendMessageRequest` is accepted under either set of names; the result is then a `SendMessageRequestV2`.
     """
     wanted: type[Any] = header_type
     if wanted is SendMessageRequest and "a" in ext_fields:
@@ -284,12 +284,12 @@ def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> Head
 
 
 def topic_of_send(ext_fields: dict[str, str]) -> str:
-    """Return the topic that `parse_header` finds in a send, whichever names it is given under; "" if there is none."""
+    """Return the topic of a send under either set of names; "" if there is none."""
     return ext_fields.get("b" if "a" in ext_fields else "topic", "")
 
 
 def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
-    """Parse with booleans read as Java reads them, and raise what is wrong beside them."""
+    """Parse with Java's rules for booleans. RemoteProtocolError for any other error."""
     fields = dict(ext_fields)
     for name in _BOOLEANS[header_type]:
         if name in fields:
@@ -301,7 +301,7 @@ def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
 
 
 def _in_full(header_type: type[Header], text: str) -> str:
-    """Put the long name beside a one-letter one in an error text."""
+    """Add the long names to one-letter names in an error text."""
     if header_type is SendMessageRequestV2:
         for long, short in zip(header_type.__struct_fields__, header_type.__struct_encode_fields__, strict=True):
             text = text.replace(f"`{short}`", f"`{short}` ({long})").replace(f"$.{short}`", f"$.{short}` ({long})")
@@ -309,7 +309,7 @@ def _in_full(header_type: type[Header], text: str) -> str:
 
 
 class _Booleans(dict[type[Header], list[str]]):
-    """Wire names of the boolean fields of each header type, found at its first failure."""
+    """Wire names of the boolean fields of each header type, determined at its first error."""
 
     def __missing__(self, header_type: type[Header]) -> list[str]:
         names = [f.encode_name for f in msgspec.structs.fields(header_type) if bool in _alternatives(f.type)]

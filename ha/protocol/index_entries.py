@@ -1,4 +1,4 @@
-"""How keys become the entries of an index file: each is chained to the one before it in its slot."""
+"""Converts keys to the entries of an index file, each of which is chained to the previous entry in its slot."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from ha.protocol.record_digest import KEY
 from ha.protocol.store_files import INDEX_ENTRY
 
 Slots = memoryview
-"""A slot table: int32 in the machine's byte order"""
+"""A slot table: int32 in native byte order"""
 PAGE_SLOTS = 1024
-"""Slots that are written together"""
+"""Number of slots that are written together"""
 SECONDS_MAX = 0x7FFFFFFF
 
 
 @with_compiled_twin
 def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[bytes, int]:
-    """Return the entries of `keys` (`record_digest.KEY`), numbered from `first` on, and how many slots were free.
+    """Return the entries of `keys` (`record_digest.KEY`), numbered from `first`, and the number of slots that were
+    free.
 
-    `slots` has the number of each slot's newest entry, 0 without one. `begin_ms` is the file's begin, 0 for a file that
-    follows none; entry 1 begins its file.
+    `slots` holds the number of the newest entry of each slot (0: none). `begin_ms` is the begin timestamp of
+    the file; for entry 1, which sets it, that of the previous file (0: none).
     """
     slot_count = len(slots)
     staged: dict[int, int] = {}
@@ -39,7 +40,7 @@ def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[by
 
 @with_compiled_twin
 def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) -> None:
-    """Have `slots` lead to the entries of `keys`, numbered from `first` on, and mark the pages this changes."""
+    """Point `slots` to the entries of `keys`, numbered from `first`, and mark the changed pages in `dirty_pages`."""
     slot_count = len(slots)
     for number, (key_hash, _, _) in enumerate(KEY.iter_unpack(keys), first):
         slot = key_hash % slot_count
@@ -48,19 +49,19 @@ def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) ->
 
 
 @with_compiled_twin
-def lead_within(slots: Slots, stop: int) -> bool:
-    """Whether none of `slots` leads to an entry at or beyond number `stop`, or to one that can't be."""
+def point_below(slots: Slots, stop: int) -> bool:
+    """Return whether all of `slots` hold valid entry numbers (or 0) below `stop`."""
     return min(slots) >= 0 and max(slots) < stop
 
 
 @with_compiled_twin
 def follow_chains(entries: bytes, newest: Slots, first: int, last_physical: int) -> tuple[int, int, int]:
-    """Compare `entries`, whole and numbered from `first` on, with those before them.
+    """Check that `entries`, whole and numbered from `first`, continue the chains of the entries before them.
 
-    `newest` has the number of each slot's newest entry before them, 0 without one, and is brought up to date;
-    `last_physical` is the physical offset of the one before. Returns how many fit, up to the first that doesn't; how
-    many of these were the first in their slots; and the physical offset of the last of them. The compiled twin lets
-    other threads run meanwhile: a file may have 20 million entries.
+    `newest` holds the number of the newest preceding entry of each slot (0: none) and is updated; `last_physical` is
+    the physical offset in the preceding entry. Returns the number of valid entries before the first invalid one, how
+    many of them were the first in their slot, and the physical offset in the last of them. The compiled twin releases
+    the GIL: a file may have 20 million entries.
     """
     slot_count = len(newest)
     fitting_count = free_count = 0

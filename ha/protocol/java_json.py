@@ -1,14 +1,14 @@
 """JSON as the JVM side (fastjson) writes it: bodies of remoting commands and the files in a store's config folder.
 
-Beyond standard JSON that side writes, and this module reads:
+In addition to standard JSON, fastjson writes and this module reads:
 
-* integer map keys bare: `{0:"10.0.0.1:10911"}`
+* bare integer map keys: `{0:"10.0.0.1:10911"}`
 * objects as map keys: `{{"brokerName":"b0","queueId":1,"topic":"t"}:9}`
-* an object met before as a reference to it: `{"$ref":"$.dataVersion"}`
+* references to objects that occurred before: `{"$ref":"$.dataVersion"}`
 
-Written text has no whitespace, as the Go client cuts brokerAddrs at "," and ":" in the raw text. In what is read,
-integer keys are strings whether they were bare or not (`read_as` turns them back where the type asks for ints), and
-object keys are tuples of (name, value) pairs.
+The output has no whitespace, because the Go client splits brokerAddrs at "," and ":" in the raw text. In loaded
+values, integer keys are strings, bare or not (`read_as` converts them if the type has int keys), and object keys are
+tuples of (name, value) pairs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import msgspec
 from ha.errors import RemoteProtocolError
 
 DEPTH_MAX = 64
-"""Deepest nesting that is read; RocketMQ's own bodies nest 7 levels."""
+"""Maximum nesting depth; RocketMQ's own bodies have up to 7 levels"""
 OBJECT_KEY_TEXT_SIZE_MAX = 4 * 1024 * 1024
-"""Longest text with object keys that is read: it takes a parser in Python, some 15 MB/s."""
+"""Maximum length of a text with object keys: it needs a parser in Python, with about 15 MB/s"""
 REFERENCED_VALUES_MAX = 100_000
-"""How many values all references in a text may stand for together, so that a short text can't unfold without end."""
+"""Maximum number of values that all references in a text expand to, so that a short text can't expand without bound"""
 
 ValueT = TypeVar("ValueT")
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
-# A string without its end is matched to the end of the text: failing at each of its quotes would cost quadratic time.
+# An unterminated string matches up to the end of the text: failing at each of its quotes would take quadratic time.
 _BARE_KEY = re.compile(rf"({_STRING}?)|([{{,]\s*)(-?\d+)(?=\s*:)", re.DOTALL)
 _TOKEN = re.compile(
     rf"\s*(?:({_STRING})|(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)|([{{}}\[\]:,])|(true|false|null)(?![A-Za-z]))", re.DOTALL
@@ -43,8 +43,9 @@ _decode_standard = msgspec.json.Decoder().decode
 def dumps(value: Any, *, bare_integer_keys: bool = True) -> bytes:
     """Return `value` (builtins and msgspec structs) as JSON in UTF-8 without whitespace.
 
-    Struct fields and dict entries that are None are left out. With `bare_integer_keys` the text is what a JVM writes by
-    default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers from version 401 on.
+    Struct fields and dict entries that are None are omitted. With `bare_integer_keys` the text is what a JVM writes by
+    default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers of version 401 or
+    later.
     """
     parts: list[str] = []
     quote = encode_basestring if bare_integer_keys else encode_basestring_ascii
@@ -91,9 +92,9 @@ def _scalar(value: Any) -> str:
 
 
 def dumps_pretty(value: Any) -> bytes:
-    """Return `value` as the files in config/ hold it: tab indent, bare integer keys.
+    """Return `value` in the form of the files in config/: indented with tabs, bare integer keys.
 
-    The entries of a map with integer keys share a line, as RocketMQ 4.9 and 5.3 write it (5.5 gives each its own).
+    The entries of a map with integer keys share a line, as written by RocketMQ 4.9 and 5.3 (5.5 uses a line for each).
     """
     parts: list[str] = []
     _write_pretty(msgspec.to_builtins(value), parts, "\n")
@@ -138,7 +139,7 @@ def loads(raw: bytes | bytearray | memoryview) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """RemoteProtocolError if `value` is nested deeper than DEPTH_MAX: whatever works through it later may recurse."""
+    """RemoteProtocolError if `value` is nested deeper than DEPTH_MAX, as code that processes it may recurse."""
     level = [value]
     depth = 0
     while level := [each for each in level if type(each) is dict or type(each) is list]:
@@ -149,20 +150,20 @@ def _check_depth(value: Any) -> None:
 
 
 def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> ValueT:
-    """Return the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec knows.
+    """Return the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec supports.
 
-    Lenient as the Java side is: numbers may be strings, integer keys either way, unknown keys are ignored.
-    RemoteProtocolError if the text is no JSON or doesn't have that shape.
+    As lenient as the Java side: numbers may be strings, integer keys may be quoted, unknown keys are ignored.
+    RemoteProtocolError if the text is not JSON or does not match the type.
     """
     return as_type(value_type, loads(raw))
 
 
 def as_type(value_type: type[ValueT], value: Any) -> ValueT:
-    """Return the loaded `value` as `value_type`, as `read_as` does."""
+    """Return the loaded `value` as `value_type`, like `read_as`."""
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RemoteProtocolError(f"body is no {getattr(value_type, '__name__', value_type)}: {error}") from None
+        raise RemoteProtocolError(f"the body is not a {getattr(value_type, '__name__', value_type)}: {error}") from None
 
 
 def _loads_dialect(text: str) -> Any:
@@ -170,7 +171,7 @@ def _loads_dialect(text: str) -> Any:
         return _decode_standard(_BARE_KEY.sub(_quote_key, text))
     except (msgspec.DecodeError, RecursionError) as error:
         if not re.search(r"[{,]\s*\{", text):
-            raise RemoteProtocolError(f"body is no JSON: {error}") from None
+            raise RemoteProtocolError(f"the body is not JSON: {error}") from None
     if len(text) > OBJECT_KEY_TEXT_SIZE_MAX:
         raise RemoteProtocolError(f"JSON with object keys of {len(text)} characters")
     return _ObjectKeyParser(text).parse()
@@ -182,7 +183,7 @@ def _quote_key(match: re.Match[str]) -> str:
 
 
 class _ObjectKeyParser:
-    """Recursive descent over the whole dialect; only texts with object keys get here."""
+    """Recursive-descent parser for the whole dialect, for texts with object keys only."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -198,10 +199,10 @@ class _ObjectKeyParser:
         return value
 
     def _wrong(self) -> RemoteProtocolError:
-        return RemoteProtocolError(f"body is no JSON at character {self._position}")
+        return RemoteProtocolError(f"the body is not JSON at character {self._position}")
 
     def _next(self) -> None:
-        """Step to the next token: a punctuation mark in `_mark`, or "value" there and the scalar in `_value`."""
+        """Advance to the next token: `_mark` is a punctuation mark, or "value" with the scalar in `_value`."""
         match = _TOKEN.match(self._text, self._position)
         if match is None:
             self._mark = None
@@ -217,7 +218,7 @@ class _ObjectKeyParser:
             raise self._wrong() from None
 
     def _read(self, depth: int) -> Any:
-        """Read the value that the current token begins and step behind it."""
+        """Read the value that starts at the current token and advance past it."""
         mark = self._mark
         if mark == "value":
             value = self._value
@@ -273,8 +274,8 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,9})\]")
 def _resolve(root: Any) -> Any:
     """Return `root` with each `{"$ref":"$.path"}` replaced by the value at that path.
 
-    A value that is referred to must not hold references itself, and all of them together must stay within
-    REFERENCED_VALUES_MAX; RemoteProtocolError otherwise.
+    RemoteProtocolError if a referenced value contains references itself, or all of them together exceed
+    REFERENCED_VALUES_MAX values.
     """
     budget = REFERENCED_VALUES_MAX
 
@@ -300,7 +301,7 @@ def _resolve(root: Any) -> Any:
 
 def _follow(root: Any, path: Any) -> Any:
     if not isinstance(path, str) or not path.startswith("$"):
-        raise RemoteProtocolError(f"JSON reference {str(path)[:80]!r} is not from the root")
+        raise RemoteProtocolError(f"JSON reference {str(path)[:80]!r} does not start at the root")
     value, position = root, 1
     while position < len(path):
         step = _STEP.match(path, position)
@@ -310,7 +311,7 @@ def _follow(root: Any, path: Any) -> Any:
         try:
             value = value[name] if index is None else value[int(index)]
         except (KeyError, IndexError, TypeError):
-            raise RemoteProtocolError(f"JSON reference {path[:80]!r} leads nowhere") from None
+            raise RemoteProtocolError(f"JSON reference {path[:80]!r} has no target") from None
         position = step.end()
     return value
 
@@ -321,11 +322,11 @@ def _size_without_references(value: Any, limit: int) -> int:
     while pending:
         count += 1
         if count > limit:
-            raise RemoteProtocolError(f"JSON references stand for more than {REFERENCED_VALUES_MAX} values")
+            raise RemoteProtocolError(f"JSON references expand to more than {REFERENCED_VALUES_MAX} values")
         current = pending.pop()
         if isinstance(current, dict):
             if "$ref" in current:
-                raise RemoteProtocolError("a JSON reference leads to another one")
+                raise RemoteProtocolError("a JSON reference points to another one")
             pending.extend(current.values())
         elif isinstance(current, list):
             pending.extend(current)

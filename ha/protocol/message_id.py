@@ -1,10 +1,10 @@
-"""The two ids of a message, both upper-case hex text.
+"""The two ids of a message, both in upper-case hexadecimal.
 
     offset message id   store address 4 or 16 bytes | port int32 | physical offset int64           32 or 56 characters
     unique id           own address 4 or 16 | pid int16 | process hash int32 | ms since the start of the month int32
                         | counter int16                                                             32 or 56 characters
 
-The broker answers a send with the first; the client makes the second (property UNIQ_KEY), which is what users see.
+A broker returns the first in its answer to a send; a client generates the second (property UNIQ_KEY), which users see.
 Sources: MessageDecoder.createMessageId, MessageClientIDSetter.
 """
 
@@ -26,29 +26,30 @@ def encode_message_id(store_host: bytes, physical_offset: int) -> str:
 
 
 def encode_message_ids(store_host: bytes, physical_offsets: Sequence[int]) -> str:
-    """Return the ids of messages (at least one) of one broker, joined with ',' as the answer to a batch has them."""
+    """Return the ids of messages (at least one) of one broker, joined with ',' as in the answer to a batch."""
     host = store_host.hex().upper()
     offsets = pack(f">{len(physical_offsets)}q", *physical_offsets).hex(",", _INT64.size).upper()
     return host + offsets.replace(",", "," + host)
 
 
 def decode_message_id(message_id: str) -> tuple[str, int, int]:
-    """Return (host, port, physical offset) of an offset message id; RemoteProtocolError if it is none."""
+    """Return (host, port, physical offset) of an offset message id; RemoteProtocolError if it is invalid."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
         raw = b""
     if len(raw) not in (16, 28) or len(message_id) != 2 * len(raw):
-        raise RemoteProtocolError(f"{message_id[:80]!r} is no offset message id")
+        raise RemoteProtocolError(f"{message_id[:80]!r} is not an offset message id")
     host, port = decode_host(raw[:-8])
     return host, port, _INT64.unpack(raw[-8:])[0]
 
 
 class UniqueIdGenerator:
-    """Makes unique ids. `address` is the own IP address packed (4 or 16 bytes), `process_hash` any int32 fixed per run.
+    """Generates unique ids. `address` is the packed IP address of this host (4 or 16 bytes), `process_hash` any int32
+    that is constant in a run.
 
-    `wall_clock_ms` returns ms since the epoch; `month_ms` returns, for such a time, when its local month starts and
-    when the next one does. The counter wraps after 65536 ids, so more than that within one ms would repeat.
+    `wall_clock_ms` returns ms since the epoch; `month_ms` returns, for such a time, the starts of its local month and
+    of the next. The counter wraps after 65536 ids, so more than that within one ms would repeat.
     """
 
     def __init__(
@@ -67,17 +68,17 @@ class UniqueIdGenerator:
         self._month_ms = month_ms
         self._start_ms, self._end_ms = month_ms(wall_clock_ms())
         self._now_ms = -1
-        self._stem = ""  # all but the counter of the ids of this millisecond
+        self._stem = ""  # the ids of this millisecond without the counter
         self._counter = 0
 
     def next(self) -> str:
-        """Return the next id. A clock that steps back before the month's start counts as standing at it."""
+        """Return the next id. A time before the start of the month, after a step of the clock, counts as the start."""
         stem, number = self._stem_now(), self._counter
         self._counter = (number + 1) & 0xFFFF
         return f"{stem}{number:04X}"
 
     def next_many(self, count: int) -> list[str]:
-        """Return the next `count` ids, with one look at the clock."""
+        """Return the next `count` ids, all with the same time."""
         stem, first = self._stem_now(), self._counter
         end = first + count
         self._counter = end & 0xFFFF
@@ -95,6 +96,6 @@ class UniqueIdGenerator:
 
 
 def unique_id_properties(unique_ids: Sequence[str]) -> list[bytes]:
-    """Return, for each unique id, the pair that says it in a property string."""
+    """Return, for each unique id, its pair in a property string."""
     pairs = "\x02,UNIQ_KEY\x01".join(unique_ids)
     return f"UNIQ_KEY\x01{pairs}\x02".encode().split(b",")

@@ -1,9 +1,9 @@
-"""The property string of a message, and the hashes that queues and indexes derive from it.
+"""Encodes and decodes the property string of a message, and computes the hashes that queues and indexes store.
 
     name 0x01 value 0x02  repeated
 
-Order means nothing. Reading: split at 0x02; pieces shorter than 3 characters, without 0x01, or with an empty name or
-value are dropped; the first 0x01 of a piece splits it; the last piece needs no 0x02; of two equal names the last wins.
+The order has no meaning. Reading: split at 0x02; pieces shorter than 3 characters, without 0x01, or with an empty name
+or value are dropped; a piece is split at its first 0x01; the last piece needs no 0x02; of equal names the last wins.
 Writing: every pair ends with 0x02 (RocketMQ 4.9 omits the very last one). Source: MessageDecoder
 (string2messageProperties, messageProperties2String).
 """
@@ -61,7 +61,7 @@ _POWERS_BY_LENGTH: tuple[tuple[int, ...], ...] = tuple(_POWERS[_POWERS_COUNT - n
 def java_hash(text: str, before: int = 0) -> int:
     """Return Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int.
 
-    `before` is the hash of what stands before `text`; the result is then that of both together.
+    `before` is the hash of a preceding text; the result is then the hash of both together.
     """
     try:
         units: Sequence[int] = text.encode("latin-1")
@@ -94,14 +94,15 @@ def _tag_hash(tags: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """Return what a consume-queue entry stores for `tags`: its Java hash, or 0 without a tag."""
+    """Return the tags code of a consume-queue entry: the Java hash of `tags`, or 0 without a tag."""
     return _tag_hash(tags) if tags else 0
 
 
 def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS) -> int:
-    """Return when a delayed message is due; the tags code of an entry in SCHEDULE_TOPIC_XXXX.
+    """Return the due time of a delayed message in ms, the tags code of its entry in SCHEDULE_TOPIC_XXXX.
 
-    `level` counts from 1; above the last level it is the last. Source: ScheduleMessageService.computeDeliverTimestamp.
+    `level` counts from 1; values above the last level mean the last. Source:
+    ScheduleMessageService.computeDeliverTimestamp.
     """
     if not delay_levels_ms:
         return store_timestamp_ms + 1000
@@ -111,15 +112,15 @@ def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Seque
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Return the property string of `properties`, each pair ended by 0x02.
 
-    Pairs with an empty name or value are left out, as no reader would see them. LocalProtocolError if a name
-    holds 0x01 or 0x02 or a value 0x02 (it would be read as another property), or if one can't be UTF-8.
+    Pairs with an empty name or value are omitted, as readers drop them. LocalProtocolError if a name contains 0x01 or
+    0x02 or a value 0x02 (it would be read as another property), or if one can't be encoded as UTF-8.
     """
     parts = []
     for name, value in properties.items():
         if not name or not value:
             continue
         if "\x01" in name or "\x02" in name or "\x02" in value:
-            raise LocalProtocolError(f"property {name!r} holds a separator, so it would be read as another one")
+            raise LocalProtocolError(f"property {name!r} contains a separator, so it would be read as another one")
         parts.append(f"{name}\x01{value}\x02")
     try:
         return "".join(parts).encode()
@@ -140,14 +141,14 @@ def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def property_mark(name: str) -> str:
-    """Return how the value of a property is announced, for `find_values`."""
+    """Return the pattern before the value of a property, for `find_values`."""
     return f"\x02{name}\x01"
 
 
 def find_values(raw: bytes | bytearray | memoryview, marks: tuple[str, ...]) -> list[str | None]:
     """Return the values of some properties of the string `raw`, None for each that is missing.
 
-    What decode_properties finds, without reading the others; `marks` are made by `property_mark`.
+    Equal to the values that decode_properties returns, without decoding the others; `marks` are from `property_mark`.
     """
     text = "\x02" + str(raw, "utf-8", "replace")
     values: list[str | None] = []
@@ -159,13 +160,14 @@ def find_values(raw: bytes | bytearray | memoryview, marks: tuple[str, ...]) -> 
         start += len(mark)
         end = text.find("\x02", start)
         value = text[start:] if end < 0 else text[start:end]
-        # An empty pair is no pair, so an earlier one of the same name may count.
+        # A pair with an empty value is ignored, so an earlier one of the same name may apply.
         values.append(value or decode_properties(raw).get(mark[1:-1]))
     return values
 
 
 class _Marks(dict[bytes, tuple[bytes, bytes]]):
-    """How a property's value is announced inside a string and at its start; only names that our code asks for."""
+    """The patterns before the value of a property, inside a string and at its start, for the names that halog looks
+    up."""
 
     def __missing__(self, name: bytes) -> tuple[bytes, bytes]:
         self[name] = marks = (b"\x02" + name + b"\x01", name + b"\x01")
@@ -176,9 +178,9 @@ _MARKS = _Marks()
 
 
 def find_property(raw: bytes, name: bytes) -> str | None:
-    """Return one property of the string `raw` without reading the others, or None. Same result as decode_properties.
+    """Return one property of the string `raw`, or None. Same result as decode_properties, without decoding the others.
 
-    `name` is the UTF-8 name without separator, one of a fixed set: its search pattern is kept.
+    `name` is the UTF-8 name without separator, one of a fixed set: its search pattern is cached.
     """
     inner, first = _MARKS[name]
     position = raw.rfind(inner)
@@ -190,6 +192,6 @@ def find_property(raw: bytes, name: bytes) -> str | None:
         return None
     end = raw.find(b"\x02", start)
     value = raw[start:] if end < 0 else raw[start:end]
-    if not value:  # an empty pair is no pair, so an earlier one of the same name may count
+    if not value:  # as in find_values
         return decode_properties(raw).get(str(name, "utf-8", "replace"))
     return str(value, "utf-8", "replace")

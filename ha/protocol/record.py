@@ -1,16 +1,16 @@
-"""Commitlog records: what one message is on disk and in the body of a pull response.
+"""Commitlog records: messages as they are on disk and in the body of a pull response.
 
-All integers big-endian and signed; offsets for IPv4 hosts.
+All integers are big-endian and signed. Positions for IPv4 hosts:
 
     off  size  field
       0     4  total size, the whole record
       4     4  magic: V1 DAA320A7, V2 DAA320AB; filler CBD43194
       8     4  body CRC: crc32(body) & 7FFFFFFF
      12     4  queue id
-     16     4  flag, the user's
+     16     4  flag, set by the application
      20     8  queue offset (entries)
      28     8  physical offset (bytes)
-     36     4  sysFlag; bits 4 and 5 say that the born and store host are IPv6
+     36     4  sysFlag; bits 4 and 5: the born host, the store host is IPv6
      40     8  born timestamp, ms
      48  8|20  born host: address 4 or 16, port int32
      56     8  store timestamp, ms
@@ -24,7 +24,7 @@ All integers big-endian and signed; offsets for IPv4 hosts.
              2 properties length p
              p properties (see properties.py)
 
-A filler ends a segment: total size = the bytes left in it, magic, and then whatever was there.
+A filler ends a segment: total size = the bytes left in the segment, magic, then arbitrary bytes.
 With property CRC (5.2.0+) the properties end with 20 bytes: name, 01, ten decimal digits with the least significant
 first, 02: crc32 of the record without them & 7FFFFFFF. Sources: MessageExtEncoder, CommitLog, MessageDecoder.
 """
@@ -65,21 +65,21 @@ MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 FILLER_MAGIC = 0xCBD43194 - (1 << 32)
 FILLER_SIZE_MIN = 8
-"""A segment always keeps this many bytes free for a filler, so a record never ends exactly where its segment does."""
+"""A segment always has this many bytes left for a filler, so a record never ends exactly where its segment does."""
 RECORD_SIZE_MIN = 91
 """V1, IPv4 hosts, empty body, topic and properties."""
 TOPIC_SIZE_V1_MAX = 127
-"""Bytes; a longer topic (topic_names.py says which are) needs V2."""
+"""Bytes; longer topics (of retries and dead letters, topic_names.py) need V2"""
 CRC_MASK = 0x7FFFFFFF
 RECORD_PLACE = Struct(">i8xi4xqq")
-"""At the begin of any record: its size, queue id, queue offset, physical offset."""
+"""The start of any record: size, queue id, queue offset, physical offset"""
 
 _SIZE_AND_MAGIC = Struct(">ii")
 _UINT16 = Struct(">H")
 _INT32 = Struct(">i")
 HOSTS_V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 
-# Everything before the body, by sysFlag & HOSTS_V6; the hosts as byte strings.
+# All fields before the body, by sysFlag & HOSTS_V6; the hosts as byte strings.
 HEADS = {
     0: Struct(">iiiiiqqiq8sq8siqi"),
     SysFlag.BORNHOST_V6: Struct(">iiiiiqqiq20sq8siqi"),
@@ -92,10 +92,10 @@ _SYS_FLAG_AT = 36
 
 
 class Message(msgspec.Struct, gc=False):
-    """What is to be stored; the store adds offsets, store time and store host.
+    """A message to be stored; the store adds offsets, store time and store host.
 
-    `properties` is the raw property string. `born_host` comes from `encode_host`; sysFlag's host bits follow from the
-    hosts' sizes when the record is written, whatever `sys_flag` says.
+    `properties` is the raw property string. `born_host` comes from `encode_host`; the host bits of `sys_flag` are
+    ignored and set from the sizes of the hosts when the record is written.
     """
 
     topic: str
@@ -136,7 +136,7 @@ class MessageRecord(msgspec.Struct, frozen=True):
         return decode_properties(self.properties)
 
     def to_message(self) -> Message:
-        """Return what was put, so that encoding it with this record's offsets, time and store host gives its bytes."""
+        """Return the stored message: encoding it with this record's offsets, time and store host gives its bytes."""
         return Message(
             topic=self.topic,
             queue_id=self.queue_id,
@@ -152,7 +152,7 @@ class MessageRecord(msgspec.Struct, frozen=True):
 
 
 class RecordHead(msgspec.Struct, frozen=True, gc=False):
-    """What dispatch needs of a record. `tags_code` is the due time (ms) for records in SCHEDULE_TOPIC_XXXX."""
+    """The fields of a record that dispatch needs. In SCHEDULE_TOPIC_XXXX `tags_code` is the due time in ms."""
 
     total_size: int
     topic: str
@@ -168,13 +168,13 @@ class RecordHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class Filler(msgspec.Struct, frozen=True, gc=False):
-    """The rest of the segment, `total_size` bytes, holds no record."""
+    """The rest of the segment, `total_size` bytes, has no records."""
 
     total_size: int
 
 
 class Unparsable(msgspec.Struct, frozen=True, gc=False):
-    """These bytes are no record. `total_size` is what they claim to be long, 0 if they claim nothing usable."""
+    """Bytes that are not a record. `total_size` is the size that they claim, 0 if that is unusable."""
 
     total_size: int
     reason: str
@@ -182,7 +182,7 @@ class Unparsable(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=4096)
 def encode_host(host: str, port: int) -> bytes:
-    """Return address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address; ValueError if it is none."""
+    """Return address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address; ValueError if it is not one."""
     return ip_address(host.partition("%")[0]).packed + _INT32.pack(port)
 
 
@@ -204,9 +204,9 @@ class _Layout(msgspec.Struct, frozen=True, gc=False):
 
 
 def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unparsable | None:
-    """Return the layout of the record at `position`, or what else is there.
+    """Return the layout of the record at `position`, or what is there instead.
 
-    None: it ends (or claims to end) beyond `end`, so more bytes may complete it. Neither the body CRC nor the physical
+    None: it ends (or claims to end) after `end`, so more bytes may complete it. Neither the body CRC nor the physical
     offset is checked.
     """
     available = end - position
@@ -224,7 +224,7 @@ def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unpa
     (sys_flag,) = _INT32.unpack_from(buffer, position + _SYS_FLAG_AT)
     head = HEADS[sys_flag & HOSTS_V6]
     if head.size > total_size:
-        return Unparsable(total_size, "cut in its head")
+        return Unparsable(total_size, "truncated in its head")
     fields = head.unpack_from(buffer, position)
     record_end = position + total_size
     body_at = position + head.size
@@ -243,12 +243,12 @@ def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unpa
 
 
 def _checked(buffer: Readable, position: int, end: int, *, verify_crc: bool) -> _Layout | Filler:
-    """Return what is at `position`; RemoteProtocolError if that is no whole record, or its body CRC is wrong."""
+    """Return the record or filler at `position`; RemoteProtocolError if there is none, or the body CRC is wrong."""
     found = _parse(buffer, position, end)
     if found is None:
         raise RemoteProtocolError(f"{end - position} bytes are too few for the record")
     if isinstance(found, Unparsable):
-        raise RemoteProtocolError(f"not a record: {found.reason}, total size {found.total_size}")
+        raise RemoteProtocolError(f"not a record (total size {found.total_size}): {found.reason}")
     if verify_crc and isinstance(found, _Layout) and not _is_crc_right(buffer, found):
         raise RemoteProtocolError(f"body CRC of the record at physical offset {found.fields[6]} is wrong")
     return found
@@ -260,7 +260,7 @@ def _is_crc_right(buffer: Readable, layout: _Layout) -> bool:
 
 
 def _record_at(buffer: Readable, position: int, *, verify_crc: bool) -> _Layout:
-    """Return the record at `position`; RemoteProtocolError as of `_checked`, also for a filler."""
+    """Return the record at `position`; RemoteProtocolError if there is none, or the body CRC is wrong."""
     found = _checked(buffer, position, len(buffer), verify_crc=verify_crc)
     if isinstance(found, Filler):
         raise RemoteProtocolError("not a record: a filler")
@@ -362,7 +362,7 @@ def scan_record(
 ) -> RecordHead | Filler | Unparsable | None:
     """Return what dispatch needs of the record at `position`; no CRC is checked, the body is not read.
 
-    None: it ends (or claims to end) beyond `end`, so more bytes may complete it. If `end` is the end of the segment,
+    None: it ends (or claims to end) after `end`, so more bytes may complete it. If `end` is the end of the segment,
     the record is damaged. Unparsable: no further bytes can make it a record.
     """
     layout = _parse(buffer, position, end)
@@ -392,7 +392,7 @@ def scan_record(
 
 
 def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
-    """Return the tags code of a record in SCHEDULE_TOPIC_XXXX: when it is due, or `code` without a usable level."""
+    """Return the tags code of a record in SCHEDULE_TOPIC_XXXX: its due time in ms, or `code` without a valid level."""
     delay = find_property(properties, b"DELAY")
     try:
         level = int(delay) if delay else 0

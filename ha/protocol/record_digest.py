@@ -1,7 +1,7 @@
-"""What dispatch makes of a run of records: entries for their queues, and keys for the index.
+"""Converts a run of records to consume-queue entries and index keys, for dispatch.
 
-An entry is what a consume queue's file holds (`store_files.ENTRY`). A key on its way into the index is `KEY`: its hash,
-the record's physical offset and store time.
+An entry has the form of a consume-queue file (`store_files.ENTRY`). An index key is a `KEY`: its hash, and the record's
+physical offset and store time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ KEY = Struct("=iqq")
 KEY_SIZE = KEY.size
 TAG_INFIX = "T#"
 VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
-"""Of sysFlag's transaction bits, those of records that consumers see"""
+"""Transaction bits of sysFlag for records that are visible to consumers"""
 _UNIQUE_KEY_TAIL = 8
-"""Characters at the end of a UNIQ_KEY that differ from message to message, while what is before them is a client's own
-for a minute: low digits of the time, and a counter [MessageClientIDSetter]. Its hash is kept"""
+"""Last characters of a UNIQ_KEY (low digits of the time, and a counter), which differ between messages. The rest stays
+the same for about a minute per client, so its hash is cached. Source: MessageClientIDSetter."""
 
 
 class QueueRun(msgspec.Struct, frozen=True, gc=False):
-    """The records of one queue that consumers may see, in the log's order.
+    """The records of one queue that are visible to consumers, in log order.
 
-    queue_offset: the first record's.
-    entries: of all of them, one behind the other.
-    tags_codes: of the same, for whoever waits for some of them.
-    queue_offsets: of the same, where they are not consecutive; else None.
+    queue_offset: of the first record.
+    entries: of all records, concatenated.
+    tags_codes: of all records, for consumers that wait for certain tags.
+    queue_offsets: of all records if they are not consecutive; otherwise None.
     """
 
     topic: str
@@ -47,19 +47,19 @@ class QueueRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordDigest(msgspec.Struct, frozen=True, gc=False):
-    """Records that follow each other in the log.
+    """Consecutive records of the log.
 
-    count, size: how many, and the bytes they take, with a filler behind them.
-    trouble: what is behind them, if it is no record and no further bytes can make it one.
-    first_offset, last_offset: physical, of the first and the last record; -1 if there is none.
-    store_timestamp_ms: the last record's.
-    queues: what consumers may see of them, by queue, in the order of the first ones.
-    keys: `KEY`s, ascending by physical offset.
+    count, size: the number of records and their size in bytes, including a filler after them.
+    damage: what follows them, if it is not a record and more bytes can't complete it.
+    first_offset, last_offset: physical offsets of the first and last record; -1 if there is none.
+    store_timestamp_ms: of the last record; -1 if there is none.
+    queues: the records that are visible to consumers, by queue, ordered by their first record.
+    keys: `KEY`s in ascending order of physical offset.
     """
 
     count: int
     size: int
-    trouble: Unparsable | None
+    damage: Unparsable | None
     first_offset: int
     last_offset: int
     store_timestamp_ms: int
@@ -70,9 +70,9 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
 def end_of_run(
     found: RecordHead | Filler | Unparsable | None, buffer: Readable, position: int, base_offset: int, segment_end: int
 ) -> tuple[int, Unparsable | None]:
-    """Where a run of records ends at whose end `found` is, and what keeps it from going on if more bytes can't help."""
+    """Return the end of a run of records that is followed by `found`, and the damage there, if any."""
     if isinstance(found, RecordHead):
-        return position, Unparsable(found.total_size, f"it says that it is at {found.physical_offset}")
+        return position, Unparsable(found.total_size, f"its physical offset is {found.physical_offset}")
     if isinstance(found, Filler):
         return segment_end - base_offset, None
     if found is None and len(buffer) - position >= 4:
@@ -83,7 +83,7 @@ def end_of_run(
 
 
 def index_key_hashes(head: RecordHead, *, with_tags: bool) -> list[int]:
-    """Return the hash of each key that a record is indexed by, as entries go: UNIQ_KEY, KEYS, TAGS.
+    """Return the hash of each index key of a record, in the order of their entries: UNIQ_KEY, KEYS, TAGS.
 
     Source: IndexService.buildIndex.
     """
@@ -104,7 +104,7 @@ def index_key_hashes(head: RecordHead, *, with_tags: bool) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def hash_before(topic: str, begin: str) -> int:
-    """The Java hash of a topic's index key up to and with its `begin`, after which more characters follow."""
+    """Return the Java hash of the part of an index key that consists of the topic and `begin`."""
     return java_hash(index_key(topic, begin))
 
 
@@ -125,14 +125,14 @@ def digest_records(
     with_keys: bool,
     with_tags: bool,
 ) -> RecordDigest:
-    """Return what there is at the begin of `buffer`, whose first byte is at physical offset `base_offset`.
+    """Return the records at the start of `buffer`, whose first byte is at physical offset `base_offset`.
 
-    At most `count_max` records, of those that begin within the first `bytes_max` bytes. `segment_end` is a physical
-    offset as well. `with_keys`, `with_tags`: whether the index is there, and has tags.
+    At most `count_max` records, which start within the first `bytes_max` bytes. `segment_end` is a physical offset.
+    `with_keys`: whether there is an index; `with_tags`: whether it includes tags.
     """
     end = len(buffer)
     position = count = 0
-    trouble: Unparsable | None = None
+    damage: Unparsable | None = None
     last: RecordHead | None = None
     runs: dict[tuple[str, int], tuple[list[int], list[bytes], list[int]]] = {}
     keys: list[bytes] = []
@@ -140,7 +140,7 @@ def digest_records(
     while position < end and count < count_max and position < bytes_max:
         found = scan_record(buffer, position, end, delay_levels_ms=delay_levels_ms)
         if type(found) is not RecordHead or found.physical_offset != base_offset + position:
-            position, trouble = end_of_run(found, buffer, position, base_offset, segment_end)
+            position, damage = end_of_run(found, buffer, position, base_offset, segment_end)
             break
         physical_offset = found.physical_offset
         if found.sys_flag & SysFlag.TRANSACTION_MASK in VISIBLE:
@@ -159,7 +159,7 @@ def digest_records(
     return RecordDigest(
         count,
         position,
-        trouble,
+        damage,
         base_offset if count else -1,
         -1 if last is None else last.physical_offset,
         -1 if last is None else last.store_timestamp_ms,

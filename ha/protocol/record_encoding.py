@@ -183,7 +183,7 @@ def record_run(
 
 
 def encode_filler(remaining: int) -> bytes:
-    """Return the 8 bytes that end a segment with `remaining` bytes (at least 8) left."""
+    """Return the 8 bytes of a filler for the last `remaining` bytes (at least 8) of a segment."""
     if remaining < FILLER_SIZE_MIN:
-        raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes, {remaining} are left")
+        raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes; {remaining} are left")
     return _SIZE_AND_MAGIC.pack(remaining, FILLER_MAGIC)

@@ -1,6 +1,6 @@
 """Remoting frames: requests and responses between clients, brokers and name servers.
 
-    0  4  length of all that follows
+    0  4  length of everything after this field
     4  4  header encoding << 24 | header length h; encoding 0 JSON, 1 ROCKETMQ
     8  h  header
        b  body
@@ -26,18 +26,18 @@ from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import VERSION_DEFAULT, LanguageCode
 
 FRAME_SIZE_MAX = 16_777_216
-"""RocketMQ's longest frame, its length field included, in bytes."""
+"""RocketMQ's maximum frame size in bytes, including the length field"""
 HEADER_SIZE_MAX = 0xFFFFFF
-"""Longest header that the frame's second field can tell, in bytes."""
+"""Maximum header size in bytes that the second field can hold"""
 EXT_FIELD_COUNT_MAX = 256
-"""Most ext fields of one command; RocketMQ's own have below 30, whatever hooks add included."""
+"""Maximum number of ext fields of a command; RocketMQ's own have fewer than 30, including those added by hooks"""
 SERIALIZE_JSON = 0
 SERIALIZE_ROCKETMQ = 1
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 
 BODY_COPIED_MAX = 16_384
-"""Bodies up to this size are copied out of the chunk; a view would keep the whole chunk alive for them."""
+"""Maximum size of bodies that are copied out of the chunk, as a view would keep the whole chunk in memory"""
 LENGTHS = Struct(">ii")
 _LENGTH = Struct(">i")
 _BINARY_FIXED = Struct(">hbhiii")
@@ -63,12 +63,12 @@ class RemotingCommand(msgspec.Struct):
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request."""
+        """Whether this is a response."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether this is a request that gets no answer."""
+        """Whether this is a request without a response."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def reply(
@@ -93,7 +93,7 @@ class RemotingCommand(msgspec.Struct):
 
 
 class _OutgoingHeader(msgspec.Struct, gc=False):
-    """A JSON header in the key order that RocketMQ writes; UNSET keys are left out."""
+    """A JSON header in RocketMQ's key order; UNSET keys are omitted."""
 
     code: int
     extFields: dict[str, str] | msgspec.UnsetType  # noqa: N815
@@ -109,7 +109,7 @@ _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 
 class IncomingHeader(msgspec.Struct, gc=False, kw_only=True):
-    """What every JSON header has, as Java and Go clients send it: types as they should be."""
+    """The fields of every JSON header with their proper types, as Java and Go clients send them."""
 
     code: _Int32
     language: str = "OTHER"
@@ -124,7 +124,7 @@ class _IncomingHeader(IncomingHeader, gc=False):
 
 
 class _LooseHeader(msgspec.Struct):
-    """What other JSON libraries make of it: numbers and booleans in extFields, numbers as strings, null anywhere."""
+    """Variants of other JSON libraries: numbers and booleans in extFields, numbers as strings, null anywhere."""
 
     code: _Int32
     language: str | int | None = None
@@ -136,7 +136,7 @@ class _LooseHeader(msgspec.Struct):
 
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a header that is no JSON, or not of the types it should be."""
+"""Raised by msgspec for a header that is not JSON or has wrong types"""
 
 _encode_header = msgspec.json.Encoder().encode
 _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
@@ -145,8 +145,8 @@ _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
 def encode_command(command: RemotingCommand) -> bytes:
     """Return the whole frame of `command`.
 
-    LocalProtocolError if it exceeds 16 MiB, a string is no UTF-8, or a value doesn't fit the ROCKETMQ header (codes
-    above 32767).
+    LocalProtocolError if it exceeds 16 MiB, a string can't be encoded as UTF-8, or a value does not fit the ROCKETMQ
+    header (codes above 32767).
     """
     body = command.body
     serialize_type = command.serialize_type
@@ -157,18 +157,19 @@ def encode_command(command: RemotingCommand) -> bytes:
     header_size = len(header)
     length = 4 + header_size + len(body)
     if length + 4 > FRAME_SIZE_MAX:
-        raise LocalProtocolError(f"frame of {length + 4} bytes; the longest is {FRAME_SIZE_MAX}")
+        raise LocalProtocolError(f"frame of {length + 4} bytes; the maximum is {FRAME_SIZE_MAX}")
     return b"".join((LENGTHS.pack(length, serialize_type << 24 | header_size), header, body))
 
 
 class CommandTemplate:
-    """Encodes commands without a body that differ in a few values of their JSON header, several times cheaper.
+    """Encodes commands without a body that differ in a few values of their JSON header, at a fraction of the cost.
 
-    The template is what `encode_command` makes of a sample, cut at the marks that it has in place of the values.
+    The template is the encoded form of a sample command, split at the placeholders that it has in place of the values.
     """
 
     def __init__(self, sample: RemotingCommand, marks: Sequence[tuple[bytes, bytes]]) -> None:
-        """`marks`, in the header's order: what stands once in the encoded sample, and the % conversion for values."""
+        """`marks`, in header order: a placeholder that occurs once in the encoded sample, and the % conversion of its
+        values."""
         assert sample.serialize_type == SERIALIZE_JSON
         assert not sample.body
         rest = _encode_json(sample).replace(b"%", b"%%")
@@ -180,14 +181,14 @@ class CommandTemplate:
         self._format = b"".join((*parts, rest))
 
     def encode(self, *values: int | bytes) -> bytes:
-        """Return the whole frame with `values` in place of the marks; text as from `json_text`."""
+        """Return the whole frame with `values` in place of the placeholders; text as returned by `json_text`."""
         header = self._format % values
         size = len(header)
         return LENGTHS.pack(4 + size, size) + header
 
 
 json_text: Callable[[str], bytes] = _encode_header
-"""A string as JSON headers have it, quotes and all."""
+"""Encodes a string for a JSON header, including the quotes."""
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
@@ -221,11 +222,11 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 
 class RemotingParser:
-    """Remoting frames out of the bytes that a peer sends, whatever chunks they come in.
+    """Parses remoting frames from chunks of any size.
 
-    What is kept between calls is one incomplete frame, never more than `frame_size_max` bytes plus one chunk; a frame
-    that claims to be longer, or to have a header longer than `header_size_max`, is refused as soon as the claim is
-    there. A command with more than EXT_FIELD_COUNT_MAX ext fields is refused too.
+    Between calls it buffers one incomplete frame, at most `frame_size_max` bytes plus one chunk. A frame is refused as
+    soon as its lengths exceed `frame_size_max` or `header_size_max`, and if it has more than EXT_FIELD_COUNT_MAX ext
+    fields.
     """
 
     def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX, header_size_max: int = HEADER_SIZE_MAX) -> None:
@@ -236,15 +237,15 @@ class RemotingParser:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the bytes so far end with a complete frame."""
+        """Whether the bytes received end with a complete frame."""
         return not self._buffer
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[RemotingCommand]:
-        """Take `chunk` and return the commands that are complete now, in order.
+        """Parse `chunk` and return the commands that it completes, in order.
 
-        Bodies are copied or views of immutable bytes, so they outlive the chunk if that is reused. RemoteProtocolError
-        if the bytes are no remoting frames; complete frames before the bad one in this chunk are lost with it, and the
-        parser is of no further use.
+        Bodies are copies, or views of immutable bytes, so the chunk may be reused. RemoteProtocolError if the bytes are
+        not remoting frames: complete frames before the invalid one in this chunk are lost, and the parser must not be
+        used again.
         """
         if self._buffer:
             self._buffer += chunk
@@ -261,7 +262,7 @@ class RemotingParser:
         length_max, header_size_max = self._frame_size_max - 4, self._header_size_max
         decode_json = self._decode_json
         self._needed = 4
-        while end - position >= 8:  # so long is the shortest frame
+        while end - position >= 8:  # the minimum size of a frame
             length, marks = LENGTHS.unpack_from(data, position)
             if not 4 <= length <= length_max:
                 raise _length_refused(length, self._frame_size_max)
@@ -289,7 +290,7 @@ class RemotingParser:
                 raise RemoteProtocolError(f"remoting header encoding {marks >> 24}")
             if len(command.ext_fields) > EXT_FIELD_COUNT_MAX:
                 count = len(command.ext_fields)
-                raise RemoteProtocolError(f"command with {count} ext fields; the most are {EXT_FIELD_COUNT_MAX}")
+                raise RemoteProtocolError(f"command with {count} ext fields; the maximum is {EXT_FIELD_COUNT_MAX}")
             commands.append(command)
             position = frame_end
         else:
@@ -297,13 +298,13 @@ class RemotingParser:
                 (length,) = _LENGTH.unpack_from(data, position)
                 if not 4 <= length <= length_max:
                     raise _length_refused(length, self._frame_size_max)
-                self._needed = 8  # the header's size, before all of the frame is gathered
+                self._needed = 8  # to check the header size before the whole frame is buffered
         if position < end:
             self._buffer += data[position:]
         return commands
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
-        """What a parser that expects some kind of command reads of `data` at once, and where the rest begins."""
+        """Return commands at the start of `data` that a subclass parses faster, and the position of the rest."""
         return (), 0
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
@@ -324,25 +325,25 @@ class RemotingParser:
 
 
 def _length_refused(length: int, frame_size_max: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"remoting frame of {length} bytes; the longest is {frame_size_max}")
+    return RemoteProtocolError(f"remoting frame of {length} bytes; the maximum is {frame_size_max}")
 
 
 def _check_header_size(size: int, size_max: int) -> None:
     if size > size_max:
-        raise RemoteProtocolError(f"remoting header of {size} bytes; the longest is {size_max}")
+        raise RemoteProtocolError(f"remoting header of {size} bytes; the maximum is {size_max}")
 
 
 def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
-    """Decode a JSON header as leniently as the Java side does; RemoteProtocolError if even that finds no command.
+    """Decode a JSON header as leniently as the Java side. RemoteProtocolError if it is not a command.
 
-    Accepted beyond JSON: raw control characters in strings, bad UTF-8 and lone surrogates (both become U+FFFD), numbers
-    and booleans as ext values ("3", "true"), numbers given as strings, null for an absent key.
+    Accepted in addition to JSON: raw control characters in strings, bad UTF-8 and lone surrogates (both become U+FFFD),
+    numbers and booleans as ext values ("3", "true"), numbers given as strings, null for an absent key.
     """
     try:
         loaded = json.loads(header.decode("utf-8", "replace"), strict=False)
         h = msgspec.convert(loaded, _LooseHeader, strict=False)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise RemoteProtocolError(f"remoting header is no command: {error}") from None
+        raise RemoteProtocolError(f"the remoting header is not a command: {error}") from None
     if isinstance(h.language, str):
         language = LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
     else:
@@ -364,7 +365,7 @@ def _ext_text(value: Any) -> str:
 
 
 def _valid_text(text: str) -> str:
-    """Return `text` with lone surrogates, which nothing can encode, replaced by U+FFFD."""
+    """Return `text` with lone surrogates, which can't be encoded, replaced by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -392,7 +393,7 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> RemotingCommand:
             ext_fields[name] = str(header[name_end + 4 : value_end], "utf-8", "replace")
             position = value_end
     except struct.error:
-        raise RemoteProtocolError(f"ROCKETMQ header of {size} bytes is cut") from None
+        raise RemoteProtocolError(f"ROCKETMQ header of {size} bytes is truncated") from None
     remark = str(header[_BINARY_FIXED.size : remark_end], "utf-8", "replace") if remark_size else None
     return RemotingCommand(
         code,

@@ -1,9 +1,9 @@
-"""Frames of a port that is sent messages: the ext fields of a usual send are read straight into their struct.
+"""Parses frames that may be sends: the ext fields of a usual send are parsed directly into their struct.
 
-A send is by far the most frequent request, and making a dict of its thirteen strings first would double the time.
-Only what `RemotingParser` and `parse_header` would read the same way is read so: the code comes first, as RocketMQ's
-clients write it, and there is no ext field but those of the struct, each of a fitting type. Anything else, a signed
-request among it, becomes the command that `RemotingParser` makes.
+Sends are by far the most frequent requests, and a dict of their thirteen strings would double the parsing time. A send
+is usual if its code comes first, as in RocketMQ's clients, and it has only the ext fields of the struct, with the right
+types: `RemotingParser` and `parse_header` would return the same values. All other frames, including signed requests,
+are parsed by `RemotingParser`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OnlyShort(SendMessageRequestV2, forbid_unknown_fields=True, gc=False):
 
 
 class _LongHeader(IncomingHeader, gc=False):
-    code: Literal[10]  # of two codes in one header the last counts
+    code: Literal[10]  # if a header has two codes, the last one applies
     extFields: OnlyLong  # noqa: N815
 
 
@@ -54,11 +54,11 @@ class _ShortHeader(IncomingHeader, gc=False):
 _decode_long: Callable[[bytes], _LongHeader | _ShortHeader] = msgspec.json.Decoder(_LongHeader, strict=False).decode
 _decode_short: Callable[[bytes], _LongHeader | _ShortHeader] = msgspec.json.Decoder(_ShortHeader, strict=False).decode
 _DECODERS = {b'{"code":310,': _decode_short, b'{"code":320,': _decode_short, b'{"code":10,"': _decode_long}
-"""By the first twelve bytes of the header."""
+"""By the first twelve bytes of the header"""
 
 
 def read_send(header: bytes, body: bytes | memoryview) -> SendCommand | None:
-    """The send that a JSON header and a body make, or None if it is no usual one."""
+    """Return the send with a JSON header and a body, or None if it is not a usual send."""
     decode = _DECODERS.get(header[:12])
     if decode is None:
         return None
@@ -80,13 +80,13 @@ def read_send(header: bytes, body: bytes | memoryview) -> SendCommand | None:
 
 @with_compiled_twin
 def read_sends(data: bytes, length_max: int, header_size_max: int) -> tuple[list[SendCommand], int]:
-    """The usual sends that `data` begins with, and where the first frame begins that is none, or is not whole."""
+    """Return the usual sends at the start of `data`, and the position of the first other or incomplete frame."""
     commands: list[SendCommand] = []
     position, end = 0, len(data)
     while end - position >= 8:
         length, header_size = LENGTHS.unpack_from(data, position)
         body_at, frame_end = position + 8 + header_size, position + 4 + length
-        # A header in another encoding seems to have a size below 0, or one too large.
+        # In another encoding, the first byte of the header size is not 0, so the size is negative or too large.
         if not (4 <= length <= length_max and 0 <= header_size <= header_size_max and body_at <= frame_end <= end):
             break
         body: bytes | memoryview
@@ -103,7 +103,7 @@ def read_sends(data: bytes, length_max: int, header_size_max: int) -> tuple[list
 
 
 class SendParser(RemotingParser):
-    """A `RemotingParser` that makes a `SendCommand` of a usual 10, 310 or 320 with a JSON header."""
+    """A `RemotingParser` that returns usual sends (10, 310, 320 with a JSON header) as `SendCommand`."""
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
         return read_sends(data, self._frame_size_max - 4, self._header_size_max)
@@ -114,7 +114,7 @@ class SendParser(RemotingParser):
 
 
 def send_request(command: RemotingCommand) -> SendMessageRequest:
-    """The ext fields of a send, whichever parser has read it. RemoteProtocolError names what is missing or wrong."""
+    """Return the ext fields of a send from either parser. RemoteProtocolError names a missing or invalid field."""
     if type(command) is SendCommand:
         return command.request
     return parse_header(SendMessageRequest, command.ext_fields)

@@ -1,4 +1,4 @@
-"""Byte layouts and names of the files that a store keeps beside its commitlog.
+"""Byte layouts and names of the files that a store keeps in addition to its commitlog.
 
 Consume queue: entries of 20 bytes, `int64 physical offset | int32 size | int64 tags code`.
 
@@ -47,12 +47,12 @@ _CHECKPOINT = Struct(">qqqqqq")
 
 
 def segment_name(start_offset: int) -> str:
-    """Return the name of the file whose first byte is at `start_offset` of its queue or log."""
+    """Return the name of the file that starts at `start_offset` of its queue or log."""
     return f"{start_offset:020d}"
 
 
 def segment_start(name: str) -> int | None:
-    """Return the start offset that a file name stands for, or None if it is not that of a segment."""
+    """Return the start offset of a segment from its file name, or None if it is not a segment."""
     if len(name) == SEGMENT_NAME_SIZE and name.isascii() and name.isdecimal():
         return int(name)
     return None
@@ -88,7 +88,8 @@ class IndexHeader(msgspec.Struct, gc=False):
 
 
 def index_file_size(slot_count: int, index_count_max: int) -> int:
-    """Return the bytes of an index file with so many slots and room for so many entries (entry 0 among them)."""
+    """Return the size in bytes of an index file with `slot_count` slots and `index_count_max` entries (including entry
+    0)."""
     return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + index_count_max * INDEX_ENTRY_SIZE
 
 
@@ -103,21 +104,21 @@ def index_entry_position(slot_count: int, entry_number: int) -> int:
 
 
 def index_key(topic: str, key: str) -> str:
-    """Return what is hashed for `key` of a message in `topic`."""
+    """Return the text that is hashed for `key` of a message in `topic`."""
     return f"{topic}#{key}"
 
 
 def index_key_hash(key: str, before: int = 0) -> int:
     """Return the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0.
 
-    `before` is the Java hash of what stands before `key`, if that is only the end of an index key.
+    `before` is the Java hash of the part of the index key before `key`, if `key` is only its end.
     """
     value = abs(java_hash(key, before))
     return 0 if value == 1 << 31 else value
 
 
 class Checkpoint(msgspec.Struct, gc=False):
-    """What the checkpoint file says: timestamps (ms) up to which messages are in the log, the queues and the index."""
+    """The checkpoint file: timestamps (ms) up to which messages are in the log, the queues and the index."""
 
     physic_msg_timestamp_ms: int = 0
     logics_msg_timestamp_ms: int = 0

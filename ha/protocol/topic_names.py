@@ -1,4 +1,4 @@
-"""What the name of a topic can be, and those that mean something to brokers and clients alike.
+"""Rules for topic names, and the names with a special meaning for brokers and clients.
 
 Source: MixAll, TopicValidator.
 """
@@ -6,41 +6,41 @@ Source: MixAll, TopicValidator.
 from __future__ import annotations
 
 NAME_SIZE_MAX = 255
-"""Bytes of the longest name, in UTF-8: of a retry or dead-letter topic, and of a group; of any other topic 127. A file
-system's directories have no longer names, either."""
+"""Maximum length of the names of groups, retry topics and dead-letter topics in bytes of UTF-8 (other topics: 127);
+also the maximum length of a directory name in most file systems"""
 
 AUTO_CREATE_TOPIC = "TBW102"
-"""The topic after whose pattern, and by whose brokers, others are made when they are first sent to."""
+"""The topic whose settings and brokers are used for topics that are created by the first send"""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-"""Where delayed messages wait until they are due."""
+"""Holds delayed messages until they are due"""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Where half messages wait until their producer ends the transaction."""
+"""Holds half messages until their producer ends the transaction"""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""What says which half messages are ended."""
+"""Lists the half messages whose transactions have ended"""
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Half messages about which nobody is asked any more."""
+"""Holds half messages whose producers are no longer asked"""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-"""What clients tell of the ways of their messages."""
+"""Holds the trace data of clients"""
 TABLES_TOPIC = "rmq_sys_halog_tables"
-"""What a failover group knows of topics, consumer groups and offsets (group_records.py). RocketMQ takes every topic of
-this prefix for a system topic, and keeps its queues."""
+"""Holds the topics, consumer groups and offsets of a failover group (group_records.py). RocketMQ treats all topics with
+this prefix as system topics and keeps their queues."""
 
 RETRY_PREFIX = "%RETRY%"
-"""Before a consumer group's name: the topic of the messages that it is to get again."""
+"""Prefix of a consumer group's name: the topic of its retries"""
 DLQ_PREFIX = "%DLQ%"
-"""Before a consumer group's name: the topic of those that it was given too often, its dead letters."""
+"""Prefix of a consumer group's name: the topic of its dead letters"""
 REPLY_SUFFIX = "_REPLY_TOPIC"
-"""After a cluster's name: the topic of replies (RocketMQ: getReplyTopic)."""
+"""Suffix of a cluster's name: the topic of replies (RocketMQ: getReplyTopic)"""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-"""Prefix of the names of system topics."""
+"""Prefix of system topics"""
 INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
-"""System topics that hold messages of all topics, or refer to them; without those of that prefix."""
+"""System topics, without the prefix, that hold or refer to messages of all topics"""
 
 
 def is_queue_directory(topic: str, queue_id: int) -> bool:
-    """Whether the queue of a record can be a directory: a replica's bytes must not lead to files elsewhere, or to none.
+    """Return whether the queue of a record can be a directory: a record must not create files outside the store.
 
-    Records for which it can't are passed over by who makes queues of records.
+    Dispatch and reindexing skip records for which it can't.
     """
     return (
         queue_id >= 0

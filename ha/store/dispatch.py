@@ -172,8 +172,8 @@ class Dispatcher:
             return True  # the log was set aside or truncated meanwhile
         if digest is None:
             return False
-        if digest.trouble is not None and not digest.size:
-            return self._skip_bytes(position, digest.trouble, min(end, log.segment_at(position).end))
+        if digest.damage is not None and not digest.size:
+            return self._skip_bytes(position, digest.damage, min(end, log.segment_at(position).end))
         arrivals = await self._build_when_possible(digest, position)
         if arrivals is None:
             return True
@@ -201,7 +201,7 @@ class Dispatcher:
         while generation == log.generation:
             segment_end = log.segment_at(position).end
             digest = self._digest(chunk, position, segment_end)
-            if digest.size or digest.trouble is not None:
+            if digest.size or digest.damage is not None:
                 return digest
             stop = min(end, segment_end)
             if position + len(chunk) >= stop:

@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from typing import NamedTuple
 
-from ha.protocol.index_entries import PAGE_SLOTS, Slots, chain_keys, follow_chains, lead_within, link_slots
+from ha.protocol.index_entries import PAGE_SLOTS, Slots, chain_keys, follow_chains, link_slots, point_below
 from ha.protocol.record_digest import KEY, KEY_SIZE
 from ha.protocol.store_files import (
     INDEX_ENTRY,
@@ -93,7 +93,7 @@ class IndexFile:
         self.slots = slots
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. The
         # entries of those chains may be lost, so the file is useless.
-        return lead_within(slots, self.next_entry)
+        return point_below(slots, self.next_entry)
 
     def _slots_on_disk(self, begin: int) -> array[int]:
         """Returns a part of the slot table in the file; less if the file is too short."""

@@ -266,7 +266,7 @@ async def test_offsets_are_queried_and_committed() -> None:
     ("stored", "reason"),
     [
         (zlib.compress(bytes(101)), "inflates to more than 100 bytes"),
-        (zlib.compress(bytes(100))[:-6], "it is cut"),
+        (zlib.compress(bytes(100))[:-6], "it is truncated"),
         (b"no zlib", "does not inflate"),
     ],
     ids=["a bomb", "cut", "no zlib"],

@@ -86,7 +86,7 @@ def test_a_string_without_end_is_refused_in_linear_time() -> None:
 def test_references_can_not_unfold_without_end() -> None:
     target = "[" + ",".join(["0"] * 1000) + "]"
     references = ",".join(['{"$ref":"$.t"}'] * (REFERENCED_VALUES_MAX // 1001 + 1))
-    with pytest.raises(RemoteProtocolError, match="stand for more than"):
+    with pytest.raises(RemoteProtocolError, match="expand to more than"):
         loads(f'{{"t":{target},"r":[{references}]}}'.encode())
 
 

@@ -84,7 +84,7 @@ def test_credentials_show_no_secret() -> None:
 
 def test_credentials_have_two_keys() -> None:
     for pair in (("", "secret12"), ("ak", "")):
-        with pytest.raises(ValueError, match="neither of them empty") as caught:
+        with pytest.raises(ValueError, match="non-empty access key") as caught:
             AclCredentials(*pair)
         assert "secret12" not in str(caught.value)
 

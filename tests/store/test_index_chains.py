@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.protocol.compiled import pure
-from ha.protocol.index_entries import follow_chains, lead_within
+from ha.protocol.index_entries import follow_chains, point_below
 from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE
 
 TWINS = [follow_chains, pure(follow_chains)]
@@ -85,8 +85,8 @@ def test_both_twins_say_the_same_of_damaged_entries(
     assert compiled == python
 
 
-@pytest.mark.parametrize("twin", [lead_within, pure(lead_within)])
-def test_slots_lead_within_the_file(twin: Any) -> None:
+@pytest.mark.parametrize("twin", [point_below, pure(point_below)])
+def test_slots_point_to_existing_entries(twin: Any) -> None:
     assert twin(array("i", [0, 4, 2]), 5)
     assert not twin(array("i", [0, 5, 2]), 5)
     assert not twin(array("i", [3, -1, 0]), 5)

@@ -527,7 +527,7 @@ async def test_what_was_flushed_behind_damage_is_kept_after_a_crash(
             assert not store.statistics().recovered_clean
             assert store.log.max_offset.value == put_end
             assert bytes(await store.log.read(put_at, 100))
-            assert [each.reason[:8] for each in store.damage.open] == ["no recor"]
+            assert [each.reason[:12] for each in store.damage.open] == ["not a record"]
 
 
 async def test_a_store_time_hit_before_damage_does_not_make_leftovers_of_what_follows() -> None:

@@ -190,7 +190,7 @@ class RangeWalk:
                 with_tags=task.index_tags,
             )
             if not digest.size:
-                reason = "the file ends" if digest.trouble is None else digest.trouble.reason
+                reason = "the file ends" if digest.damage is None else digest.damage.reason
                 raise CorruptLog(segment.path, position, reason)
             _refuse_batches(segment, view, digest)
             yield digest
