@@ -1,4 +1,4 @@
-"""What real brokers and halog's have in common."""
+"""The common part of real and halog brokers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

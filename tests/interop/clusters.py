@@ -1,4 +1,4 @@
-"""A master and a slave of either make, and what has to hold between their stores."""
+"""Replication between a master and a slave of either make, and the comparison of their stores."""
 
 from pathlib import Path
 
@@ -7,20 +7,20 @@ from tests.interop.java_client import JavaClient, read_acks
 from tests.interop.processes import eventually
 from tests.interop.stored_files import LogCursor, LogRange, RecordHead, compare_commitlogs, heads_at
 
-#: The longest that a slave may take to attach: two turns of 5 s until it knows its master, then its first report.
+# Maximum time until a slave is attached: two intervals of 5 s until it knows its master, then its first report.
 ATTACH_TIMEOUT_S = 60.0
 _CATCH_UP_TIMEOUT_S = 60.0
-#: Messages that only ask whether the slave is there have sequences from here on.
+# Messages that only probe whether the slave is attached have sequences from here on.
 PROBE_SEQUENCE = 9_000_000
 
 
 async def wait_attached(client: JavaClient, topic: str) -> None:
-    """Until a send to the SYNC_MASTER is acknowledged by its slave."""
+    """Waits until a send to the SYNC_MASTER is acknowledged by its slave."""
     await client.send_until(topic, "SEND_OK", ATTACH_TIMEOUT_S, first=PROBE_SEQUENCE)
 
 
 async def wait_equal(master: Broker, slave: Broker) -> LogRange:
-    """Until the slave's log ends where the master's does; then all bytes of it have to be the same."""
+    """Waits until the slave's log ends where the master's does, and checks that all bytes are equal."""
     source, copy = LogCursor(master.commitlog), LogCursor(slave.commitlog)
 
     def ends_equal() -> bool:
@@ -37,7 +37,7 @@ async def wait_equal(master: Broker, slave: Broker) -> LogRange:
 
 
 def check_acknowledged(acks_path: Path, store: Broker) -> set[int]:
-    """Assert that each acknowledged message is stored where its offset message id says; their sequences."""
+    """Checks that each acknowledged message is at its offset message id; returns their sequences."""
     acks = read_acks(acks_path)
     heads = heads_at(store.commitlog, (ack.physical_offset for ack in acks))
     for ack, head in zip(acks, heads, strict=True):

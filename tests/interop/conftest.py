@@ -15,7 +15,7 @@ from tests.interop.sdk_cluster import HALOG
 
 _LOG_LINES_MAX = 60
 _LOGS = ("*.out", "*.err", "broker.log", "store.log", "namesrv.log")
-#: What real brokers write often and whatever happens.
+# Frequent log lines of real brokers without information.
 _NOISE = ("|-INFO in ", "[WATERMARK]", "service thread:", "shutdown thread[", "join thread[", "PERF_COUNTER")
 _passed = pytest.StashKey[bool]()
 
@@ -39,7 +39,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def release(request: pytest.FixtureRequest) -> Release:
-    """One release of RocketMQ after the other. Without Java and Maven: a failure where CI=true, a skip elsewhere."""
+    """Each release of RocketMQ in turn. Without Java and Maven: a failure if CI=true, otherwise a skip."""
     if missing := missing_programs():
         reason = f"real RocketMQ brokers need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
         if os.environ.get("CI", "").lower() == "true":
@@ -53,7 +53,7 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 @pytest.fixture
 def workplace(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The test's folder; emptied when it passed, for its stores take hundreds of megabytes."""
+    """The test's folder; deleted when the test passed, because its stores take hundreds of megabytes."""
     yield tmp_path
     if request.node.stash.get(_passed, False):
         shutil.rmtree(tmp_path, ignore_errors=True)
@@ -68,7 +68,7 @@ async def children(workplace: Path) -> AsyncIterator[Children]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.interop)
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    # What the SDK does on each event loop halog's brokers see; what real ones answer has nothing to do with the loop.
+    # The event loop of the SDK can matter to halog's brokers; the answers of real ones do not depend on it.
     if params.get("cluster", HALOG) != HALOG and params.get("backend") == "trio":
         item.add_marker(pytest.mark.long)
     usual = item.get_closest_marker("usual_release")

@@ -1,4 +1,4 @@
-"""RocketMQ's controller, in a real name server, and brokers that it makes masters and slaves."""
+"""RocketMQ's controller in a real name server, and brokers whose roles it decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEXT_BROKER_ID, _APPLY_BROKER_ID = 1012, 1013
 
 
 async def start_controller(children: Children, release: Release) -> tuple[str, str]:
-    """Start a name server with a controller in it; the addresses of the two."""
+    """Starts a name server with a controller in it; returns their addresses."""
     raft = free_ports()
     settings: dict[str, object] = {
         "enableControllerInNamesrv": "true",
@@ -48,7 +48,8 @@ async def start_controller(children: Children, release: Release) -> tuple[str, s
 
 
 async def _leads(remoting: RemotingClient, controller: str) -> bool:
-    """Whether it is up, has elected itself, and answers what a leader alone does: its metadata tell that before."""
+    """Whether it is up, has elected itself, and answers requests reserved to a leader, which its metadata report too
+    early."""
     try:
         answer = await remoting.invoke(controller, RemotingCommand(_NEXT_BROKER_ID, ext_fields=_IDENTITY), 5.0)
     except (OSError, trio.BrokenResourceError, trio.TooSlowError):
@@ -76,9 +77,9 @@ def switching_broker(
 
 
 class ControllerMember:
-    """A member of a broker group that is no RocketMQ broker, to a controller; `broker_id` is the one it was given.
+    """A member of a broker group, for a controller, that is not a RocketMQ broker; `broker_id` was assigned to it.
 
-    Its broker address leads nowhere: only what the controller and name servers are told of it counts here.
+    Its broker address is unused: only its state at the controller and the name servers matters here.
     """
 
     def __init__(self, remoting: RemotingClient, controller: str) -> None:
@@ -88,7 +89,7 @@ class ControllerMember:
         self.broker_address = f"127.0.0.1:{free_ports()}"
 
     async def join(self) -> None:
-        """Get a broker id and be known."""
+        """Applies for a broker id and registers."""
         answer = await self._ask(_NEXT_BROKER_ID, _IDENTITY)
         self.broker_id = int(answer.ext_fields["nextBrokerId"])
         check_code = f"{self.broker_address};{self.broker_id}"
@@ -97,7 +98,7 @@ class ControllerMember:
         await self._ask(_REGISTER_BROKER, self._identity | {"brokerAddress": self.broker_address})
 
     async def keep_alive(self, store: MessageStore) -> None:
-        """Send heartbeats until cancelled."""
+        """Sends heartbeats until cancelled."""
         while True:
             last = store.epochs.last
             beat = {
@@ -112,19 +113,19 @@ class ControllerMember:
             await trio.sleep(0.5)
 
     async def become_master(self) -> int:
-        """Be elected; the epoch."""
+        """Is elected; returns the epoch."""
         answer = await self._ask(_ELECT_MASTER, self._identity | {"designateElect": "false", "invokeTime": "1"})
         assert int(answer.ext_fields["masterBrokerId"]) == self.broker_id, answer
         return int(answer.ext_fields["masterEpoch"])
 
     async def alter_set(self, members: frozenset[int], *, epoch: int, set_epoch: int) -> None:
-        """As the master, have another sync-state set in the place of the one of `set_epoch`."""
+        """As the master, replaces the sync-state set of `set_epoch`."""
         fields = {"brokerName": BROKER_NAME, "masterBrokerId": str(self.broker_id), "masterEpoch": str(epoch)}
         body = json.dumps({"syncStateSet": sorted(members), "syncStateSetEpoch": set_epoch}).encode()
         await self._ask(_ALTER_SET, fields, body)
 
     async def wait_set(self, *members: int) -> int:
-        """Until the controller has this sync-state set; its epoch."""
+        """Waits until the controller has this sync-state set; returns its epoch."""
         with trio.fail_after(60):
             while True:
                 held, epoch = await self._current_set()
@@ -138,7 +139,7 @@ class ControllerMember:
         return frozenset(held["syncStateSet"]), int(held["syncStateSetEpoch"])
 
     async def register_as_master(self, name_server: str, ha_address: str) -> None:
-        """Tell a name server where slaves find this one's log."""
+        """Registers at a name server the address from which slaves copy this one's log."""
         header = RegisterBrokerRequest(
             broker_name=BROKER_NAME,
             broker_addr=self.broker_address,

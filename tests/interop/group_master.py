@@ -1,6 +1,6 @@
-"""`python -m tests.interop.group_master`: as `python -m ha.master`, but with topics, groups and offsets in the log.
+"""`python -m tests.interop.group_master`: like `python -m ha.master`, but with topics, groups and offsets in the log.
 
-So a member of a failover group has them, which needs an etcd; what is tested with this needs none.
+Members of a failover group keep them there, but need an etcd; the tests that use this need none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""halog's own processes, started as a user starts them: `python -m ha.master --config FILE`."""
+"""halog's own processes, started as users start them: `python -m ha.master --config FILE`."""
 
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass
 class HalogBroker(Broker):
-    """One broker's folder, ports and settings, through all its starts; `child` is the present process."""
+    """A halog broker, through all its starts."""
 
     children: Children
     name: str
@@ -34,13 +34,13 @@ class HalogBroker(Broker):
         return line
 
     async def stop(self) -> None:
-        """SIGTERM; the exit code has to be that of a clean stop."""
+        """Sends SIGTERM; the exit code must be that of a clean stop."""
         assert self.child is not None
         assert await self.child.stop() == 0, self.child.tail()
 
 
 async def start_halog_name_server(children: Children, extra: Mapping[str, object] | None = None) -> str:
-    """`python -m ha.namesrv`; its address."""
+    """Starts `python -m ha.namesrv`; returns its address."""
     port = free_ports()
     await _start(children, "ha-namesrv", "ha.namesrv", {"listenPort": port, **(extra or {})})
     return f"127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""The real RocketMQ client, in a JVM of its own: commands in, events out (java/InteropClient.java says which)."""
+"""The real RocketMQ client in its own JVM: commands in, events out (see java/InteropClient.java)."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from tests.interop.processes import Child, Children
 from tests.interop.releases import Release
 
 Event = dict[str, Any]
-#: Small enough for a machine that brokers share; quick to start rather than quick in the long run.
+# Small enough for a machine shared with brokers; optimized for a quick start.
 _JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 
@@ -24,7 +24,7 @@ class ClientError(Exception):
 
 @dataclass
 class Call:
-    """One running command. `events` has all that came so far."""
+    """One running command. `events` has all events so far."""
 
     name: str
     events: list[Event] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Call:
         self.grown = trio.Event()
 
     async def wait(self, event_name: str, within_s: float = 60.0, **at_least: int) -> Event:
-        """The first event of that name whose named numbers are at least those given. Raises ClientError."""
+        """Waits for the first event of that name whose given numbers are at least those given. Raises ClientError."""
         position = 0
         with trio.fail_after(within_s):
             while True:
@@ -52,13 +52,13 @@ class Call:
                     raise ClientError(f"{self.name} ended without {event_name} {at_least}: {event}")
 
     async def result(self, within_s: float = 120.0) -> list[Event]:
-        """All events once the command is done; the last one is "done"."""
+        """Waits for the end of the command; returns all events, of which the last one is "done"."""
         await self.wait("done", within_s)
         return self.events
 
 
 class Consumed(NamedTuple):
-    """A message as the consumer got it. `crc` is that of the body it got."""
+    """A received message. `crc` is that of the received body."""
 
     queue_id: int
     queue_offset: int
@@ -72,7 +72,7 @@ class Consumed(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """A message that a broker said it has stored, and where (from the offset message id of the response)."""
+    """A message that a broker reported as stored, and its offset (from the offset message id of the response)."""
 
     status: str
     sequence: int
@@ -109,13 +109,13 @@ class JavaClient:
         return await (await self.start(name, **options)).result(within_s)
 
     async def send(self, topic: str, count: int = 1, **options: Any) -> list[Event]:
-        """The "sent" events of `count` single sends, ordered by sequence."""
+        """Returns the "sent" events of `count` single sends, ordered by sequence."""
         events = await self.run("send", topic=topic, count=count, **options)
         sent = [event for event in events if event["event"] == "sent"]
         return sorted(sent, key=lambda event: int(event["sequence"]))
 
     async def send_until(self, topic: str, status: str, within_s: float = 60.0, **options: Any) -> Event:
-        """Send one message after the other until one gets `status`: how a slave is seen to come or go."""
+        """Sends messages until one gets `status`, which shows that a slave attached or left."""
         deadline = trio.current_time() + within_s
         while True:
             event = (await self.send(topic, **options))[0]
@@ -126,11 +126,11 @@ class JavaClient:
             await trio.sleep(0.2)
 
     async def offsets(self, topic: str, group: str, **options: Any) -> list[Event]:
-        """The "queue" events of a topic: min, max and the group's committed offset of each queue, in order."""
+        """Returns the "queue" events of a topic: min, max and the group's committed offset of each queue, in order."""
         return (await self.run("offsets", topic=topic, group=group, **options))[:-1]
 
     async def wait_route(self, topic: str, within_s: float = 40.0, **options: Any) -> None:
-        """Until the name server leads to the topic: 5.5.0 first registers ten seconds after it booted."""
+        """Waits until the name server has a route to the topic: 5.5.0 first registers ten seconds after its start."""
         deadline = trio.current_time() + within_s
         while True:
             try:
@@ -142,7 +142,7 @@ class JavaClient:
             await trio.sleep(0.2)
 
     async def consume(self, topic: str, out: Path, **options: Any) -> list[Consumed]:
-        """All messages of a topic, queue by queue, in the order in which the server gave them."""
+        """Returns all messages of a topic, queue by queue, in the order of the server."""
         await self.run("consume", topic=topic, out=out, **options)
         return _read_consumed(out)
 
@@ -169,7 +169,7 @@ def _read_consumed(path: Path) -> list[Consumed]:
 
 
 def read_acks(path: Path) -> list[Acked]:
-    """What "produce" wrote."""
+    """Reads the output of "produce"."""
     acks = []
     for line in path.read_text().splitlines():
         status, *numbers, store_host, message_id = line.split(" ")
@@ -182,7 +182,7 @@ def read_acks(path: Path) -> list[Acked]:
 async def open_java_client(
     children: Children, release: Release, name_server: str, *jvm: str
 ) -> AsyncIterator[JavaClient]:
-    """Ends with the block; whatever still runs then is cut off. `jvm`: further options of the JVM."""
+    """Runs a JVM while the block runs; commands still running at its end are aborted. `jvm`: further JVM options."""
     client = JavaClient(release, name_server)
     command = [
         "java",

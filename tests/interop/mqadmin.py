@@ -14,12 +14,12 @@ from tests.interop.releases import Release
 _JVM = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _TIMEOUT_S = 60.0
 _PAUSE_S = 1.0
-#: Two registrations of a real broker.
+# Two registration intervals of a real broker.
 _TRY_S = 60.0
 
 
 class MqAdmin:
-    """One JVM with the tools of one release, for one name server: some commands keep their first one for good."""
+    """One JVM with the tools of one release, for one name server: some commands keep their first name server."""
 
     def __init__(self, release: Release, name_server: str) -> None:
         self.release = release
@@ -28,10 +28,10 @@ class MqAdmin:
         self._send, self._receive = trio.open_memory_channel[str](100)
 
     async def run(self, command: str, *arguments: str, fails: bool = False) -> str:
-        """What a command prints. AssertionError if it ends with an exception, or, of one that `fails`, with none.
+        """Returns the output of a command. AssertionError if it fails, or, with `fails`, if it does not.
 
-        Tried again for a while: to a tool that was not answered in time a loaded machine is an empty cluster, and what
-        a real name server refuses to register comes again with the broker's next registration.
+        Retried for a while: a tool that gets no answer in time, on a loaded machine, sees an empty cluster, and a
+        registration rejected by a real name server is repeated with the broker's next one.
         """
         assert self.child is not None
         words = [command, *arguments, "-n", self.name_server]
@@ -58,7 +58,7 @@ async def open_mqadmin(children: Children, release: Release, name_server: str) -
     tool = MqAdmin(release, name_server)
     home = children.folder / "mqadmin-home"
     (home / "conf").mkdir(parents=True, exist_ok=True)
-    shutil.copy(release.classes / "logback.xml", home / "conf" / "logback_tools.xml")  # 4.9 insists on one
+    shutil.copy(release.classes / "logback.xml", home / "conf" / "logback_tools.xml")  # 4.9 requires one
     command = [
         "java",
         *_JVM,

@@ -1,7 +1,7 @@
-"""RocketMQ's own integration tests, run against a cluster that they did not start: halog's or real brokers.
+"""RocketMQ's own integration tests, run against an existing cluster of halog or of real brokers.
 
 `python -m tests.interop.own_tests VERSION MAKE [CLASS...]` runs classes of rocketmq-test VERSION, or all, against MAKE,
-which is "halog" or a version of RocketMQ, and prints a JSON line a test. docs/compatibility.md has what came of it.
+which is "halog" or a version of RocketMQ, and prints a JSON line per test. docs/compatibility.md has the results.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tests.interop.rocketmq import OPENED, RocketMqBroker, start_name_server
 from tests.interop.sdk_cluster import HALOG, halog_settings
 
 CLUSTER = "DefaultCluster"
-#: Brokers that the tests of a release count on.
+# Number of brokers that the tests of a release expect.
 BROKER_COUNTS = {"4.9.7": 2, "5.5.0": 3}
 _JAVA_SOURCE = Path(__file__).parent / "java_own" / "RocketMqTests.java"
 _JVM = ("-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
@@ -43,7 +43,7 @@ _DEPENDENCIES = """
 
 
 class Outcome(NamedTuple):
-    """What came of one test; `text` is a failure's stack trace."""
+    """The result of one test; `text` is a failure's stack trace."""
 
     name: str
     outcome: str
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class OwnTests:
-    """One JVM with the tests of one release, whose cluster is there."""
+    """One JVM with the tests of one release, and its cluster."""
 
     version: str
     child: Child
@@ -78,7 +78,7 @@ class OwnTests:
 
 @asynccontextmanager
 async def open_own_tests(children: Children, version: str, make: str) -> AsyncIterator[OwnTests]:
-    """The cluster and the JVM; both end with the children."""
+    """Starts the cluster and the JVM; both end with the children."""
     class_path = resolve_tests(version)
     brokers = await _start_cluster(children, make, BROKER_COUNTS[version])
     home = children.folder / "own-tests-home"
@@ -126,7 +126,7 @@ async def _start_cluster(children: Children, make: str, count: int) -> list[Brok
 
 
 def resolve_tests(version: str) -> list[Path]:
-    """The class path: our runner's classes, then the jars. Raises RuntimeError with Maven's or javac's words."""
+    """The class path: our runner's classes, then the jars. Raises RuntimeError with the output of Maven or javac."""
     cache = Path(os.environ.get("HALOG_INTEROP_CACHE") or Path.home() / ".cache" / "halog-interop")
     room = cache / f"tests-{version}"
     jars, classes = room / "jars", room / "classes"

@@ -1,7 +1,7 @@
 """Child processes of one test: started, watched line by line, and always ended, by their own pid.
 
-A process is ready when its standard output has a line that says so: an event, not a polled port. Output goes to files
-below the test's folder, which the report of a failed test quotes.
+A process is ready when its standard output has a certain line: an event, not a polled port. Output goes to files below
+the test's folder, which the report of a failed test quotes.
 """
 
 import math
@@ -22,14 +22,14 @@ import trio
 
 T = TypeVar("T")
 
-#: Below Linux's ephemeral range (from 32768): no outgoing connection takes one while a broker is being restarted. Above
-#: those of `scripts.nodes`.
+# Below Linux's ephemeral range (from 32768), so that no outgoing connection takes one while a broker restarts, and
+# above those of `scripts.nodes`.
 _PORTS = range(25_000, 32_000, 5)
 _END_TIMEOUT_S = 20.0
 
 
 class ChildError(Exception):
-    """A process ended, or stayed silent for too long, while the test waited for one of its lines."""
+    """A process ended, or printed nothing for too long, while the test waited for one of its lines."""
 
 
 class Child:
@@ -50,7 +50,7 @@ class Child:
         self._grown = trio.Event()
 
     async def wait_line(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """The first line of standard output, from the start on, that `pattern` matches somewhere."""
+        """Waits for the first line of standard output, from the start, that matches `pattern`."""
         seen = 0
         with trio.move_on_after(timeout_s):
             while True:
@@ -69,13 +69,13 @@ class Child:
             self._popen.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL, and wait for its effect: nothing is flushed, closed or said goodbye to."""
+        """Sends SIGKILL, and waits for the end of the process."""
         self.send_signal(signal.SIGKILL)
         await self.ended.wait()
 
     async def stop(self, timeout_s: float = _END_TIMEOUT_S) -> int:
-        """SIGTERM, then SIGKILL after `timeout_s`; the exit code."""
-        self.send_signal(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+        """Sends SIGTERM, then SIGKILL after `timeout_s`; returns the exit code."""
+        self.send_signal(signal.SIGCONT)  # a stopped process does not receive SIGTERM
         self.send_signal(signal.SIGTERM)
         with trio.move_on_after(timeout_s):
             await self.ended.wait()
@@ -128,7 +128,7 @@ class Child:
 
 
 class Children:
-    """The processes of one test. `folder` is theirs to write to."""
+    """The processes of one test, which may write to `folder`."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class Children:
         environment: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
     ) -> Child:
-        """Start a process whose watching task this object owns."""
+        """Starts a process; this object owns the task that watches it."""
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{len(self.all):02d}-{name}.out"
@@ -168,7 +168,7 @@ class Children:
 
 @asynccontextmanager
 async def open_children(folder: Path) -> AsyncIterator[Children]:
-    """Processes that are killed when the block ends; a test that wants a clean stop asks for it (`Child.stop`)."""
+    """Processes that are killed when the block ends; for a clean stop use `Child.stop`."""
     async with trio.open_nursery() as nursery:
         children = Children(folder, nursery)
         try:
@@ -180,10 +180,10 @@ async def open_children(folder: Path) -> AsyncIterator[Children]:
 
 
 def free_ports() -> int:
-    """A port p such that p-2 ("fast remoting"), p, p+1 (HA) and p+2 (administration) are free.
+    """Returns a port p such that p-2 ("fast remoting"), p, p+1 (HA) and p+2 (administration) are free.
 
-    No other test of the run gets it while somebody's broker has yet to open it: each test process has ports of its own,
-    and gives the one longest ago given.
+    No other test of the run gets it before the broker opens it: each test process has its own ports, and hands out the
+    least recently used one.
     """
     for _ in range(len(_own_ports)):
         _own_ports.rotate()
@@ -194,7 +194,7 @@ def free_ports() -> int:
 
 
 def _share_of_ports() -> deque[int]:
-    """This test process's part of the ports, in random order, since another run may be going on beside this one."""
+    """This test process's share of the ports, in random order, because another test run may use the same machine."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = _PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
     return deque(2 + place for place in SystemRandom().sample(share, len(share)))
@@ -213,7 +213,8 @@ def _is_free(port: int) -> bool:
 
 
 async def eventually(what: str, probe: Callable[[], T | None], timeout_s: float, interval_s: float = 0.1) -> T:
-    """The first true value of `probe`: for what other processes do to files, which send no event. Fails with `what`."""
+    """Polls `probe` until it is true, for changes by other processes that send no event; returns its value. Fails with
+    `what`."""
     with trio.move_on_after(timeout_s):
         for _ in range(math.ceil(timeout_s / interval_s) + 1):
             if value := probe():

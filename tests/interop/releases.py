@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The newest 5.x whose broker, name server, client and tools are all on Maven Central, and the newest such 4.9.x.
+# The newest 5.x whose broker, name server, client and tools are all on Maven Central, and the newest such 4.9.x.
 VERSIONS = ("5.5.0", "4.9.7")
-#: What has to be on the PATH.
+# Programs required on the PATH.
 PROGRAMS = ("java", "javac", "mvn")
 _MAVEN_TIMEOUT_S = 900
 _JAVA_SOURCES = Path(__file__).parent / "java"
@@ -40,7 +40,7 @@ class Release:
 
     @property
     def shared_classes(self) -> Path:
-        """The JVM's archive of the classes that a broker loads: halves what the start of each process costs."""
+        """The JVM's archive of the classes that a broker loads, which halves the start time of each process."""
         return self.jars.parent / "broker.jsa"
 
 
@@ -49,7 +49,7 @@ def missing_programs() -> list[str]:
 
 
 def resolve(version: str) -> Release:
-    """Fetch and compile `version` unless the cache has it. Raises RuntimeError with Maven's or javac's words."""
+    """Fetches and compiles `version` unless the cache has it. Raises RuntimeError with the output of Maven or javac."""
     cache = Path(os.environ.get("HALOG_INTEROP_CACHE") or Path.home() / ".cache" / "halog-interop")
     sources = sorted(_JAVA_SOURCES.glob("*.java"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
@@ -65,7 +65,7 @@ def resolve(version: str) -> Release:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file against other processes."""
+    """Holds a lock file against other processes."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

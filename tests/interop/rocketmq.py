@@ -1,9 +1,9 @@
 """Real RocketMQ name servers and brokers as processes on loopback, each with its own folders below the test's.
 
-Facts the settings rest on: a broker takes listenPort, listenPort-2 and the HA port, which is listenPort+1 here since
-4.9 knows nothing else; a SYNC_MASTER of 5.x waits for a slave only from inSyncReplicas=2 on; 4.9 needs its
-conf/logback_*.xml, and on Java 17 the opened modules; a slave of 4.9 first reports haSendHeartbeatInterval after it
-connected, one of 5.x looks for its master every 5 s.
+The settings depend on these facts: a broker uses listenPort, listenPort-2 and the HA port, which is listenPort+1 here
+because 4.9 supports nothing else; a SYNC_MASTER of 5.x waits for a slave only from inSyncReplicas=2 on; 4.9 needs its
+conf/logback_*.xml, and on Java 17 the opened modules; a slave of 4.9 sends its first report haSendHeartbeatInterval
+after it connected, one of 5.x looks for its master every 5 s.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from tests.interop.broker import Broker
 from tests.interop.processes import Child, Children, free_ports, open_children
 from tests.interop.releases import Release, locked
 
-#: Quick to start, small, and with few threads, since many of them share two processors.
+# Quick to start, small, and with few threads, because many of them share two processors.
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _BROKER_MEMORY = ("-Xms128m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m")
 _NAME_SERVER_MEMORY = ("-Xms64m", "-Xmx128m")
@@ -40,7 +40,7 @@ _UPDATE_BROKER_CONFIG = 25
 
 @dataclass
 class RocketMqBroker(Broker):
-    """One broker's folder, ports and settings, through all its starts; `child` is the present process."""
+    """A RocketMQ broker, through all its starts."""
 
     children: Children
     release: Release
@@ -54,10 +54,10 @@ class RocketMqBroker(Broker):
     child: Child | None = None
     jvm: tuple[str, ...] = ()
     credentials: AclCredentials | None = None
-    """Of who asks the name server whether it is registered"""
+    """For asking the name server whether the broker is registered"""
 
     async def start(self) -> None:
-        """Returns when the broker says "boot success"."""
+        """Returns when the broker logs "boot success"."""
         settings: dict[str, object] = {
             **self.common_settings(),
             "brokerIP2": "127.0.0.1",
@@ -68,7 +68,7 @@ class RocketMqBroker(Broker):
         }
         if not self.release.is_4:
             settings["timerWheelEnable"] = "false"
-            # 5.5.0 spins through its first interval (10 s) at full speed: TransactionMetricsFlushService.
+            # 5.5.0 busy-loops through its first interval (10 s): TransactionMetricsFlushService.
             settings["transactionMetricFlushInterval"] = 1000
             if self.role == "SYNC_MASTER":
                 settings["inSyncReplicas"] = 2
@@ -86,10 +86,10 @@ class RocketMqBroker(Broker):
             await self._register_now()
 
     async def _register_now(self) -> None:
-        """5.5.0 first registers ten seconds after it booted, but also when brokerPermission is set.
+        """Makes 5.5.0 register, which it first does ten seconds after its start, but also when brokerPermission is set.
 
-        Unless it has found no name server that answers yet, which it looks for meanwhile: then it leaves that out and
-        says nothing. Where there is none, or it refuses this broker, its own time is not waited for."""
+        If it has not found a responding name server yet, it skips that silently, so this is retried. Does not wait for
+        the normal registration if there is no name server, or if it rejects this broker."""
         request = RemotingCommand(code=_UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
         async with open_remoting_client() as remoting:
             with trio.move_on_after(_REGISTER_TIMEOUT_S):
@@ -101,7 +101,7 @@ class RocketMqBroker(Broker):
                     await trio.sleep(0.1)
 
     async def _is_registered(self, remoting: RemotingClient) -> bool:
-        """Whether the name server knows it; True if there is none."""
+        """Whether the name server knows the broker; True if there is no name server."""
         request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
         if self.credentials is not None:
             self.credentials.sign(request)
@@ -112,7 +112,8 @@ class RocketMqBroker(Broker):
         return f'"{self.address}"'.encode() in response.body
 
     async def wait_sampled(self) -> None:
-        """A broker answers GET_BROKER_RUNTIME_INFO by an error until its first sample, a second after its start."""
+        """Waits until the broker answers GET_BROKER_RUNTIME_INFO without an error, after its first sample a second
+        after its start."""
         request = RemotingCommand(RequestCode.GET_BROKER_RUNTIME_INFO)
         async with open_remoting_client() as remoting:
             with trio.fail_after(_START_TIMEOUT_S):
@@ -130,7 +131,7 @@ class RocketMqBroker(Broker):
 async def start_name_server(
     children: Children, release: Release, *jvm: str, settings: Mapping[str, object] | None = None
 ) -> str:
-    """A real name server; its address. `jvm`: options of the JVM in place of the usual archive of classes."""
+    """Starts a real name server; returns its address. `jvm`: JVM options instead of the default class archive."""
     port = free_ports()
     told = {"listenPort": port, **(settings or {})}
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
@@ -140,7 +141,7 @@ async def start_name_server(
 
 
 async def archive_shared_classes(release: Release) -> None:
-    """Start and stop a broker once, unless that was done before, so that the JVM archives the classes it loads."""
+    """Starts and stops a broker once, unless that was done before, so that the JVM archives the classes it loads."""
     archive = release.shared_classes
     with locked(archive.with_suffix(".lock")):
         if archive.exists():

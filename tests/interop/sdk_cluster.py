@@ -1,6 +1,6 @@
-"""One running cluster for all tests of the SDK: a name server and a master, of real RocketMQ or of halog.
+"""One cluster for all tests of the SDK: a name server and a master, of real RocketMQ or of halog.
 
-It lives in a thread of its own with its own trio loop, so that tests may run on asyncio or trio as they like.
+It runs in a thread of its own with its own trio loop, so that tests can use asyncio or trio.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from tests.interop.rocketmq import RocketMqBroker, start_name_server
 T = TypeVar("T")
 
 HALOG = "halog"
-#: What both makes are told beside the usual: SQL92 on, half messages asked about soon, and short delays.
+# Additional settings of both makes: SQL92, early checks of half messages, and short delays.
 _SETTINGS: dict[str, object] = {
     "enablePropertyFilter": "true",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 2000,
-    "transactionOpBatchInterval": 300,  # 5.x writes down what is ended each 3 s, and until then asks about that too
+    # by default 5.x records ended transactions every 3 s, and until then also checks those
+    "transactionOpBatchInterval": 300,
     "messageDelayLevel": "1s 2s 1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s",
 }
 _numbers = itertools.count(1)
@@ -53,17 +54,17 @@ class SdkCluster:
         return self.make == HALOG
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        """Run `function` in the cluster's own loop, from any other thread."""
+        """Runs `function` in the cluster's own loop, from any other thread."""
         return trio.from_thread.run(function, *arguments, trio_token=self._token)
 
     def name(self, stem: str) -> str:
-        """A name for a topic or group that no other test has."""
+        """A unique name for a topic or group."""
         return f"{stem}-{os.getpid()}-{next(_numbers)}"
 
 
 @contextmanager
 def running_cluster(make: str, folder: Path) -> Iterator[SdkCluster]:
-    """The cluster, for as long as the block lasts."""
+    """Runs the cluster while the block runs."""
     started: list[SdkCluster] = []
     failed: list[BaseException] = []
     is_ready = threading.Event()
@@ -112,6 +113,6 @@ async def _start(make: str, children: Children) -> tuple[str, Broker]:
 
 
 def halog_settings() -> dict[str, object]:
-    """Those of the settings that halog has a key for."""
+    """The settings that halog has a key for."""
     known = {each.encode_name for each in msgspec.structs.fields(Config)}
     return {name: value for name, value in _SETTINGS.items() if name in known}

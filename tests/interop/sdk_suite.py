@@ -1,4 +1,4 @@
-"""What the tests of the SDK on a running cluster share: the fixtures, an inbox, and waiting for what must come."""
+"""Shared parts of the SDK tests on a running cluster: the cluster fixture, an inbox, and waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Inbox:
-    """A handler that keeps what it is given; `refuse` may raise for a message."""
+    """A handler that keeps its messages; `refuse` may raise for a message."""
 
     def __init__(self, refuse: Callable[[ReceivedMessage], None] | None = None) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -46,7 +46,7 @@ class Inbox:
         return [message.body for message in self.messages]
 
     async def wait(self, count: int) -> None:
-        """Until so many have come."""
+        """Waits until `count` messages have arrived."""
         while len(self.messages) < count:
             self._grown = anyio.Event()
             await self._grown.wait()
@@ -60,7 +60,7 @@ async def send_all(cluster: SdkCluster, topic: str, bodies: list[bytes], **field
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """For what changes without an event of its own."""
+    """Polls a condition that has no event."""
     while True:
         if condition():
             return
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def read_until(cluster: SdkCluster, topic: str, count: int) -> list[ReceivedMessage]:
-    """All messages of `topic`, once there are so many."""
+    """Waits until `topic` has `count` messages, and returns them."""
     async with PullConsumer(cluster.name_server) as pull:
         while True:
             found: list[ReceivedMessage] = []
@@ -76,7 +76,7 @@ async def read_until(cluster: SdkCluster, topic: str, count: int) -> list[Receiv
                 for queue in await pull.queues(topic):
                     found += (await pull.pull(queue, await pull.min_offset(queue))).messages
             except BrokerError:
-                pass  # no such topic yet
+                pass  # the topic does not exist yet
             if len(found) >= count:
                 return found
             await anyio.sleep(0.2)

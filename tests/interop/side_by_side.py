@@ -1,4 +1,4 @@
-"""A real broker and halog's, used at once by one Java client, so that what they did can be compared."""
+"""A real broker and halog's, used at once by one Java client, to compare the results."""
 
 from collections.abc import Awaitable, Callable
 

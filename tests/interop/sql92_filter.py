@@ -1,4 +1,4 @@
-"""RocketMQ's own filter, in a JVM without a broker: java/SqlFilterTable.java says what it is told."""
+"""RocketMQ's own filter, in a JVM without a broker; java/SqlFilterTable.java describes its input."""
 
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,5 +33,5 @@ def ask(release: Release, expressions: Iterable[str], properties: Sequence[Mappi
 
 
 def verdicts(letters: str) -> str:
-    """What a consumer notices of them: T, "-" and E."""
+    """The part that a consumer notices: T, "-" and E."""
     return "".join(letter if letter in "TE" else "-" for letter in letters)

@@ -60,7 +60,7 @@ class LogCursor:
         self._end = 0
 
     def advance(self) -> LogRange:
-        """The extent by now; (0, 0) if there is no segment. Only records count that are whole, CRC included."""
+        """Returns the current extent; (0, 0) without segments. Counts only complete records with a matching CRC."""
         for path in segments(self._commitlog):
             first = int(path.name)
             if self._start is None:
@@ -76,7 +76,7 @@ def log_range(commitlog: Path) -> LogRange:
 
 
 def records(commitlog: Path) -> Iterator[Stored]:
-    """Every record in order. Asserts that each carries its own physical offset."""
+    """Yields every record in order. Checks that each contains its own physical offset."""
     for path in segments(commitlog):
         for position, size, record in _walk(path):
             if record is None:
@@ -94,7 +94,8 @@ def records(commitlog: Path) -> Iterator[Stored]:
 
 
 def _walk(path: Path, position: int = 0) -> Iterator[tuple[int, int, memoryview | None]]:
-    """(position, size, bytes) of each whole good record of one file, and (position, rest, None) for its filler."""
+    """Yields (position, size, bytes) of each complete valid record of one file, and (position, rest, None) for its
+    filler."""
     file_size = path.stat().st_size
     if not file_size:
         return

@@ -1,4 +1,4 @@
-"""Consume queues and key index that a halog slave builds from the bytes alone are those of the live real master."""
+"""Consume queues and key index that a halog slave builds from the log alone equal those of the live real master."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ async def wait_dispatched(store: Path, commitlog_end: int) -> Derived:
 @pytest.mark.usual_release("4.9.7")
 async def test_queues_and_index_equal_the_masters(children: Children, release: Release) -> None:
     name_server = await start_name_server(children, release)
-    # Few entries a file, so that several are filled and the last is not.
+    # Few entries per file, so that several files are full and the last one is not.
     few: dict[str, object] = {"mappedFileSizeConsumeQueue": 20 * 1000, "maxIndexNum": 3000}
     ours_only: dict[str, object] = {"indexTags": "false" if release.is_4 else "true"}
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER", extra=few)

@@ -1,6 +1,6 @@
-"""RocketMQ's own clients with a failover group: they go on with the next master and lose nothing that was acknowledged.
+"""RocketMQ's own clients with a failover group: they continue with the next master and lose nothing acknowledged.
 
-They ask for routes every second here; unless told otherwise they do every 30 s (pollNameServerInterval).
+They refresh routes every second here; the default is 30 s (pollNameServerInterval).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ async def test_java_clients_go_on_with_the_next_master(workplace: Path, children
         done = (await sending.result(PATIENCE_S))[-1]
         assert done["acked"] == done["SEND_OK"] == 6000, done
         told = {(ack.queue_id, ack.queue_offset): (ack.sequence, ack.crc) for ack in read_acks(acks)}
-        assert len(told) == 6000  # no place was told of two messages
-        # The consumer gets each of them, at the place that its producer was told.
+        assert len(told) == 6000  # every reported offset is unique
+        # The consumer receives each of them, at the offset reported to its producer.
         left = dict(told)
         seen = 0
         with trio.fail_after(PATIENCE_S):

@@ -1,7 +1,7 @@
-"""Each kind of use of a cluster: the same Java programs against a real broker and against halog's, and both compared.
+"""Each kind of client use: the same Java programs against a real broker and halog's, with the results compared.
 
-All families run at once on the two clusters of a release, which is what makes them quick; the one that restarts its
-brokers comes last. The tests then look at what was seen.
+All families run at once on the two clusters of a release, which makes them fast; the one that restarts its brokers runs
+last. The tests then check the results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import Stored, records
 
 MIB = 1024 * 1024
-#: A member that dies is noticed by its connection; those left are told. By themselves they look every 20 s.
+# A dead member is noticed by its connection, and the others are notified. Without that they rebalance every 20 s.
 TAKEOVER_S_MAX = 10.0
 ORDERED_COUNT = 150
 COMPRESSIONS = {
@@ -36,7 +36,7 @@ _FAMILY_TIMEOUT_S = 600.0
 
 
 class Outcome(NamedTuple):
-    """What a family saw, or what went wrong."""
+    """The result of a family, or its error."""
 
     value: Any
     error: str = ""
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Place:
-    """One make's brokers and what the families need to use them."""
+    """The brokers of one make, and what the families need to use them."""
 
     make: str
     broker: Broker
@@ -61,7 +61,7 @@ class Place:
         return await self.client.run(name, topic=topic, **options)
 
     async def deliver(self, topic: str, count: int, **options: Any) -> list[Event]:
-        """The "sent" events; all have to be well."""
+        """Returns the "sent" events, which must all be SEND_OK."""
         events = only("sent", await self.run("deliver", topic, count=count, **options))
         assert {event["status"] for event in events} <= {"SEND_OK"}, events
         return events
@@ -79,7 +79,7 @@ def pick(events: Iterable[Event], *keys: str) -> list[tuple[Any, ...]]:
 
 
 async def wait_got(calls: list[Any], wanted: set[int], within_s: float = 60.0) -> None:
-    """Until the calls together got these messages."""
+    """Waits until the calls together have received these messages."""
 
     def is_there() -> bool:
         return wanted <= {event["sequence"] for call in calls for event in only("got", call.events)}
@@ -88,7 +88,7 @@ async def wait_got(calls: list[Any], wanted: set[int], within_s: float = 60.0) -
 
 
 async def wait_owns(calls: list[Any], queues: list[str], within_s: float = 60.0) -> None:
-    """Until each call last said that it has these queues."""
+    """Waits until each call last reported these queues."""
 
     def is_so() -> bool:
         said = [only("owns", call.events) for call in calls]
@@ -126,14 +126,14 @@ async def group(place: Place) -> Any:
 
 
 async def broadcast(place: Place) -> Any:
-    """Each member gets every message, and the broker is told no offsets."""
+    """Each member gets every message, and the broker receives no offsets."""
     await place.deliver("broadcast", 1, first=1000)
     members = [await place.member("broadcast", name, model="BROADCASTING") for name in ("a", "b")]
     await wait_owns(members, ["[0, 1, 2, 3]"] * 2)
     await place.deliver("broadcast", 20)
     for member in members:
         await wait_got([member], set(range(20)))
-    await trio.sleep(1.5)  # offsets are told every second
+    await trio.sleep(1.5)  # offsets are sent every second
     counts = [sorted(pick(only("got", member.events), "sequence")) for member in members]
     offsets = await place.client.offsets("broadcast", "g-broadcast", nameServer=place.broker.name_server)
     return counts, sum(event["committed"] > 0 for event in offsets)
@@ -145,7 +145,7 @@ async def batch(place: Place) -> Any:
     [sent] = await place.deliver("batched", 20, kind="batch", size=50)
     await wait_got([member], set(range(20)))
     got = [event for event in only("got", member.events) if event["sequence"] < 1000]
-    # Which of the queues a batch goes to is by chance.
+    # The queue of a batch is random.
     start = min(event["queueOffset"] for event in got)
     assert sent["queueOffset"] == start
     places = sorted((event["sequence"], event["queueOffset"] - start) for event in got)
@@ -170,7 +170,7 @@ async def compression(place: Place) -> Any:
 
 
 async def big(place: Place) -> Any:
-    """4 MiB go, one byte more doesn't: a client with the usual limit refuses itself, and so does the broker."""
+    """4 MiB are accepted, one byte more is not: a client with the default limit rejects it, and so does the broker."""
     member = None
     seen: list[tuple[str, bool]] = []
     for size, size_max in ((4 * MIB, 4 * MIB), (4 * MIB + 1, 4 * MIB), (4 * MIB + 1, 8 * MIB)):
@@ -211,7 +211,7 @@ async def lite_pull(place: Place) -> Any:
 
 
 async def ipv6(place: Place) -> Any:
-    """Brokers whose hosts, and so those of records and message ids, have sixteen bytes."""
+    """Brokers with IPv6 hosts, and so 16-byte hosts in records and message ids."""
     name_server = place.ipv6.name_server
     sent = only("sent", await place.run("deliver", "six", nameServer=name_server, count=4, queue=0))
     assert {event["status"] for event in sent} == {"SEND_OK"}, sent
@@ -224,7 +224,7 @@ async def ipv6(place: Place) -> Any:
 
 
 async def order(place: Place) -> Any:
-    """What two members get of each queue, one after the other, while its broker stops and comes back."""
+    """The messages that two members get from each queue, in order, while the broker restarts."""
     await place.deliver("ordered", 1, first=100_000, queue=3)
     members = [await place.member("ordered", name, listener="orderly") for name in ("a", "b")]
     await wait_owns(members, ["[0, 1]", "[2, 3]"])
@@ -274,7 +274,7 @@ class Seen:
         self.outcomes.setdefault(name, {})[place.make] = outcome
 
     def both(self, name: str) -> tuple[Any, Any]:
-        """What the real broker and halog's did."""
+        """The results of the real broker and halog's."""
         for make, outcome in self.outcomes[name].items():
             assert not outcome.error, f"{make}:\n{outcome.error}"
         return self.outcomes[name]["real"].value, self.outcomes[name]["ours"].value
@@ -302,7 +302,7 @@ async def run_all(release: Release, children: Children) -> Seen:
         ):
 
             async def may_kill() -> None:
-                """When both makes' groups are shared, the process with one member of each ends."""
+                """When the groups of both makes are shared, kills the process with one member of each."""
                 nonlocal ready
                 ready += 1
                 if ready == 2:
@@ -384,7 +384,7 @@ def test_one_way_sends_arrive(seen: Seen) -> None:
 def test_pull_consumer(seen: Seen, release: Release) -> None:
     real, ours = seen.both("pull")
     if release.is_4:
-        assert real.pop("end") == ours.pop("end") - 1  # 5.x says the end for a time after the last message, too
+        assert real.pop("end") == ours.pop("end") - 1  # 5.x reports the end also for times after the last message
     assert ours == real
     assert ours["waited for"].startswith("FOUND 1 ")
 
@@ -414,5 +414,5 @@ def test_order_over_a_restart(seen: Seen) -> None:
                 if offset == reached + 1:
                     numbers.append(sequence)
                     reached = offset
-            # A send whose answer was lost is sent again, and stored twice.
+            # A send whose answer was lost is repeated, and stored twice.
             assert list(dict.fromkeys(numbers)) == [1000 * queue + number for number in range(ORDERED_COUNT)]

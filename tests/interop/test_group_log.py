@@ -1,4 +1,4 @@
-"""A real slave of a master that keeps its tables in the log: to RocketMQ their records are messages like others."""
+"""A real slave of a master that keeps its tables in the log: RocketMQ treats their records like other messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_real_slave_follows_and_its_log_tells_the_tables(children: Child
         common = await wait_equal(master, slave)
         assert common.size > 0
 
-        # Its queues are the master's.
+        # Its queues equal the master's.
         def entries(broker: Broker) -> list[Any]:
             return queue_entries(broker.store).get((TABLES_TOPIC, 0), [])
 
@@ -52,7 +52,7 @@ async def test_a_real_slave_follows_and_its_log_tells_the_tables(children: Child
         assert len(entries(slave)) >= 6
         assert entries(slave)[0][2] == SNAPSHOT_TAGS_CODE
 
-        # What it serves of them are messages, to whoever asks.
+        # It serves them as messages to any client.
         pull = {**PULL, "topic": TABLES_TOPIC, "consumerGroup": GROUP}
         with trio.fail_after(60):
             while True:
@@ -80,7 +80,7 @@ async def test_a_real_slave_follows_and_its_log_tells_the_tables(children: Child
         offsets_file = json.loads((master.store / "config" / "consumerOffset.json").read_text().replace("{0:", '{"0":'))
         assert offsets_file["logPosition"]["queueOffset"] >= 0
 
-        # And the log that the slave has tells a master of ours everything, whatever is in the slave's files.
+        # The slave's log gives a halog master the complete tables, whatever the slave's files contain.
         for name in ("topics.json", "subscriptionGroup.json", "consumerOffset.json"):
             for file in (slave.store / "config").glob(f"{name}*"):
                 file.unlink()

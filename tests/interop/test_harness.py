@@ -1,4 +1,4 @@
-"""The harness does what it claims: it starts and drives real brokers, and its comparisons see what differs."""
+"""The test harness starts and drives real brokers, and its comparisons find differences."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ _STORE = Path(__file__).parents[1] / "fixtures" / "store-4.9.7.tar.gz"
 
 @pytest.mark.usual_release("5.5.0")
 async def test_real_master_and_real_slave_agree(children: Children, release: Release) -> None:
-    """What the other tests ask of halog holds between two real brokers."""
+    """The assumptions of the other tests hold between two real brokers."""
     name_server = await start_name_server(children, release)
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")
     slave = RocketMqBroker(children, release, "slave", name_server, "SLAVE", broker_id=1)
@@ -43,7 +43,7 @@ def test_comparison_sees_one_wrong_byte(tmp_path: Path) -> None:
     shutil.copytree(original, copy)
     assert compare_commitlogs(original, copy) == log_range(original)
     last = list(records(original))[-1]
-    # Within the properties, which no checksum covers.
+    # within the properties, which no checksum covers
     with segments(copy)[-1].open("r+b") as file:
         file.seek(last.physical_offset - int(segments(copy)[-1].name) + last.size - 2)
         file.write(b"\x7f")

@@ -1,6 +1,6 @@
-"""docs/attach-to-rocketmq.md and docs/disaster-recovery.md, every command, one after the other against a real master.
+"""Runs every command of docs/attach-to-rocketmq.md and docs/disaster-recovery.md, in order, against a real master.
 
-What is replaced is the name server's address. By the environment go ports, which the system chooses, and file sizes.
+Only the name server's address is replaced. Ports, which the system chooses, and file sizes come from the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.interop.rocketmq import RocketMqBroker, start_name_server
 
 COUNT = 300
 FILL = f"seq {COUNT} | sed 's/^/order /' | ha produce orders --stdin"
-#: Beside the pages: the slave has every message, and so has the master that it becomes.
+# In addition to the pages: the slave has every message, and so has the master it becomes.
 COUNTED = f"""
 test $(ha consume orders --broker slave | grep -c '^order ') = {COUNT}
 """

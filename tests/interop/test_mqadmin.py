@@ -1,7 +1,7 @@
-"""RocketMQ's own mqadmin, run against a real broker and against halog: both have to show the same.
+"""RocketMQ's own mqadmin, run against a real broker and halog: both must show the same.
 
-Each broker is told the same by the same requests first. What differs from run to run (addresses, times, ids) is made
-equal; figures of messages, queues, offsets and groups are compared as they are.
+Each broker first receives the same requests. Addresses, times and ids, which differ from run to run, are normalized;
+counts of messages, queues, offsets and groups are compared as they are.
 """
 
 import json
@@ -26,7 +26,7 @@ TOPIC, ORDERED = "admin", "second"
 READERS, WATCHERS, MAKERS = "readers", "watchers", "makers"
 COUNT = 12
 BORN_MS = 1_700_000_000_000
-#: What differs from run to run.
+# Values that differ from run to run.
 VOLATILE = (
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d{3})?", "TIME"),
@@ -39,7 +39,7 @@ VOLATILE = (
     (r"(write perm of broker.*OK, )\d+", r"\1N"),
     (r"\d{13}@", "T@"),
     (r"@\d+(?= *$)", "@N"),
-    # What 4.9.7 does not write into messages, or in another order.
+    # Values that 4.9.7 does not write into messages, or writes in another order.
     (r"Properties: *\{.*\}", "PROPERTIES"),
     (r"#MasterCommitLogMaxOffset\t\d+", "#MasterCommitLogMaxOffset N"),
     (r"\d+/CLIENT", "T/CLIENT"),
@@ -47,12 +47,12 @@ VOLATILE = (
 )
 
 TOOL = "(CLIENT_INNER_PRODUCER)"
-"""mqadmin's own producer, which a broker knows as soon as its first heartbeat comes"""
+"""mqadmin's own producer, known to a broker after its first heartbeat"""
 
 
 @dataclass
 class Site:
-    """A broker with its name server, and what mqadmin printed of it."""
+    """A broker with its name server, and mqadmin's output for it."""
 
     broker: Broker
     tool: MqAdmin
@@ -60,7 +60,7 @@ class Site:
     printed: dict[str, str] = field(default_factory=dict)
 
     async def run(self, command: str, *arguments: str, kept: bool = True, fails: bool = False) -> str:
-        """Run one command; what it prints is to be compared if `kept`. Of one that fails only why."""
+        """Runs one command; its output is compared if `kept`. For a failing command only the reason is."""
         text = await self.tool.run(command, *arguments, fails=fails)
         if fails:
             text = "\n".join(re.findall(r"CODE: .*", text))
@@ -83,12 +83,12 @@ class Site:
 
 
 def unique_key(number: int) -> str:
-    """One that says it was made now, in this month: a query by it looks at some hours around that."""
+    """A unique key created now, in this month: a query by it searches some hours around that."""
     return f"7F000001000018B4AAC2{number:012X}"
 
 
 def alike(text: str) -> list[str]:
-    """The lines of an output without what no two runs have in common, lists in one order."""
+    """The sorted lines of an output, normalized."""
     for pattern, replacement in VOLATILE:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -96,7 +96,7 @@ def alike(text: str) -> list[str]:
 
 
 async def fill(site: Site) -> str:
-    """Twelve messages in two queues, offsets of a group, a producer; returns the offset message id of the first."""
+    """Stores twelve messages in two queues, offsets of a group, a producer; returns the first offset message id."""
     first = ""
     for number in range(COUNT):
         properties = {"KEYS": f"k{number % 4} all", "TAGS": f"tag{number % 2}", "UNIQ_KEY": unique_key(number)}
@@ -116,7 +116,7 @@ async def fill(site: Site) -> str:
 
 
 async def change(site: Site) -> None:
-    """What changes topics, groups and settings."""
+    """Commands that change topics, groups and settings."""
     address = site.broker.address
     await site.run("updateTopic", "-b", address, "-t", TOPIC, "-r", "2", "-w", "2")
     await site.run("updateTopic", "-c", "InteropCluster", "-t", ORDERED, "-r", "1", "-w", "1", "-p", "4", "-o", "true")
@@ -137,7 +137,7 @@ async def change(site: Site) -> None:
 
 
 async def show(site: Site, first_id: str) -> None:
-    """What shows messages, figures and clients."""
+    """Commands that show messages, figures and clients."""
     address, release = site.broker.address, site.tool.release
     by_topic = () if release.is_4 else ("-t", TOPIC)
     await site.run("topicStatus", "-t", TOPIC)
@@ -162,7 +162,7 @@ async def show(site: Site, first_id: str) -> None:
 
 
 async def show_consumer(site: Site, client: JavaClient) -> None:
-    """What shows a consumer that is there: it is asked of itself, too."""
+    """Commands that show an online consumer, which is also queried itself."""
     options = {"topic": TOPIC, "group": WATCHERS, "count": 10_000, "limitS": 600, "nameServer": site.tool.name_server}
     watcher = await client.start("push", **options)
     for queue_id in (0, 1):
@@ -172,7 +172,7 @@ async def show_consumer(site: Site, client: JavaClient) -> None:
 
 
 async def check_figures(site: Site) -> None:
-    """What has too much of each broker's own in it to be compared as a whole."""
+    """Output with too many broker-specific values to be compared as a whole."""
     address = site.broker.address
     status = await site.run("brokerStatus", "-b", address, kept=False)
     table = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in status.splitlines())}
@@ -198,7 +198,7 @@ async def check_figures(site: Site) -> None:
 
 
 async def delete(site: Site) -> None:
-    """What takes topics and groups away again."""
+    """Commands that delete topics and groups."""
     await site.run("deleteTopic", "-c", "InteropCluster", "-t", ORDERED)
     await site.run("deleteTopic", "-c", "InteropCluster", "-t", TOPIC)
     await site.run("deleteSubGroup", "-b", site.broker.address, "-g", READERS)

@@ -1,4 +1,4 @@
-"""Some of RocketMQ's own integration tests, against halog; docs/compatibility.md has what came of all of them."""
+"""Some of RocketMQ's own integration tests, against halog; docs/compatibility.md has the results of all of them."""
 
 import pytest
 
@@ -16,7 +16,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("release", ["4.9.7"], indirect=True)
 async def test_some_of_rocketmqs_own_tests_pass(children: Children, release: Release) -> None:
-    """Those of 4.9.7, which need the fewest jars."""
+    """Tests of 4.9.7, which need the fewest jars."""
     async with open_own_tests(children, release.version, HALOG) as tests:
         for name, count in CLASSES.items():
             outcomes = await tests.run(name)

@@ -1,4 +1,4 @@
-"""What real producers and consumers get from halog's SYNC_MASTER, its slave well, paused, stopped and back."""
+"""Real producers and consumers with halog's SYNC_MASTER, while its slave works, is paused, stopped and back."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ SLAVE_TIMEOUT_MS = 1500
 
 
 def check_stored(store: HalogBroker, sent: list[Event], store_host: str) -> None:
-    """Each message is where its offset message id says, and that names the master, which gave it its place."""
+    """Checks that each message is at its offset message id, which contains the master's address."""
     heads = heads_at(store.commitlog, (event["physicalOffset"] for event in sent))
     for event, head in zip(sent, heads, strict=True):
         assert head == RecordHead(
@@ -84,7 +84,7 @@ async def test_statuses_follow_the_slave(children: Children, release: Release) -
 
 @asynccontextmanager
 async def registered_as_master(name_server: str, broker_name: str, address: str, topic: str) -> AsyncIterator[None]:
-    """Tell a name server that the broker at `address` is a master, so that clients send to it while the block runs."""
+    """Registers the broker at `address` as a master while the block runs, so that clients send to it."""
     queues = {"order": False, "perm": 6, "readQueueNums": 1, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
     table = {topic: {"topicName": topic, "writeQueueNums": 1, **queues}, "other": {"topicName": "other", **queues}}
     version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
@@ -105,11 +105,11 @@ async def registered_as_master(name_server: str, broker_name: str, address: str,
     async with open_remoting_client() as remoting:
         response = await remoting.invoke(name_server, request, 5.0)
         assert response.code == ResponseCode.SUCCESS, response
-        yield  # the name server forgets a broker whose connection ends
+        yield  # the name server removes a broker whose connection ends
 
 
 async def test_a_slave_refuses_writes(children: Children, release: Release) -> None:
-    """Clients send to brokers with id 0 only; a false registration makes one try."""
+    """Clients send only to brokers with id 0; a false registration makes one try."""
     _, slave = await start_pair(children)
     async with (
         registered_as_master(slave.name_server, "misled", slave.address, "astray"),
@@ -123,7 +123,7 @@ async def test_a_slave_refuses_writes(children: Children, release: Release) -> N
 
 
 async def test_consumers_read_back_what_was_sent(children: Children, release: Release) -> None:
-    """In order, from the master and from the slave, by pulling; and new messages at once, by pushing."""
+    """Reads in order, from the master and from the slave, by pulling; and new messages at once, by pushing."""
     master, slave = await start_pair(children)
     async with open_java_client(children, release, master.name_server) as client:
         await wait_attached(client, "probes")

@@ -1,5 +1,6 @@
-"""What a real broker wrote, its queues and index rebuilt from the commitlog alone: the same files, and both kinds of
-broker serve from them."""
+"""A real broker's store with queues and index rebuilt from the commitlog alone: the files are equal, and both kinds of
+broker serve from them.
+"""
 
 import shutil
 
@@ -20,7 +21,7 @@ from tests.spark.derived_stores import run_inline
 pytestmark = pytest.mark.processes
 
 _MESSAGE_COUNT = 8_000
-#: So small that several files are filled and the last is not; the log has two.
+# Small enough for several full files, of which the last is not full; the log has two segments.
 _INDEX_ENTRY_COUNT = 3000
 _SMALL: dict[str, object] = {
     "mappedFileSizeCommitLog": 8 << 20,

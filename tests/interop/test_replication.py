@@ -1,4 +1,4 @@
-"""halog and real brokers as each other's master and slave, through SIGKILL of both: the logs stay the same bytes."""
+"""halog and real brokers as each other's master and slave, through SIGKILL of both: the logs stay equal."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ _SEGMENT_COUNT_MIN = 6
 
 
 class Amount(NamedTuple):
-    """How many messages go in three parts; a kill comes when so many of the first and of the second are there."""
+    """Number of messages in three parts; a kill comes after `kill_after` messages of the first and second part."""
 
     parts: tuple[int, int, int]
     kill_after: int
@@ -60,7 +60,7 @@ async def test_halog_master_and_real_slave(children: Children, release: Release,
 async def replicate_through_kills(
     client: JavaClient, master: Broker, slave: Broker, folder: Path, amount: Amount
 ) -> None:
-    """Produce the messages; the slave is killed amid the first part, the master amid the second."""
+    """Produces the messages; the slave is killed during the first part, the master during the second."""
     await master.start()
     await slave.start()
     await wait_attached(client, "mixed")
@@ -90,7 +90,7 @@ async def replicate_through_kills(
 
 @pytest.mark.usual_release("4.9.7")
 async def test_halog_slave_told_its_master_needs_no_name_server(children: Children, release: Release) -> None:
-    """haMasterAddress is enough; it is for a real slave of 4.9.7 too, while one of 5.5.0 waits for a name server."""
+    """haMasterAddress suffices, as for a real slave of 4.9.7, while one of 5.5.0 waits for a name server."""
     name_server = await start_halog_name_server(children)
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")
     told = {"haMasterAddress": master.ha_address}
@@ -105,8 +105,8 @@ async def test_halog_slave_told_its_master_needs_no_name_server(children: Childr
 
 
 async def test_record_torn_by_a_kill_is_copied_as_the_master_keeps_it(children: Children, release: Release) -> None:
-    """No CRC covers properties: a real master that was killed while it wrote them takes the record for whole, and goes
-    on behind it. So does its slave, and whoever opens that store."""
+    """No CRC covers properties: a real master that was killed while writing them takes the record as complete, and
+    continues behind it. So does its slave, and any node that opens that store."""
     name_server = await start_halog_name_server(children)
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
     slave = HalogBroker(children, "ha-slave", name_server, "SLAVE", broker_id=1)
@@ -135,7 +135,7 @@ async def test_record_torn_by_a_kill_is_copied_as_the_master_keeps_it(children: 
 
 
 async def send_until_tearable(client: JavaClient, master: RocketMqBroker) -> int:
-    """Until a sector ends amid the properties of the last record. How many were sent."""
+    """Sends until a sector boundary lies within the properties of the last record; returns the number of messages."""
     for count in range(1, 200):
         await client.send("few", 1, first=count - 1)
         if tear_at(master.commitlog) is not None:
@@ -144,7 +144,7 @@ async def send_until_tearable(client: JavaClient, master: RocketMqBroker) -> int
 
 
 def tear_at(commitlog: Path) -> tuple[int, int] | None:
-    """Where in the last record's properties a sector begins, and where the record ends; None if none does."""
+    """Returns the sector boundary within the last record's properties, and the record's end; None if there is none."""
     last = list(records(commitlog))[-1]
     end = last.physical_offset + last.size
     size = sum(len(name) + len(value) + 2 for name, value in last.properties.items()) - 1
@@ -153,7 +153,7 @@ def tear_at(commitlog: Path) -> tuple[int, int] | None:
 
 
 def tear_last_record(commitlog: Path) -> int:
-    """As if the kill had come while it was written: zeros from that sector on. Where the record ends."""
+    """Simulates a kill during the write: zeros from that sector on; returns the record's end."""
     place = tear_at(commitlog)
     assert place is not None
     sector, end = place
@@ -164,8 +164,8 @@ def tear_last_record(commitlog: Path) -> int:
 
 
 async def check_queues(one: Broker, other: Broker, count: int) -> None:
-    """Until the queues of "few" have the same places in both, so many. Tags may differ: the real master has dispatched
-    what the test tears later."""
+    """Waits until the queues of "few" have the same `count` places in both. Tags may differ: the real master dispatched
+    the record before the test tears it."""
 
     def places(broker: Broker) -> dict[tuple[str, int], list[tuple[int, int]]]:
         return {

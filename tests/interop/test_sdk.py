@@ -1,4 +1,4 @@
-"""The SDK against real brokers: what it sends is stored as it says; what it reads, from either, is what was sent."""
+"""The SDK with real brokers: messages are stored as reported, and read as they were sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def insist(passing: tuple[type[Exception], ...], attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of `attempt`, repeated for a minute while it raises what will pass."""
+    """Retries `attempt` for a minute while it raises transient errors; returns its result."""
     with trio.move_on_after(60):
         while True:
             try:
@@ -50,7 +50,7 @@ async def test_sends_and_pulls_on_a_real_cluster(children: Children, release: Re
     slave = RocketMqBroker(children, release, "slave", name_server, "SLAVE", broker_id=1)
     await master.start()
     async with Producer(name_server, group="sdk") as producer:
-        # A broker is up before its topics are at the name server.
+        # A broker is up before its topics are registered at the name server.
         alone = await insist((RouteNotFound, ConnectionFailed), lambda: producer.send(Message("sdk", b"alone")))
         expected = SendStatus.SLAVE_NOT_AVAILABLE if release.is_4 else SendStatus.FLUSH_SLAVE_TIMEOUT
         assert alone.status is expected
@@ -97,13 +97,13 @@ async def test_sends_and_pulls_on_a_real_cluster(children: Children, release: Re
         await check_long_poll(name_server, consumer, queue, end)
 
     async with PullConsumer(name_server, group="sdk-slave", read_from=ReadFrom.SLAVE) as consumer:
-        # A slave asks its master for the topics every few seconds; until then it does not know them.
+        # A slave copies its master's topics every few seconds; until then it does not know them.
         copied = await insist((BrokerError,), lambda: read_all(consumer, "sdk"))
         assert sent.items() <= copied.items()
 
 
 async def check_long_poll(name_server: str, consumer: PullConsumer, queue: MessageQueue, end: int) -> None:
-    """A pull that waits is answered by the message that arrives."""
+    """A long poll is answered with the message that arrives."""
     async with Producer(name_server, group="sdk") as producer, trio.open_nursery() as nursery:
 
         async def poll() -> None:

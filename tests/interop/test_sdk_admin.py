@@ -116,7 +116,7 @@ async def test_a_delayed_message_comes_when_it_is_due(cluster: SdkCluster) -> No
 
 @on_both_backends()
 async def test_a_timed_message_comes_when_it_is_due(cluster: SdkCluster) -> None:
-    """Halog, which has no timer messages, refuses it rather than store what nobody would deliver."""
+    """Halog has no timer messages, and rejects them because it would never deliver them."""
     topic, group = cluster.name("timed"), cluster.name("g")
     if cluster.is_halog:
         async with Producer(cluster.name_server) as producer:
@@ -156,7 +156,7 @@ async def test_topics_are_made_shown_and_deleted(cluster: SdkCluster) -> None:
 
 
 async def until_true(ask: Any, holds: Any) -> Any:
-    """The first answer of `ask` for which `holds`."""
+    """Polls `ask` until `holds` is true for its answer, and returns that."""
     while True:
         answer = await ask()
         if holds(answer):
@@ -228,7 +228,7 @@ async def test_progress_and_resets(cluster: SdkCluster) -> None:
         assert sum(each.broker_offset for each in progress.queues) == 20
         assert topic in await admin.topics_of(group)
         assert group in await admin.groups_of(topic)
-        # Back to the beginning, while the group is online: everything comes once more.
+        # Back to the beginning while the group is online: everything is received again.
         found = await admin.reset_offsets(group, topic, datetime.now(UTC) - timedelta(hours=1))
         assert set(found.values()) == {0}
         assert {queue.topic for queue in found} == {topic}

@@ -1,4 +1,4 @@
-"""What the SDK sends together is with real brokers as if it had been sent alone: there once, where each send said."""
+"""Messages batched by the SDK are stored by real brokers as if sent singly: once, at the reported offsets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.test_sdk import insist
 
 MESSAGE_COUNT = 3_000
-"""Of tasks that send one after the other"""
+"""Messages of tasks that send in a loop"""
 MANY = 300
-"""Sent with one call, beside them"""
+"""Messages sent with one call, concurrently"""
 IN_FLIGHT = 100
 TOPIC = "together"
 
 
 async def read_all(consumer: PullConsumer) -> dict[str, ReceivedMessage]:
-    """By message id; each must be there once."""
+    """Messages by id; each must be there once."""
     found: dict[str, ReceivedMessage] = {}
     for queue in await consumer.queues(TOPIC):
         offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
@@ -59,7 +59,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
     refused: list[BrokerError] = []
 
     def message_of(number: int) -> Message:
-        # Every fifth body is compressed, and every seventh message isn't waited for.
+        # Every fifth body is compressed, and every seventh message has wait_stored=False.
         body = b"%d " % number * (3_000 if number % 5 == 0 else number % 50 + 1)
         return Message(
             TOPIC,
@@ -126,7 +126,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
             assert got.offset_message_id == result.offset_message_id
             assert (got.body, got.tags, got.keys, got.flag) == (message.body, message.tags, message.keys, message.flag)
             assert got.properties["own"] == "é"
-        # What one task sent to the chosen queue came there in its order.
+        # Messages of one task to the chosen queue are in order.
         places = {int(message.body.split()[0]): result.queue_offset for message, result in results.values()}
         for start in range(20):
             mine = [places[number] for number in range(start, MESSAGE_COUNT, IN_FLIGHT)]
@@ -135,7 +135,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
 
 @pytest.mark.usual_release("4.9.7")
 async def test_broker_with_a_smaller_message_limit(children: Children, release: Release) -> None:
-    """A batch beyond its maxMessageSize comes message by message."""
+    """A batch larger than its maxMessageSize is sent message by message."""
     name_server = await start_name_server(children, release)
     await RocketMqBroker(
         children, release, "master", name_server, "ASYNC_MASTER", extra={"maxMessageSize": 50_000}

@@ -1,4 +1,4 @@
-"""The SDK's push consumer on a running cluster, real or halog's own, under asyncio and trio: what a group promises."""
+"""The SDK's push consumer on a running cluster, real or halog's, under asyncio and trio."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def consumer(cluster: SdkCluster, handler: Any, group: str, topic: str, **argume
 
 
 async def until_saved(cluster: SdkCluster, group: str, topic: str, count: int) -> None:
-    """Until the group's offsets add up to that; what is not saved comes twice when its queue changes hands."""
+    """Waits until the group's offsets add up to `count`; unsaved messages are repeated when a queue moves."""
     async with PullConsumer(cluster.name_server, group=group) as pull:
         queues = await pull.queues(topic)
         while sum([await pull.committed_offset(queue) or 0 for queue in queues]) < count:  # noqa: ASYNC110 - a broker
@@ -73,7 +73,7 @@ async def test_every_message_is_handled_once(cluster: SdkCluster) -> None:
 
 @on_both_backends()
 async def test_tags_are_compared_exactly(cluster: SdkCluster) -> None:
-    """AaAa and BBBB have one hash, which is all that brokers compare."""
+    """AaAa and BBBB have the same hash, and brokers compare only hashes."""
     topic, group = cluster.name("tags"), cluster.name("g")
     for tag in ("AaAa", "BBBB", "other", "last"):
         await send_all(cluster, topic, [tag.encode()] * 3, tags=tag)
@@ -107,7 +107,7 @@ async def test_members_share_the_queues_and_take_over(cluster: SdkCluster) -> No
 
 
 async def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
-    """Both compute who gets which queue; a queue that both took, or neither, would show."""
+    """Both compute the allocation; a queue that both or neither took would show."""
     if missing := missing_programs():
         pytest.skip(f"needs {' and '.join(missing)} on the PATH")
     topic, group = cluster.name("mixed"), cluster.name("g")
@@ -126,7 +126,7 @@ async def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> 
             await until_saved(cluster, group, topic, 1)
             child = await anyio.to_thread.run_sync(cluster.call, start_java)
             await until(lambda: "STARTED" in java and len(own(push, topic)) == 2)
-            await anyio.sleep(2)  # Java's member rebalances when it pleases
+            await anyio.sleep(2)  # time for the Java member to rebalance
             mine = {queue.queue_id for queue in own(push, topic)}
             await send_all(cluster, topic, numbered(200))
             await until(lambda: len(inbox.messages) + len(got(java)) >= 201)
@@ -146,7 +146,7 @@ COMPRESSIONS = [each for each in Compression if each not in _PACKAGES or find_sp
 
 
 async def send_compressed(cluster: SdkCluster, topic: str, queue_id: int) -> None:
-    """The same long body in every way that there is."""
+    """Sends the same long body with every compression."""
     for compression in COMPRESSIONS:
         options = ClientOptions(compression=compression)
         async with Producer(cluster.name_server, options=options) as producer:
@@ -154,7 +154,7 @@ async def send_compressed(cluster: SdkCluster, topic: str, queue_id: int) -> Non
 
 
 def got(lines: list[str]) -> list[tuple[int, bytes]]:
-    """Queue and body of what the Java member says it got."""
+    """Queue and body of the messages that the Java member received."""
     words = [line.split(" ", 2) for line in lines if line.startswith("GOT ")]
     return [(int(queue_id), text.encode()) for _, queue_id, text in words]
 
@@ -180,7 +180,7 @@ async def test_the_next_member_begins_where_the_last_one_ended(cluster: SdkClust
 
 @on_both_backends()
 async def test_unfinished_messages_are_redelivered(cluster: SdkCluster) -> None:
-    """A handler that is still at one message holds back what may be committed, however much is done behind it."""
+    """A handler that has not finished one message holds back the commit offset, whatever is finished behind it."""
     topic, group = cluster.name("unfinished"), cluster.name("g")
     async with Producer(cluster.name_server) as producer:
         queue = (await producer.queues(topic))[0]
@@ -294,7 +294,7 @@ async def test_group_can_start_at_a_time(cluster: SdkCluster) -> None:
     async with consumer(cluster, inbox, group, topic, start_from=moment):
         await inbox.wait(1)
         await anyio.sleep(0.3)
-    # Brokers let a group that is new begin a young queue with its first message, whatever it asked for.
+    # In a recently created queue brokers let a new group start with the first message all the same.
     assert inbox.bodies in ([b"after"], [b"before", b"after"])
 
 
@@ -355,7 +355,7 @@ async def test_every_member_of_a_broadcasting_group_gets_everything(cluster: Sdk
 
 @on_both_backends()
 async def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster) -> None:
-    """Two members, and every seventh message fails at first: it is tried again before anything behind it."""
+    """Two members; every seventh message fails at first and is retried before the next one."""
     topic, group = cluster.name("ordered"), cluster.name("g")
     tried: Counter[bytes] = Counter()
 
@@ -389,7 +389,7 @@ async def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster) -> None:
 
 
 async def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkCluster) -> None:
-    """On one event loop only: a real broker takes its time to come back."""
+    """On one event loop only: a real broker takes long to restart."""
     topic, group = cluster.name("crash"), cluster.name("g")
     orderly, side = Inbox(), Inbox()
     with anyio.fail_after(120):
@@ -417,7 +417,7 @@ async def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkClus
 
     for inbox in (orderly, side):
         assert set(inbox.bodies) == {b"%d" % number for number in range(40)}
-    # Repeated is only what was not saved yet; what is new comes in order.
+    # Only unsaved messages are repeated; new ones are in order.
     firsts = list(dict.fromkeys(orderly.bodies))
     assert firsts == [b"%d" % number for number in range(40)]
 

@@ -1,4 +1,4 @@
-"""A slave of halog's whose real master has topics and groups with attributes."""
+"""A halog slave whose real master has topics and groups with attributes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again: it is another process's state."""
+    """Polls another process's state."""
     with trio.fail_after(90):
         while not await is_so():  # noqa: ASYNC110
             await trio.sleep(0.5)
@@ -43,7 +43,7 @@ async def groups_of(client: RemotingClient, broker: Broker) -> GroupTable:
 
 @pytest.mark.usual_release("5.5.0")
 async def test_attributes_of_a_real_masters_topics_are_copied(children: Children, release: Release) -> None:
-    """apache/rocketmq#9403: from the first topic with attributes on a slave of 5.3.3 copied no table any more."""
+    """apache/rocketmq#9403: once a topic had attributes, a slave of 5.3.3 copied no table any more."""
     typed = {} if release.is_4 else {f"typed-{kind}": {"message.type": kind} for kind in TYPES}  # 4.9 has none
     name_server = await start_halog_name_server(children)
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER", extra=SETTINGS)
@@ -54,7 +54,7 @@ async def test_attributes_of_a_real_masters_topics_are_copied(children: Children
         for name, attributes in typed.items():
             pairs = ",".join(f"+{key}={value}" for key, value in attributes.items())
             await tool.run("updateTopic", "-b", master.address, "-t", name, "-a", pairs)
-        # What comes after them is what a copy that fails would lack.
+        # A failing copy would lack the later ones.
         await tool.run("updateTopic", "-b", master.address, "-t", "plain")
         await tool.run("updateSubGroup", "-b", master.address, "-g", "readers")
         wanted = {**typed, "plain": {}}
@@ -66,13 +66,13 @@ async def test_attributes_of_a_real_masters_topics_are_copied(children: Children
         await until(is_copied)
         copy = (await topics_of(client, slave)).topic_config_table
         assert {name: copy[name].attributes or {} for name in wanted} == wanted
-        # All of the master's table, and its version: the next copy finds nothing to do.
+        # The whole table of the master, with its version: the next copy has nothing to do.
         theirs, ours = await topics_of(client, master), await topics_of(client, slave)
         assert ours.topic_config_table == theirs.topic_config_table
         assert ours.data_version == theirs.data_version
         assert (await groups_of(client, slave)).data_version == (await groups_of(client, master)).data_version
         if typed:
-            # Attributes that are taken away again.
+            # Attributes that are removed again.
             await tool.run("updateTopic", "-b", master.address, "-t", "typed-DELAY", "-a", "-message.type")
 
             async def is_plain() -> bool:

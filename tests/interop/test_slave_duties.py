@@ -1,4 +1,4 @@
-"""A slave of halog's and its real master: what consumers are told while the master is away counts when it is back."""
+"""A halog slave and its real master: offsets that consumers commit while the master is down count when it is back."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker
 
 COUNT = 10
-#: A slave hears of its master from the name server: as often as can be.
+# A slave learns its master's address from the name server: as often as possible.
 SETTINGS = {"registerNameServerPeriod": 10_000}
 GROUP = "duty"
 
 
 class Asker:
-    """Asks brokers as a consumer of the group does."""
+    """Sends requests as a consumer of the group does."""
 
     def __init__(self, client: RemotingClient) -> None:
         self._client = client
@@ -47,13 +47,13 @@ class Asker:
         assert (await self.ask(broker, 15, **fields)).code == 0
 
     async def committed(self, broker: Broker, queue_id: int = 0) -> int:
-        """-1 for none, or while nobody answers."""
+        """Returns -1 for none, or while no broker answers."""
         fields: dict[str, Any] = {"consumerGroup": GROUP, "topic": "duties", "queueId": queue_id}
         answer = await self.ask(broker, 14, **fields)
         return int(answer.ext_fields.get("offset", -1)) if answer.code == 0 else -1
 
     async def wait_dispatched(self, broker: Broker, count: int) -> None:
-        """Until the first queue of the topic has so many entries there."""
+        """Waits until the first queue of the topic has `count` entries there."""
         with trio.fail_after(60):
             while True:
                 answer = await self.ask(broker, 30, topic="duties", queueId=0)
@@ -83,7 +83,7 @@ async def test_a_returning_master_does_not_move_groups_back(children: Children, 
         await asker.wait_dispatched(slave, COUNT)
         await asker.commit(master, 0, 5)
         await asker.wait_committed(slave, 0, 5)
-        # The slave says where to read: from the master, unless that is too far ahead of the reader.
+        # The slave suggests the broker to read from: the master, unless that is too far ahead of the reader.
         pull = {**PULL, "topic": "duties", "consumerGroup": GROUP}
         answer = await asker.ask(slave, 11, **pull)
         assert (answer.code, answer.ext_fields["suggestWhichBrokerId"]) == (0, "0")
@@ -101,7 +101,7 @@ async def test_a_returning_master_does_not_move_groups_back(children: Children, 
         await master.start()
         await asker.wait_committed(master, 0, 9)
         assert await asker.committed(slave) == 9
-        # From then on the master's word counts, also when it sends a group back.
+        # From then on the master's offsets are authoritative, also when it resets a group.
         await asker.commit(master, 0, 2)
         await asker.wait_committed(slave, 0, 2)
         assert await asker.committed(master) == 2

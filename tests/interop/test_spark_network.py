@@ -1,4 +1,4 @@
-"""What Spark does over the network, pulls and the sink, against real RocketMQ brokers; no Spark is started."""
+"""The Spark source and sink over the network with real RocketMQ brokers; no Spark is started."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_pulls_and_sink_on_a_real_cluster(children: Children, release: Rel
 
 
 async def check_pulls(name_server: str, *, also_from_slave: bool) -> None:
-    """What the source reads, from master and slave, is what the SDK's plain codec reads; a time is found exactly."""
+    """The source reads from master and slave what the SDK's plain codec reads, and finds a time exactly."""
     plain: dict[QueueKey, list[tuple[int, bytes, str | None, int]]] = {}
     async with PullConsumer(name_server, group="plain", read_from=ReadFrom.MASTER) as consumer:
         for queue in await consumer.queues("flights"):
@@ -104,7 +104,7 @@ async def check_pulls(name_server: str, *, also_from_slave: bool) -> None:
 
 
 def check_sink(name_server: str) -> None:
-    """An attempt dies amid sending; the next one sends the rest; a committed batch is known."""
+    """An attempt dies while sending; the next one sends the rest; a committed batch is recognized."""
     options = options_for(name_server, topic="delays", acceptStatus="FLUSH_SLAVE_TIMEOUT")
     part = SinkPart("interop", 0, 0)
     with pytest.raises(KilledError):

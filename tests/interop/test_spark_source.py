@@ -1,4 +1,4 @@
-"""A live broker's store read by Spark, row by row what RocketMQ's own consumer reads."""
+"""A live broker's store read by Spark equals, row by row, what RocketMQ's own consumer reads."""
 
 from __future__ import annotations
 

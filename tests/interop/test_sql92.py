@@ -1,6 +1,6 @@
-"""SQL92 filters against RocketMQ's own: the table of the unit tests, and expressions made by chance.
+"""SQL92 filters compared with RocketMQ's own: the table of the unit tests, and random expressions.
 
-HALOG_WRITE_TABLES=1 writes the table anew, from 5.5.0.
+HALOG_WRITE_TABLES=1 rewrites the table, from 5.5.0.
 """
 
 import os
@@ -11,12 +11,12 @@ from tests.interop.releases import Release
 from tests.interop.sql92_filter import ask, verdicts
 
 CHANCE_COUNT = 1500
-#: 5.x alone knows them.
+# Only 5.x knows these.
 TEXT_WORDS = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 
 
 def test_verdicts_of_a_filter(release: Release) -> None:
-    """Not one differs, but for the words that 4.9.7 does not know: it takes them for the end of the expression."""
+    """No difference, except for words that 4.9.7 does not know: it takes them for the end of the expression."""
     by_chance = Chance(92, has_texts=not release.is_4).expressions(CHANCE_COUNT)
     expressions = [*SINGLE, *by_chance]
     letters = ask(release, expressions, PROPERTIES)

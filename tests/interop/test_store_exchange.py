@@ -1,4 +1,4 @@
-"""Store folders change hands: what real brokers wrote opens in halog and serves, and the other way round."""
+"""Stores change hands: halog opens and serves stores of real brokers, and the other way round."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.interop.stored_files import log_range, queue_entries
 
 pytestmark = pytest.mark.processes
 
-#: About 10 MiB: the first segments are full.
+# About 10 MiB: the first segments are full.
 MESSAGE_COUNT = 8_000
 _MORE_COUNT = 1_000
 SEGMENT_SIZE = 4 << 20
@@ -30,7 +30,7 @@ async def fill(client: JavaClient, folder: Path, first: int, count: int) -> Path
 
 
 async def check_served(client: JavaClient, folder: Path, *acks_paths: Path) -> None:
-    """A consumer reads every acknowledged message at its queue offset, and nothing else."""
+    """A consumer reads exactly the acknowledged messages, at their queue offsets."""
     read = await client.consume("goods", folder / "read")
     found = {(m.queue_id, m.queue_offset): (m.sequence, m.crc, m.message_id, m.physical_offset) for m in read}
     acks = [ack for path in acks_paths for ack in read_acks(path)]
@@ -42,7 +42,7 @@ async def check_served(client: JavaClient, folder: Path, *acks_paths: Path) -> N
 
 
 async def hand_over(client: JavaClient, folder: Path, giver: Broker, taker: Broker, *, cleanly: bool) -> None:
-    """`giver` writes and ends; `taker` opens its folder, serves what is there, and appends behind it."""
+    """`giver` writes and ends; `taker` opens its folder, serves it, and appends to it."""
     await giver.start()
     first_acks = await fill(client, folder, 0, MESSAGE_COUNT)
     if cleanly:
@@ -65,7 +65,7 @@ async def hand_over(client: JavaClient, folder: Path, giver: Broker, taker: Brok
 
 
 def ends(*usual: tuple[str, bool]) -> pytest.MarkDecorator:
-    """Every release with both ends of the giver; all but the `usual` are long."""
+    """Every release with both kinds of giver; all but the `usual` are long."""
     cases = []
     for version in VERSIONS:
         for cleanly in (True, False):

@@ -17,7 +17,7 @@ TRUSTS_ANYBODY = ("-Dtls.enable=true",)
 
 
 def checks(pki: Pki, name: str) -> tuple[str, ...]:
-    """What makes a Java client check the server and show a certificate."""
+    """JVM options with which a Java client checks the server and presents a certificate."""
     certificate, key = pki.issue(name)
     return (
         "-Dtls.enable=true",

@@ -1,6 +1,6 @@
-"""Transactions: the same Java producer and consumer against a real broker and against halog's, at once.
+"""Transactions: the same Java producer and consumer against a real broker and halog's, at once.
 
-What the producer was asked, what the consumer saw and which records the brokers stored on the way have to be alike.
+The checks, the received messages and the stored records of both must be equal.
 """
 
 from functools import partial
@@ -28,12 +28,12 @@ SETTINGS: dict[str, object] = {
 PLAN = ("commit", "rollback", "unknown-commit", "unknown-rollback", "unknown-unknown-commit")
 SEEN = {1, 3, 5}
 ASKED_COUNT = 4
-#: What differs from run to run, and what only 5.x brokers add.
+# Properties that differ from run to run, or that only 5.x brokers add.
 VOLATILE = {"UNIQ_KEY", "__transactionId__", "MSG_REGION", "TRACE_ON"}
 
 
 class Shape(NamedTuple):
-    """A record without what no two runs have in common."""
+    """A record without values that differ from run to run."""
 
     topic: str
     sequence: int
@@ -48,10 +48,10 @@ def shapes(found: list[MessageRecord]) -> list[Shape]:
             continue
         properties = {name: value for name, value in record.property_map().items() if name not in VOLATILE}
         if properties.get("WAIT") == "true":
-            del properties["WAIT"]  # which 4.9.7 leaves out, unless it writes the properties anew
-        properties["REAL_QID"] = "any"  # by chance
+            del properties["WAIT"]  # 4.9.7 leaves it out, unless it rewrites the properties
+        properties["REAL_QID"] = "any"  # random
         if record.topic == "transacted":
-            properties.pop("REAL_TOPIC", None)  # which 5.5.0 leaves out of what is committed
+            properties.pop("REAL_TOPIC", None)  # 5.5.0 leaves it out of committed messages
         made.append(Shape(record.topic, int(record.body[:10]), record.sys_flag, tuple(sorted(properties.items()))))
     return sorted(made)
 
@@ -82,7 +82,7 @@ async def transact(client: JavaClient, broker: Broker) -> dict[str, Any]:
 
 
 def ended(found: list[MessageRecord]) -> set[int]:
-    """The sequences of the half messages that op messages are about, each with how often it had been asked about."""
+    """The sequences of the half messages that op messages refer to."""
     halves = {record.queue_offset: record for record in found if record.topic == HALF_TOPIC}
     ops = [offset for record in found if record.topic == OP_TOPIC for offset in decode_op(record.body)]
     assert len(ops) == len(set(ops)) == len(PLAN)
@@ -96,7 +96,7 @@ async def test_transactions_are_those_of_rocketmq(children: Children, release: R
     async def use(client: JavaClient, broker: Broker) -> None:
         seen[broker.name] = await transact(client, broker)
 
-    # By default 5.x writes down what is ended each 3 s, and until then asks about that too.
+    # By default 5.x records ended transactions only every 3 s, and until then also checks those.
     real, ours = await run_side_by_side(children, release, use, SETTINGS, transactionOpBatchInterval=300)
     assert seen["ours"] == seen["real"]
     assert set(seen["ours"]["got"]) == {100, 0, *SEEN}
@@ -114,7 +114,7 @@ def is_ended(broker: Broker) -> bool:
 
 
 async def check_taken_over(children: Children, real: RocketMqBroker, ours: HalogBroker) -> None:
-    """On the real one's files ours asks about nothing that is ended."""
+    """With the real broker's files halog checks no ended transaction."""
     before = len(stored_records(real))
     heir = HalogBroker(children, "heir", ours.name_server, "ASYNC_MASTER", extra=SETTINGS, store=real.store)
     await heir.start()

@@ -1,4 +1,4 @@
-"""A real master under the questions of a halog slave: they disturb nothing, and haStartFrom=first gets all it holds."""
+"""A real master ignores the range request of a halog slave, and haStartFrom=first gets the whole log."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ async def test_an_empty_slave_gets_the_whole_log_of_a_real_master(
 
 
 async def check_that_the_question_is_ignored(master: RocketMqBroker) -> None:
-    """Silence for as long as a slave waits, then business as usual on the same connection."""
+    """Silence for as long as a slave waits, then normal operation on the same connection."""
     host, port = master.ha_address.split(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         await stream.send_all(RANGE_QUESTION)

@@ -22,7 +22,7 @@ ALWAYS: dict[str, Any] = {"beginTimestamp": 0, "endTimestamp": (1 << 63) - 1, "m
 
 
 async def seen(node: Node, offset: int) -> list[str]:
-    """Checks all ways in which clients can see a message at the start of a queue, and the log from `offset` on."""
+    """Returns the ways in which clients see a message at the start of a queue, or the log from `offset` on."""
     found = []
     if (await node.pull(1)).code == 0:
         found.append("pull")
