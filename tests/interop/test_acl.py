@@ -1,4 +1,4 @@
-"""Signatures and plain ACL against the real thing: RocketMQ's signer, its clients at halog, the SDK at its broker."""
+"""Signatures and plain ACL with real RocketMQ: its signer, its clients with halog, the SDK with its broker."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ async def test_signatures_are_those_of_the_real_hook(children: Children, release
 
 @asynccontextmanager
 async def halog_with_acl(children: Children) -> AsyncIterator[tuple[HalogBroker, Path]]:
-    """A halog broker and name server that check, and their policy's file."""
+    """A halog broker and name server that check permissions, and their policy file."""
     file = children.folder / "conf" / "plain_acl.yml"
     file.parent.mkdir()
     file.write_text(ACCOUNTS)
@@ -100,17 +100,17 @@ async def test_real_clients_have_the_configured_permissions(children: Children, 
             assert event["status"] == "ERROR"
             assert EXCEPTION + reason in event["error"]
         for who in ({**alice, "secretKey": "the-secret-of-bob"}, {**alice, "accessKey": "nobody-key"}, {}):
-            [event] = await java.send("Open", **who)  # which the name server tells nothing
+            [event] = await java.send("Open", **who)  # the name server sends it nothing
             assert "No route info of this topic: Open" in event["error"]
 
-        # Both its own ends and what it is asked about come to pass: 4.9 names no topic with 37, 5.x does.
+        # Accept both its own error and the broker's: 4.9 names no topic with 37, 5.x does.
         plan: dict[str, Any] = {"plan": "commit,rollback,unknown-commit", "asked": 1, "lingerMs": 500}
         events = await java.run("transact", topic="Open", group="payers", **plan, **alice)
         assert events[-1]["missing"] == 0
         assert len([record for record in stored_records(broker) if record.topic == "Open"]) == 3 + 2
 
         if not release.is_4:
-            return  # the newer client signs the rest as the older one does; what is left takes ten seconds
+            return  # the newer client signs other requests like the older one; the rest would take ten seconds
         got = await java.run("push", topic="Open", group="readers", count=3, **alice)
         assert sorted(event["sequence"] for event in got if event["event"] == "got") == [0, 1, 2]
         out = children.folder / "consumed"
@@ -122,7 +122,7 @@ async def test_real_clients_have_the_configured_permissions(children: Children, 
         denied = await java.run("push", topic="Open", group="strangers", count=1, limitS=2, **alice)
         assert [event["event"] for event in denied] == ["started", "done"]
 
-        # While everything runs: alice may read what she may write, from the next request on.
+        # While everything runs: alice gets read permission where she may write, from the next request on.
         file.write_text(ACCOUNTS.replace("Out=PUB", "Out=PUB|SUB"))
         assert broker.child is not None
         errors = broker.child.log.with_suffix(".err")
@@ -133,7 +133,7 @@ async def test_real_clients_have_the_configured_permissions(children: Children, 
 
 @pytest.mark.parametrize("release", ["4.9.7"], indirect=True)  # 5.x has no plain ACL
 async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release: Release) -> None:
-    """4.9.7 with aclEnable=true; and the answers to refused requests are, word for word, also halog's."""
+    """4.9.7 with aclEnable=true; its answers to rejected requests are, word for word, also halog's."""
     name_server = await start_name_server(children, release)
     broker = RocketMqBroker(
         children,
@@ -147,7 +147,7 @@ async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release:
     conf.mkdir(parents=True)
     (conf / "plain_acl.yml").write_text(ACCOUNTS)
     await broker.start()
-    # A slave of it: its signed requests for the tables are answered; its haSharedSecret no RocketMQ master can prove.
+    # A slave of it: its signed requests for the tables are answered; no RocketMQ master can prove its haSharedSecret.
     settings: dict[str, object] = {"brokerAccessKey": ADMIN[0], "brokerSecretKey": ADMIN[1], "brokerName": "broker-r"}
     settings |= {"haSharedSecret": "a-secret-of-this-cluster"}
     slave = HalogBroker(children, "slave", name_server, "SLAVE", 1, extra=settings)
@@ -203,7 +203,7 @@ async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release:
             assert own.code == real.code == 1
             assert own.remark is not None
             assert own.remark.startswith(EXCEPTION)
-            # Behind it RocketMQ says where in its source the exception is from.
+            # After it RocketMQ appends the location of the exception in its source.
             assert (real.remark or "").startswith(own.remark + ", org.apache.rocketmq.acl."), (code, ext)
 
 
@@ -240,7 +240,7 @@ async def test_a_real_slave_stays_out_where_a_secret_is_set(children: Children, 
 
 
 async def test_real_brokers_register_at_a_guarded_name_server(children: Children, release: Release) -> None:
-    """5.x signs if it is told an account; 4.9 does not sign, and is known by its address or stays out."""
+    """5.x signs with a configured account; 4.9 does not sign, and is accepted by its address or not at all."""
     file = children.folder / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     file.chmod(0o600)

@@ -30,7 +30,7 @@ CONDITIONS: dict[str, set[int]] = {
 
 
 async def select(client: JavaClient, broker: Broker, seen: dict[str, Any]) -> None:
-    """A push consumer for each condition."""
+    """One push consumer per condition."""
 
     async def one(number: int, condition: str, wanted: set[int]) -> None:
         events = await client.run(
@@ -59,7 +59,7 @@ async def request(client: JavaClient, broker: Broker, seen: dict[str, Any]) -> N
 
 
 class Raw:
-    """Frames as no client library sends them. `pushed` is what the broker asked."""
+    """Sends frames that no client library sends. `pushed` has the broker's own requests."""
 
     def __init__(self, client: RemotingClient, broker: Broker) -> None:
         self._client = client
@@ -72,14 +72,14 @@ class Raw:
 
 
 async def wait_dispatched(asker: Raw, topic: str, count: int) -> None:
-    """Until the first queue of `topic` has so many entries."""
+    """Waits until the first queue of `topic` has `count` entries."""
     with trio.fail_after(60):
         while int((await asker.ask(30, topic=topic, queueId=0)).ext_fields["offset"]) < count:  # noqa: ASYNC110 - another process's state
             await trio.sleep(0.05)
 
 
 async def frames(broker: Broker, seen: dict[str, Any]) -> None:
-    """Answers to requests that no client makes by itself, without what differs from broker to broker."""
+    """Answers to requests that no client sends on its own, without broker-specific values."""
     pushed: list[RemotingCommand] = []
 
     async def take(connection: Any, commands: list[RemotingCommand]) -> None:
@@ -102,7 +102,7 @@ async def frames(broker: Broker, seen: dict[str, Any]) -> None:
         [question] = pushed
         fields = dict(question.ext_fields)
         properties = decode_properties(fields.pop("properties").encode())
-        seen["pushed properties"] = sorted(properties.keys() - {"MSG_REGION", "TRACE_ON"})  # which 4.9.7 leaves out
+        seen["pushed properties"] = sorted(properties.keys() - {"MSG_REGION", "TRACE_ON"})  # 4.9.7 leaves them out
         seen["pushed"] = {
             name: value if name not in ("bornHost", "storeHost", "storeTimestamp") else value.lstrip("/")[:4]
             for name, value in fields.items()

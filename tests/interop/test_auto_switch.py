@@ -1,4 +1,4 @@
-"""A halog store as slave and as master of a real broker in controller mode, both under RocketMQ's own controller."""
+"""A halog store as slave and as master of a real broker in controller mode, under RocketMQ's own controller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import compare_commitlogs
 
 WHOLE = HAOptions(start_from="first", heartbeat_interval_s=1.0, reconnect_interval_s=1.0)
-#: A JVM that starts on a busy machine takes its time to connect again.
+# A JVM that starts on a busy machine takes long to reconnect.
 RULES = SyncStateRules(connect_s_max=60.0, not_catch_up_s_max=60.0)
 
 
@@ -46,7 +46,7 @@ async def member_store(root: Path) -> AsyncIterator[MessageStore]:
 
 @asynccontextmanager
 async def member_of(controller: str, store: MessageStore) -> AsyncIterator[ControllerMember]:
-    """The store is known to the controller, and alive."""
+    """Registers the store at the controller, and keeps it alive."""
     async with open_remoting_client() as remoting, trio.open_nursery() as nursery:
         member = ControllerMember(remoting, controller)
         await member.join()
@@ -66,7 +66,7 @@ async def following(store: MessageStore, address: str, broker_id: int) -> AsyncI
 
 
 def same_to_the_end(store: MessageStore, broker: RocketMqBroker) -> bool:
-    """Whether the logs are the same bytes, and end where the store's does."""
+    """Whether the logs are equal, and end where the store's does."""
     common = compare_commitlogs(broker.commitlog, store.log.segments[0].file.path.parent)
     return common.end == store.log.max_offset.value
 
@@ -97,7 +97,7 @@ async def test_a_real_master_and_a_halog_slave_through_two_terms(children: Child
         await master.kill()
         with trio.fail_after(60):
             await ha_client.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
-        # The store here goes on as the master of that term would that nobody hears any more, and has to cut that off.
+        # The store continues as a cut-off master of that term would, and later has to truncate that.
         await store.become_master()
         await put(store, 50)
         store.become_slave()
@@ -144,8 +144,8 @@ async def test_a_halog_master_and_a_real_slave_through_two_terms(children: Child
         await eventually("the set has all", lambda: service.acknowledged_by_set() == store.log.max_offset.value, 90.0)
         assert same_to_the_end(store, slave)
         assert epochs_of(slave) == list(store.epochs.entries)
-        # One whose master has only a part of what the slave has of that: the slave cuts off the rest. (It would keep a
-        # term that begins exactly where it cuts, and refuse the next one that begins there: RocketMQ 5.5.0.)
+        # A term of which the master has less than the slave: the slave truncates the rest. (It would keep a term that
+        # starts exactly at the cut, and reject the next one that starts there: RocketMQ 5.5.0.)
         service.leadership.step_down()
         await store.truncate(offsets[100])
         service.leadership.lead(await begin_term(store, epoch + 2, member.broker_id, 2))
@@ -168,7 +168,7 @@ async def begin_term(store: MessageStore, epoch: int, own_id: int, *others: int)
 
 
 async def put(store: MessageStore, count: int) -> list[int]:
-    """Put messages; their physical offsets."""
+    """Puts messages; returns their physical offsets."""
     messages = [Message(topic="t", queue_id=n % 4, body=b"%d" % n * 100, properties=b"") for n in range(count)]
     results = await store.log.put(messages)
     assert all(result.status is PutStatus.PUT_OK for result in results)

@@ -1,6 +1,6 @@
-"""Two members of a group change places: what real name servers, of 4.9 and 5.x, tell clients meanwhile.
+"""Two members of a group swap roles: routes that real name servers, of 4.9 and 5.x, give to clients meanwhile.
 
-The members are halog's registrations alone, over sockets; when and why a member changes is not the matter here.
+The members are only halog's registrations, over sockets; how a member changes its role is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.interop.rocketmq import start_name_server
 pytestmark = pytest.mark.usual_release("5.5.0")
 
 PATIENCE_S = 30.0
-"""More than a new master takes to say a second and a third time that it is one."""
+"""More than a new master takes for its second and third registration."""
 
 
 class Member:
-    """One broker as a name server sees it: an address, a connection, and what it says of itself."""
+    """One broker as seen by a name server: an address, a connection, and its registration."""
 
     def __init__(self, member_id: int, name_server: str) -> None:
         self.standing = Standing("broker-a", member_id, is_slave=True, is_elected=True)
@@ -63,7 +63,7 @@ class Member:
 
 
 class Route:
-    """What clients are told (105)."""
+    """The route given to clients (105)."""
 
     def __init__(self, client: RemotingClient, name_server: str) -> None:
         self._client = client
@@ -80,7 +80,7 @@ class Route:
         return {} if found is None else dict(found.broker_datas[0].broker_addrs)
 
     async def becomes(self, expected: dict[int, str]) -> None:
-        """Wait until clients are told this."""
+        """Waits until clients get this route."""
         found: dict[int, str] = {}
         with trio.move_on_after(PATIENCE_S):
             while True:
@@ -116,7 +116,8 @@ async def test_two_members_change_places(name_server: str, route: Route) -> None
 
 
 async def test_a_topic_that_only_the_new_master_had_told_of_as_a_slave(name_server: str, route: Route) -> None:
-    """The old master made it and died; the new one told of it as a slave, of which no name server takes topics."""
+    """The old master created it and died; the new one had registered it only as a slave, from which no name server
+    takes topics."""
     one, two = Member(1, name_server), Member(2, name_server)
     one.standing.become_master(1)
     async with one.registered(), two.registered() as second:
@@ -132,7 +133,7 @@ async def test_a_topic_that_only_the_new_master_had_told_of_as_a_slave(name_serv
 
 
 async def test_late_registration_of_a_former_master(name_server: str, route: Route, release: Release) -> None:
-    """It was cut off, or stood still, and does not know of its successor. Its own lease would keep it from this."""
+    """It was cut off or frozen, and does not know its successor. Its own lease would prevent this."""
     one, two = Member(1, name_server), Member(2, name_server)
     one.standing.become_master(1)
     async with one.registered() as first, two.registered() as second:

@@ -1,6 +1,6 @@
-"""What docs/configuration.md says of RocketMQ's defaults is what its brokers' own classes say.
+"""RocketMQ's defaults in docs/configuration.md equal those of its brokers' classes.
 
-HALOG_WRITE_TABLES=1 writes scripts/rocketmq_defaults.json anew.
+HALOG_WRITE_TABLES=1 rewrites scripts/rocketmq_defaults.json.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Delayed messages and failing consumers: the same Java program against a real broker and against halog's, at once.
+"""Delayed messages and failing consumers: the same Java program with a real broker and halog's, at once.
 
-Each broker gets the same messages from one client; what consumers saw, and every record that the brokers stored on the
-way (SCHEDULE_TOPIC_XXXX, %RETRY%, %DLQ% and the topics themselves), has to be alike.
+Each broker gets the same messages from one client; the messages seen by consumers, and every record stored on the way
+(SCHEDULE_TOPIC_XXXX, %RETRY%, %DLQ% and the topics themselves), must be equal.
 """
 
 from collections.abc import Iterable
@@ -27,18 +27,18 @@ from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.side_by_side import run_side_by_side, stored_records
 from tests.interop.stored_files import queue_entries, records
 
-#: Three levels that differ; from the third on, which the first retry has, as short as can be.
+# Three different levels; from the third on, which the first retry uses, as short as possible.
 LEVELS_S = (2, 3, 1, 1, 1, 1, 60)
 LEVELS = " ".join(f"{level}s" for level in LEVELS_S)
 SETTINGS: dict[str, object] = {"messageDelayLevel": LEVELS, "flushDelayOffsetInterval": 1000}
 TIMES_MAX = 3
 LATE_MS_MAX = 1000
-#: What differs from run to run, and what only 5.x brokers add.
+# Properties that differ from run to run, or that only 5.x brokers add.
 VOLATILE = {"UNIQ_KEY", "MSG_REGION", "TRACE_ON"}
 
 
 class Shape(NamedTuple):
-    """A record without what no two runs have in common."""
+    """A record without values that differ from run to run."""
 
     topic: str
     queue_id: int
@@ -51,17 +51,17 @@ class Shape(NamedTuple):
 
 
 def shapes(found: Iterable[MessageRecord]) -> list[Shape]:
-    """Of the messages of these tests, topic by topic."""
+    """The messages of these tests, topic by topic."""
     made = []
     for record in found:
         if not record.body[:10].isdigit():
             continue
         properties = {name: value for name, value in record.property_map().items() if name not in VOLATILE}
         if properties.get("WAIT") == "true":
-            del properties["WAIT"]  # which 4.9.7 leaves out, unless it writes the properties anew
+            del properties["WAIT"]  # 4.9.7 leaves it out, unless it rewrites the properties
         if "ORIGIN_MESSAGE_ID" in properties:
             properties["ORIGIN_MESSAGE_ID"] = properties["ORIGIN_MESSAGE_ID"][:8]  # the store's address
-        # Which queue a producer's message goes to is by chance.
+        # The queue of a producer's message is random.
         is_random = record.topic in ("later", "failing")
         if properties.get("REAL_TOPIC") in ("later", "failing"):
             properties["REAL_QID"] = "any"
@@ -81,7 +81,7 @@ def shapes(found: Iterable[MessageRecord]) -> list[Shape]:
 
 
 async def deliver(client: JavaClient, broker: Broker) -> list[Event]:
-    """Messages of three levels, to a consumer that waits for them."""
+    """Sends messages of three levels to a waiting consumer."""
     await client.send("later", 1, nameServer=broker.name_server, first=100)
     push = await client.start("push", nameServer=broker.name_server, topic="later", group="gl", count=13)
     await push.wait("got", 60, sequence=100)
@@ -93,7 +93,7 @@ async def deliver(client: JavaClient, broker: Broker) -> list[Event]:
 
 
 async def fail(client: JavaClient, broker: Broker) -> list[Event]:
-    """Three messages, to a consumer that fails them until they are dead."""
+    """Sends three messages to a consumer that fails them until they are dead letters."""
     await client.send("failing", 3, nameServer=broker.name_server, first=1)
     events = await client.run(
         "fail",
@@ -159,7 +159,7 @@ async def test_delays_and_retries_are_those_of_rocketmq(children: Children, rele
 
 
 async def refusals(broker: Broker, release: Release) -> list[int]:
-    """The codes that a broker answers where something is wrong with a delay or a message that is sent back."""
+    """The response codes to invalid delays and messages sent back."""
     batch = encode_batch([(0, b"x", b"")])
     timers = [{"i": "TIMER_DELAY_SEC\x015\x02"}, {"i": "TIMER_DELIVER_MS\x0199\x02"}]  # 4.9 knows none
     sends: list[dict[str, Any]] = [
@@ -189,7 +189,7 @@ async def refusals(broker: Broker, release: Release) -> list[int]:
 
 
 async def check_copied(children: Children, real: RocketMqBroker) -> None:
-    """A slave of ours takes over what its real master says is delivered."""
+    """A halog slave copies its real master's delay offsets."""
     slave = HalogBroker(children, "slave", real.name_server, "SLAVE", broker_id=1, extra=SETTINGS)
     await slave.start()
     copied = slave.store / "config" / "delayOffset.json"
@@ -199,9 +199,9 @@ async def check_copied(children: Children, real: RocketMqBroker) -> None:
 
 
 async def check_taken_over(children: Children, real: RocketMqBroker, ours: HalogBroker) -> None:
-    """Both say the same of what they have delivered; on the real one's files ours delivers what waits there.
+    """Both have the same delay offsets; with the real broker's files halog delivers the messages still waiting.
 
-    That is a message of the last level, which is now so short that it is due at once.
+    One is of the last level, which is now short enough to be due at once.
     """
     for broker in (real, ours):
         await broker.stop()
@@ -220,13 +220,13 @@ async def check_taken_over(children: Children, real: RocketMqBroker, ours: Halog
 def delay_offsets(broker: Broker) -> dict[int, int]:
     try:
         text = (broker.store / "config" / "delayOffset.json").read_bytes()
-    except FileNotFoundError:  # RocketMQ has moved it away to write it anew
+    except FileNotFoundError:  # RocketMQ has moved it away in order to rewrite it
         return {}
     return {level: offset for level, offset in java_json.read_as(DelayOffsets, text).offset_table.items() if offset}
 
 
 def check_entries(broker: Broker) -> None:
-    """The entry of a message that waits says when it is due."""
+    """The entry of a delayed message contains its delivery time."""
     found = {record.physical_offset: record for record in stored_records(broker)}
     count = 0
     for (topic, queue_id), entries in queue_entries(broker.store).items():

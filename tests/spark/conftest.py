@@ -21,13 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
 
 
-#: No JVM of these tests lives long enough for good machine code to pay.
+# No JVM of these tests lives long enough for optimized machine code to pay off.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep results of jobs out of the user's home, and make every Spark start quickly."""
+    """Keeps results of jobs out of the user's home, and makes every Spark start quickly."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     _set_jvm_options(tmp_path_factory)
 
@@ -68,7 +68,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def pushdown_spark(spark: SparkSession) -> SparkSession:
-    """The same Spark, a session of its own in which Python data sources are given the filters."""
+    """A separate session of the same Spark with filter pushdown for Python data sources."""
     session = spark.newSession()
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     return session

@@ -28,7 +28,7 @@ def run_inline(function: Callable[[Any], Any], items: Sequence[Any], progress: C
 
 
 def varied_message(random_: random.Random, number: int) -> Message:
-    """Every kind that dispatch treats in its own way; V2 through the long topic, IPv6 through the host."""
+    """A message of any kind that dispatch handles differently; V2 by its long topic, IPv6 by its host."""
     topic = random_.choice(["flights", "flights", "delays", "задержки", LONG_TOPIC, SCHEDULE_TOPIC])
     pairs = [f"UNIQ_KEY\x01{random_.getrandbits(128):032X}"] if random_.random() < 0.9 else []
     if random_.random() < 0.7:
@@ -65,7 +65,7 @@ def store_options(root: Path, **changes: Any) -> StoreOptions:
 
 
 async def write_store(root: Path, count: int, *, seed: int = 7, **changes: Any) -> StoreOptions:
-    """A store of `count` varied messages, stopped cleanly; both its hosts' kinds and batches among them."""
+    """A store of `count` varied messages, stopped cleanly, including batches and both kinds of hosts."""
     random_ = random.Random(seed)
     clock = WallClock()
     number = 0

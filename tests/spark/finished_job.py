@@ -1,4 +1,4 @@
-"""A job that is killed when so many bytes are done, or ends and prints its result as JSON.
+"""A job that is killed after KILL_AT bytes, or ends and prints its result as JSON.
 
 python -m tests.spark.finished_job JOB FOLDER KILL_AT STORE ...      KILL_AT -1: never
 """

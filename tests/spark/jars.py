@@ -19,12 +19,12 @@ _TAIL_CHARACTERS = 4000
 
 
 def delta_jars() -> list[Path]:
-    """Delta Lake for Spark 4.2. Raises RuntimeError with Maven's words, or if there is no Maven."""
+    """Delta Lake for Spark 4.2. Raises RuntimeError with Maven's output, or if there is no Maven."""
     return resolve_jars("delta-4.4.0", [DELTA], groups=["io.delta", "io.unitycatalog"])
 
 
 def delta_settings() -> dict[str, str]:
-    """What a Spark needs to know Delta; nothing where the jars can't be had (tests of Delta then skip)."""
+    """Spark's settings for Delta; empty if the jars are not available (tests of Delta then skip)."""
     try:
         jars = delta_jars()
     except RuntimeError:

@@ -1,5 +1,5 @@
-"""A streaming query from a log into a Delta table, for the tests of resilience; as a program, a Spark of its own with
-one query for each stage of a batch in which a test wants to kill it.
+"""A streaming query from a log into a Delta table, for the tests of resilience; as a program, a separate Spark with one
+query for each stage of a batch in which a test kills it.
 
 python -m tests.spark.resilience_query STORE DIRECTORY
 """
@@ -33,15 +33,16 @@ BEFORE_TASKS = "before-tasks"
 IN_A_TASK = "in-a-task"
 AFTER_COMMIT = "after-commit"
 BETWEEN_COMMITS = "between-commits"
-"""Nothing of a source's is asked there: the query can't stand still, but ends, as nothing can be written there."""
+"""The stage in which the source is not called: the query can't be paused there, so it ends, because the checkpoint is
+not writable."""
 STAGES = (BEFORE_TASKS, IN_A_TASK, BETWEEN_COMMITS, AFTER_COMMIT)
 HOLD_S_MAX = 900.0
-"""Nobody came to kill it."""
+"""The query was not killed in time."""
 SMALL_BATCHES = {"maxOffsetsPerTrigger": 200, "minPartitions": 2}
 
 
 class Places:
-    """Where the query of a stage has its things."""
+    """The files of a stage's query."""
 
     def __init__(self, directory: Path, stage: str) -> None:
         self.table = directory / f"table-{stage}"
@@ -50,27 +51,27 @@ class Places:
         """A named pipe: a worker, which is another process, writes a line."""
 
     def is_planned(self, batch: int) -> bool:
-        """Whether the checkpoint says what is in the batch."""
+        """Whether the checkpoint has the plan of the batch."""
         return (self.checkpoint / "offsets" / str(batch)).exists()
 
     def is_finished(self, batch: int) -> bool:
-        """Whether the checkpoint says that the batch is done."""
+        """Whether the checkpoint has the batch as done."""
         return (self.checkpoint / "commits" / str(batch)).exists()
 
     @property
     def obstacle(self) -> Path:
-        """A folder where the checkpoint's commit of batch 1 would be, while it shall not be written."""
+        """A folder in place of the checkpoint's commit of batch 1, which prevents its writing."""
         return self.checkpoint / "commits" / "1"
 
     def version_count(self) -> int:
-        """How many commits Delta has."""
+        """Number of commits in the Delta table."""
         return sum(1 for _ in (self.table / "_delta_log").glob("*[0-9].json"))
 
 
 def start_into_delta(
     spark: SparkSession, source: str, path: Path, table: Path, checkpoint: Path, *, once: bool, **options: Any
 ) -> StreamingQuery:
-    """A query that appends what it reads to the table at `table`; `once`: until all that is there now is read."""
+    """A query that appends what it reads to the table at `table`; `once`: until everything present is read."""
     rows = spark.readStream.format(source).option("columns", "topic,queueId,queueOffset,body")
     writer = (
         rows.options(startingOffsets="earliest", **options)
@@ -82,9 +83,9 @@ def start_into_delta(
 
 
 def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
-    """A data source `halog-STAGE` that writes to `places.reached` and stands still in that stage of batch 1.
+    """A data source `halog-STAGE` that writes to `places.reached` and blocks in that stage of batch 1.
 
-    Which batch it is the checkpoint tells. Made in a function, so that Spark carries it to its workers by value.
+    The checkpoint tells which batch it is. Defined in a function, so that Spark pickles it to its workers by value.
     """
 
     def hold_at(where: str, finished: int) -> None:
@@ -95,7 +96,7 @@ def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
 
     class HoldingReader(HalogStreamReader):
         def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-            hold_at(BEFORE_TASKS, 0)  # offsets/1 is written, no task has begun
+            hold_at(BEFORE_TASKS, 0)  # offsets/1 is written, no task has started
             if stage == BETWEEN_COMMITS and places.is_finished(0):
                 places.obstacle.mkdir(exist_ok=True)
             return super().partitions(start, end)
@@ -125,7 +126,7 @@ def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
 
 
 def main(path: Path, directory: Path) -> None:
-    """One query for each stage, all in one Spark, until it is killed. Prints each stage once it is reached."""
+    """Runs one query per stage, all in one Spark, until it is killed. Prints each stage once it is reached."""
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)
     builder = SparkSession.Builder().master("local[3]")  # one task holds
     for name, value in delta_settings().items():
@@ -134,7 +135,7 @@ def main(path: Path, directory: Path) -> None:
         builder.config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        # It does not live long enough for good machine code to pay.
+        # It does not live long enough for optimized machine code to pay off.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
     )
@@ -159,7 +160,7 @@ def main(path: Path, directory: Path) -> None:
 
 
 def short_lived(session: SparkSession) -> SparkSession:
-    """The same session, told that compiling code for so few rows doesn't pay."""
+    """The same session without code generation, which does not pay off for few rows."""
     session.conf.set("spark.sql.codegen.wholeStage", "false")
     session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     session.conf.set("spark.sql.shuffle.partitions", "1")

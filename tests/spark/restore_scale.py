@@ -1,10 +1,10 @@
-"""What `restore` takes of memory and time: a large log sent into a broker, from a store or from an archive of it.
+"""Memory and time of `restore`: a large log sent into a broker, from a store or from an archive of it.
 
     nice -n 19 python -m tests.spark.restore_scale --gib 20 --directory DIR [--source store|archive]
 
-As scripts/spark-memory does for the other jobs: a sparse synthetic log of one topic, two executors of 2 GiB, sampled
-from /proc. The broker deletes its oldest segments all along, so its disk need not hold what is restored. Its log's end
-says in the end that all has arrived. Prints JSON.
+Like scripts/spark-memory for the other jobs: a sparse synthetic log of one topic, two executors of 2 GiB, sampled from
+/proc. The broker deletes its oldest segments continuously, so its disk need not hold the restored log. The end of its
+log shows that everything has arrived. Prints JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The source and the jobs on one small store, on whatever Spark there is; the results in a form that can be compared.
+"""Runs the source and the jobs on one small store, on any Spark; the results can be compared.
 
     python -m tests.spark.scale_jobs MASTER STORE FOLDER    writes FOLDER/results.json
 
-`results.json` must not depend on where it was computed: rows are sorted, files are told by their content.
+`results.json` must not depend on where it was computed: rows are sorted, files are identified by their content.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run_jobs(spark: SparkSession, store: Path, folder: Path) -> dict[str, Any]:
 
 
 def streamed(spark: SparkSession, store: Path, folder: Path) -> DataFrame:
-    """Everything there is, in several micro-batches, by way of Parquet files."""
+    """All rows, in several micro-batches, through Parquet files."""
     frame = (
         spark.readStream.format("halog")
         .options(subscribePattern=".*", columns=COLUMNS, startingOffsets="earliest", maxOffsetsPerTrigger="700")

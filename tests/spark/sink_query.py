@@ -1,4 +1,4 @@
-"""A streaming query into a topic, for the sink's tests; as a program, with a Spark of its own, to be killed.
+"""A streaming query into a topic, for the sink's tests; as a program, with its own Spark, to be killed.
 
 python -m tests.spark.sink_query SERVERS TOPIC INPUT CHECKPOINT
 """
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 def start(
     spark: SparkSession, source: str, servers: str, topic: str, directory: str, checkpoint: str
 ) -> StreamingQuery:
-    """Sends the lines of the files in `directory`, one file a batch, in two partitions, until all are sent."""
+    """Sends the lines of the files in `directory`, one file per batch, in two partitions, until all are sent."""
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(directory)
     return (
         lines.selectExpr("value AS body", "substring(value, 1, 6) AS keys")
@@ -32,7 +32,7 @@ def start(
 
 
 def main(servers: str, topic: str, directory: str, checkpoint: str) -> None:
-    """Runs the query to its end."""
+    """Runs the query until it ends."""
     from ha.spark import HalogDataSource
 
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)

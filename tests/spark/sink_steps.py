@@ -1,4 +1,4 @@
-"""Shared by the sink's tests: attempts at a part without Spark, and the messages of a topic after them.
+"""Shared by the sink's tests: attempts at a part without Spark, and reading of topics.
 
 As a program, `python -m tests.spark.sink_steps SERVERS TOPIC SINK BATCH PARTITION ROWS` makes one attempt, for a test
 that kills it.
@@ -45,7 +45,7 @@ def bodies(count: int, first: int = 0) -> list[bytes]:
 
 
 def dying_after(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, then death."""
+    """Yields the batches, then raises KilledError."""
     yield from batches
     raise KilledError
 
@@ -53,7 +53,7 @@ def dying_after(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def attempt(
     options: SinkOptions, part: SinkPart, batches: Iterable[pa.RecordBatch], *, is_repeated: bool = False
 ) -> PartResult:
-    """One attempt at `part`, as a task makes it."""
+    """Makes one attempt at `part`, as a task does."""
 
     async def main() -> PartResult:
         with anyio.fail_after(120):
@@ -66,7 +66,7 @@ def attempt(
 
 
 def commit(options: SinkOptions, *results: PartResult) -> None:
-    """Commit, as the driver does it."""
+    """Commits, as the driver does."""
     anyio.run(commit_parts, options, results)
 
 
@@ -92,7 +92,8 @@ def read_topic(servers: str, topic: str) -> list[ReceivedMessage]:
 
 
 def wait_for_messages(servers: str, topic: str, more_than: int, timeout_s: float, check: Callable[[], object]) -> int:
-    """How many messages `topic` holds, once there are more than that or time is up; `check` is called meanwhile."""
+    """Returns the number of messages in `topic` once there are more than `more_than` or time is up; `check` is called
+    meanwhile."""
 
     async def main() -> int:
         count = 0
@@ -104,7 +105,7 @@ def wait_for_messages(servers: str, topic: str, more_than: int, timeout_s: float
                         count = sum([await consumer.max_offset(queue) for queue in await consumer.queues(topic)])
                     except RouteNotFound:
                         count = 0
-                    await anyio.sleep(0.02)  # brokers announce nothing to those who only count
+                    await anyio.sleep(0.02)  # brokers send no event for counts
         return count
 
     return anyio.run(main)

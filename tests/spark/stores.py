@@ -1,6 +1,6 @@
-"""Real stores on disk for the source's tests: made at once, or written by a thread while Spark reads.
+"""Real stores on disk for the source's tests: created at once, or written by a thread while Spark reads.
 
-What was stored is read back with the plain codec of ha.protocol, never with the code under test.
+Records are read back with the plain codec of ha.protocol, never with the code under test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 def message(
     number: int, *, topic: str = "flights", queue_id: int | None = None, body: bytes | None = None, **properties: str
 ) -> Message:
-    """A message whose body says its number; spread over four queues unless told. Keys and tags repeat."""
+    """A message with its number in the body; spread over four queues by default. Keys and tags repeat."""
     pairs = {"UNIQ_KEY": f"U{number:08d}", "KEYS": f"k{number} n{number % 7}", "TAGS": f"tag{number % 3}", **properties}
     return Message(
         topic=topic,
@@ -65,7 +65,7 @@ async def _put(store: MessageStore, messages: Sequence[Message]) -> None:
 
 
 def make_store(path: Path, messages: Sequence[Message], segment_size: int = 1 << 20, **changes: Any) -> Path:
-    """Write `messages` into the store at `path` (made if missing), close it, and return `path`."""
+    """Writes `messages` into the store at `path` (created if missing), closes it, and returns `path`."""
 
     async def run() -> None:
         async with open_message_store(store_options(path, segment_size, **changes)) as store:
@@ -76,7 +76,7 @@ def make_store(path: Path, messages: Sequence[Message], segment_size: int = 1 <<
 
 
 class LiveStore:
-    """A store that is being written in a thread of its own. Its methods return when queues and index have it all."""
+    """A store written by a separate thread. Its methods return when queues and index are complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,11 +91,11 @@ class LiveStore:
         return reply
 
     def put(self, messages: Sequence[Message]) -> None:
-        """Append."""
+        """Appends."""
         self._ask("put", messages)
 
     def clean(self) -> int:
-        """Let retention delete all it may: every segment but the last. Return how many."""
+        """Makes retention delete all it may: every segment but the last. Returns how many."""
         return self._ask("clean")
 
     async def _serve(self, options: StoreOptions) -> None:
@@ -122,7 +122,7 @@ class LiveStore:
 
 @contextmanager
 def live_store(path: Path, segment_size: int = 1 << 20, **changes: Any) -> Iterator[LiveStore]:
-    """Keep the store at `path` open for writing while the block runs."""
+    """Opens the store at `path` for writing while the block runs."""
     live = LiveStore(path)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Archiving without Spark: the tasks run inline. Every record once, as the plain codec has it, through kills."""
+"""Archiving without Spark: the tasks run inline. Every record once, as read by the plain codec, through kills."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(store: Path, target: Path, **changes: Any) -> ArchiveResult:
 
 
 def visible(target: Path) -> list[dict[str, Any]]:
-    """What a plain reader of the directory finds, in physical order per broker."""
+    """The rows that a plain reader of the directory finds, in physical order per broker."""
     rows = []
     for path in target.glob("topic=*/date=*/*.parquet"):
         topic, day = (part.split("=", 1)[1] for part in path.relative_to(target).parts[:2])
@@ -312,7 +312,7 @@ def test_two_archivers_of_one_broker_exclude_each_other(written_store: Path, tmp
     target = tmp_path / "archive"
     with Manifest(target, "broker-b").locked(), pytest.raises(ArchiveConflict, match="another archiver is running"):
         run(written_store, target)
-    # Where the lock does not reach, the commit's number decides.
+    # Where the lock has no effect, the commit's number decides.
     run(written_store, target)
     manifest = Manifest(target, "broker-b")
     state = manifest.state()
@@ -367,7 +367,7 @@ def test_manifest_describes_each_file(written_store: Path, tmp_path: Path) -> No
 
 
 def archive_half_a_segment(store: Path, target: Path) -> int:
-    """Archive a part of the first segment; returns where the archive ends."""
+    """Archives a part of the first segment; returns the archive's end."""
     segments = sorted((store / "commitlog").iterdir())
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Every damage done to a copy of a real broker's store is found, named with its place, and nothing else is.
+"""Every damage to a copy of a real broker's store is found at its place, and nothing else is.
 
 Without Spark: the ranges run inline. Expected values come from the fixtures' manifests, which share no code with halog.
 """
@@ -103,7 +103,7 @@ def test_two_sound_copies_are_clean_and_counted_like_the_manifest(golden: Golden
     assert {(row.topic, row.hour): (row.record_count, row.byte_count) for row in result.topic_hours} == counts
 
 
-# Each: what is done to the slave, and all that must be found.
+# Each: the damage done to the slave, and the expected findings.
 Damage = Callable[[Golden], set[tuple[str, str, int]]]
 
 
@@ -422,7 +422,7 @@ def test_bytes_of_one_copy_only_are_not_damage(one: Golden) -> None:
 
 
 def test_a_deleted_topic_is_no_damage(one: Golden) -> None:
-    """Its queues are gone at once, its records only with their segments."""
+    """Its queues disappear at once, its records only with their segments."""
     topic = "RMQ_SYS_TRANS_HALF_TOPIC"
     shutil.rmtree(one.slave / "consumequeue" / topic)
     result = one.audit()

@@ -1,4 +1,4 @@
-"""An archive against its store: what was changed in either is found at its physical offset, and nothing else is."""
+"""An archive compared with its store: changes of either are found at their physical offset, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""docs/spark.md and docs/flights.ipynb: every snippet runs as it stands, in order, on a real master and slave.
+"""Every snippet of docs/spark.md and docs/flights.ipynb runs, in order, on a real master and slave.
 
-What is replaced is where things are: ports, which the system chooses here, and directories: the tests' Spark was
-started elsewhere, and its processes look up relative paths from there.
+Only ports and directories are replaced: the tests' Spark was started elsewhere, and its processes resolve relative
+paths from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A master and a slave that have the first flights."""
+    """A master and a slave with the first flights."""
     with running_cluster(tmp_path_factory.mktemp("docs")) as found:
         sent = flights(COUNT)
         anyio.run(send_all, found.name_server_address, sent, 256, lambda done: None, backend="trio")

@@ -1,7 +1,7 @@
 """Killed jobs resume: finished ranges are not read again, and the result is the same.
 
-That nothing is read again is shown from outside: between the attempts the finished segments are overwritten, and their
-times of change set back, so that whoever read them would find nothing there.
+To show that, the finished segments are overwritten between the attempts, and their modification times reset, so that a
+job that read them again would find zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SEGMENT = 1 << 16
 SEGMENTS = 40
 KILL_AT = 20
-"""Segments: two waves of 16 tasks are kept by then."""
+"""Segments: two waves of 16 tasks are stored by then."""
 KEPT_BY_TWO_CORES = 32
 KEPT = 16
 """Where an inline job is stopped: behind two waves of 8."""
@@ -51,7 +51,7 @@ def stores(built: Path, tmp_path: Path) -> list[Path]:
 
 
 def attempt(job: str, stores: Sequence[Path], folder: Path, kill_at: int | None) -> dict[str, Any] | None:
-    """Run `job` in a process of its own; None if it was killed when so many bytes were done."""
+    """Runs `job` in a separate process; None if it was killed after `kill_at` bytes."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.finished_job", job, str(folder), str(kill_at or -1), *map(str, stores)],
         cwd=ROOT,
@@ -69,7 +69,7 @@ def attempt(job: str, stores: Sequence[Path], folder: Path, kill_at: int | None)
 
 
 def in_one_go(job: str, stores: Sequence[Path]) -> dict[str, Any]:
-    """What `job` finds without a Spark and without a stop."""
+    """The result of `job` without Spark and without a stop."""
     if job == "audit":
         options = AuditOptions(paths=tuple(map(str, stores)), range_bytes=SEGMENT)
         found: msgspec.Struct = audit_with(inline_runner(), options)
@@ -84,7 +84,7 @@ def without_times(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def overwrite(store: Path, count: int) -> None:
-    """Zeros in the first `count` segments; nothing but their bytes tells."""
+    """Overwrites the first `count` segments with zeros without changing their times."""
     for file in sorted((store / "commitlog").iterdir())[:count]:
         before = file.stat()
         with file.open("r+b") as opened:
@@ -108,7 +108,7 @@ def test_killed_job_resumes_without_rereading(job: str, stores: list[Path], tmp_
     if job == "audit":
         assert whole["notes"] == []
         assert resumed["notes"][0].startswith(f"{KEPT_BY_TWO_CORES} ranges were read by an earlier, unfinished attempt")
-    # That it ended well is the end of what was kept: the next one reads all, and sees what was done.
+    # A successful run deletes its stored results: the next one reads everything, and sees the zeros.
     again = attempt(job, stores, folder, None)
     assert again is not None
     assert without_times(again) != without_times(whole)
@@ -127,7 +127,7 @@ def stopping_at(done_bytes: int) -> Any:
 
 
 def stats_of(store: Path, folder: Path, stop_at: int = 1 << 60) -> tuple[dict[str, Any], int]:
-    """The result, and how many ranges were taken from the attempt before."""
+    """The result, and the number of ranges taken from the previous attempt."""
     options = StatsOptions(path=str(store), range_bytes=SEGMENT, unfinished=str(folder))
     with finished_tasks("stats", options, options.unfinished) as finished:
         files = LogFiles(str(store))

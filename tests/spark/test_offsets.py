@@ -1,4 +1,4 @@
-"""Offsets, limits, planning and the stream's decisions over a log that lives in a dict. No Spark is started."""
+"""Offsets, limits, planning and decisions of a stream over a log in a dict. Starts no Spark."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def test_a_filter_narrows_the_slices() -> None:
 
 
 class Query:
-    """What Spark does with a stream reader: every offset goes through JSON and the checkpoint."""
+    """Spark's use of a stream reader: every offset passes through JSON and the checkpoint."""
 
     def __init__(self, log: LogSource, checkpoint: list[str], **given: str) -> None:
         self.planner = StreamPlanner(log, stream(**given))
@@ -402,7 +402,7 @@ class Query:
         return start
 
     def trigger(self, limit: ReadLimit | None = None) -> bool:
-        """Run one batch; whether there was one."""
+        """Runs one batch; returns whether there was one."""
         start = self.start()
         end = json.dumps(self.planner.latest(start, limit or self.limit))
         if end == json.dumps(start):
@@ -445,7 +445,7 @@ def test_stream_from_latest_keeps_its_start() -> None:
 
 
 def test_the_first_batch_is_read_again_as_it_was_planned() -> None:
-    """Spark asks for the initial offset again if the first batch was not finished; by then latest is further."""
+    """Spark requests the initial offset again if the first batch was not finished; by then latest is higher."""
     log = FakeLog()
     one = log.add("t", 0, 5)
     query = Query(log, [])
@@ -598,7 +598,7 @@ def test_idle_stream_delays_the_next_refresh() -> None:
     assert end["t"] == {"0": 5}
     seen = log.refreshes
     look(0.25)
-    assert planner.latest(end, ReadAllAvailable()) == end  # something was found before: it looks at once
+    assert planner.latest(end, ReadAllAvailable()) == end  # something was found before: it polls at once
     assert log.refreshes == seen + 1
     now[0] += 0.99
     assert planner.latest(end, ReadAllAvailable()) == end

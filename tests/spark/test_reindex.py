@@ -213,7 +213,7 @@ def test_batches_in_one_record_are_refused(tmp_path: Path) -> None:
 
 
 def test_reindex_resumes_after_kill(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many tasks, whatever their stage: finished ranges are not read again, and the result is the same."""
+    """Kills after a number of tasks, in any stage: finished ranges are not read again, and the result is the same."""
     read: list[int] = []
     left = 0
 
@@ -266,7 +266,7 @@ def test_in_place_keeps_the_old_files(tmp_path: Path, varied: Path, spark: Spark
 
 
 def test_interrupted_swap_is_finished(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill at any rename of the swap: the next call builds nothing again and ends with both folders in place."""
+    """A kill at any rename of the swap: the next call rebuilds nothing and ends with both folders in place."""
 
     def build_inline(spark: object, options: ReindexOptions, progress: Progress) -> ReindexResult:
         return build_files(run_inline, 2, options, progress)

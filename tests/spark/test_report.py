@@ -1,4 +1,4 @@
-"""The pages: complete in one file, safe with anything a log may hold, the same figures as the result."""
+"""HTML pages: self-contained, safe with any content of a log, and with the same figures as the result."""
 
 from __future__ import annotations
 

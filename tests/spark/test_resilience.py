@@ -1,6 +1,6 @@
-"""Streaming queries from a log into a Delta table, through all that happens to a slave and to the query itself.
+"""Streaming queries from a log into a Delta table, through faults of a slave and of the query itself.
 
-What has to be in the table the broker's answers tell, and the log, read with the plain codec: every record once.
+The table must have every record once, according to the broker's answers and the log read with the plain codec.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def rows_stored(store: Path) -> list[Row]:
 
 
 def positions(query: StreamingQuery) -> Positions:
-    """Up to where finished batches have read. Raises what ended the query."""
+    """The offsets up to which finished batches have read. Raises the error that ended the query."""
     error = query.exception()
     if error is not None:
         raise error
@@ -145,7 +145,7 @@ def test_query_survives_restarts_of_its_slave(session: SparkSession, tmp_path: P
 
 
 def test_query_continues_after_resync_or_reports_loss(session: SparkSession, tmp_path: Path) -> None:
-    """The slave comes back when its master has deleted what it lacks, sets its log aside and begins anew."""
+    """The slave comes back after its master has deleted the segments it lacks, sets its log aside and starts over."""
     with (
         forgetful_master(tmp_path / "m") as master,
         slave_of(master, tmp_path / "s", haOutOfRange="resync") as slave,
@@ -194,7 +194,8 @@ def test_query_continues_after_resync_or_reports_loss(session: SparkSession, tmp
 
 
 class KilledQueries:
-    """`tests.spark.resilience_query` with all its processes. Pyspark's workers leave its group, not its session."""
+    """`tests.spark.resilience_query` with all its processes. PySpark's workers leave its process group, not its
+    session."""
 
     def __init__(self, path: Path, directory: Path) -> None:
         self.log_file = directory / "queries.log"
@@ -228,7 +229,7 @@ class KilledQueries:
                     yield int(entry.name)
 
     def wait_for_stages(self) -> None:
-        """Wait until a query stands still in each stage. AssertionError with their log if they end before."""
+        """Waits until a query is blocked in each stage. AssertionError with their log if they end before."""
         told = self._process.stdout
         assert told is not None
         give_up = time.monotonic() + HOLD_S_MAX
@@ -240,9 +241,9 @@ class KilledQueries:
 
 
 def test_queries_that_are_killed_at_each_stage_of_a_batch(session: SparkSession, tmp_path: Path) -> None:
-    """SIGKILL to driver, JVM and workers; then the log goes on, and so do the queries, in another Spark.
+    """SIGKILL to driver, JVM and workers; then the log grows, and the queries continue in another Spark.
 
-    The query between the two commits of a batch has ended by itself: nothing can be made to stand still there.
+    The query between the two commits of a batch has ended on its own: it can't be blocked there.
     """
     path = tmp_path / "broker-a"
     every = {stage: Places(tmp_path, stage) for stage in STAGES}
@@ -257,7 +258,7 @@ def test_queries_that_are_killed_at_each_stage_of_a_batch(session: SparkSession,
             assert places.version_count() == 1 + in_delta
         live.put([message(n, queue_id=n % 2) for n in range(900, 1100)])
         live.put([message(n, topic="later", queue_id=2) for n in range(1100, 1200)])
-        for places in every.values():  # one by one: Spark gives the Python processes of a query 10 s to connect
+        for places in every.values():  # one at a time: Spark gives the Python processes of a query 10 s to connect
             table, checkpoint = places.table, places.checkpoint
             for tries_left in (2, 1, 0):
                 again = start_into_delta(session, "halog", path, table, checkpoint, once=True, **SMALL_BATCHES)

@@ -1,4 +1,4 @@
-"""Restoring into a running broker without Spark: the tasks run inline. Each message once, in order, whatever fails."""
+"""Restoring into a running broker without Spark: tasks run inline. Each message arrives once, in order."""
 
 from __future__ import annotations
 

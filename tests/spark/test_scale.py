@@ -1,7 +1,7 @@
-"""The source and the jobs give the same on a cluster as in one process.
+"""The source and the jobs give the same results on a cluster as in one process.
 
-Each cluster runs in processes of its own, as a user would have it: executors find `ha` where this interpreter does, and
-share nothing with the driver but the file system.
+Each cluster runs in separate processes, as for a user: executors import `ha` from this interpreter's location, and
+share only the file system with the driver.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_a_cluster_gives_the_same(master: str, store: Path, local_results: dict[
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
-    """2 GiB of log; scripts/spark-memory does the same with 20. See docs/spark-scale.md for what was measured there."""
+    """2 GiB of log; scripts/spark-memory does the same with 20. See docs/spark-scale.md for measurements."""
     wanted = SparseStore(tmp_path / "store", 8, 256 << 20, body_bytes=(64 << 10, 64 << 10, 64 << 10, 4096))
     written = write_sparse_store(wanted)
     jobs = ["reindex", "batch", "archive"]

@@ -1,4 +1,4 @@
-"""The sink without Spark, against real halog processes: each row once, whatever happens to an attempt, and when."""
+"""The sink without Spark, with real halog processes: each row once, through failures of an attempt at any time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def servers(nodes: Cluster) -> str:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """A unique topic."""
     return f"t-{abs(hash(request.node.name)) % 10**10}-{time.monotonic_ns()}"
 
 
@@ -139,7 +139,7 @@ def test_an_attempt_that_dies_is_finished_by_the_next(servers: str, topic: str, 
 
 
 def test_the_first_batch_of_a_sink_dies(servers: str, topic: str) -> None:
-    """There is no commit yet that says where to look: the begin record does. The topic is full of others' messages."""
+    """No commit tells where to search yet; the first control record does. The topic is full of other messages."""
 
     async def fill() -> None:
         async with Producer(servers) as producer:
@@ -183,7 +183,7 @@ def test_several_topics_in_one_partition(servers: str, topic: str) -> None:
 
 
 def test_unmatched_messages_of_an_attempt_are_not_committed(servers: str, topic: str) -> None:
-    """Rows that changed between two attempts: nothing is lost; the old ones stay out of sight of committed readers."""
+    """Rows changed between two attempts: nothing is lost; the old ones stay hidden from committed readers."""
     options = options_for(servers, topic=topic)
     part = SinkPart(f"changed-{topic}", 0, 0)
     with pytest.raises(KilledError):
@@ -256,7 +256,7 @@ def test_a_stream_of_committed_rows_waits_for_a_commit(nodes: Cluster, topic: st
 
 
 def wait_for_slave(nodes: Cluster) -> None:
-    """Until the slave has put everything that the master has into its queues."""
+    """Waits until the slave has dispatched everything that the master has."""
     end = nodes.master.status()["commitlog"]["max_offset"]
     give_up = time.monotonic() + 30
     with LogReader(nodes.slave_store) as reader:

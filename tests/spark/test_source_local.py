@@ -58,7 +58,7 @@ def tasks_of(reader: HalogReader) -> list[LogPartition]:
 
 
 def rows_of(reader: HalogReader, tasks: Iterable[LogPartition] | None = None) -> list[dict[str, Any]]:
-    """What the tasks give, each read by a reader of its own."""
+    """The rows of the tasks, each read by its own reader."""
     rows: list[dict[str, Any]] = []
     for task in tasks_of(reader) if tasks is None else tasks:
         for found in pickle.loads(pickle.dumps(reader)).read(task):
@@ -388,7 +388,7 @@ def test_task_switches_replica_when_files_vanish(
 @pytest.mark.parametrize("by", [{}, BY_QUEUE], ids=["by range", "by queue"])
 @pytest.mark.parametrize("loss", ["true", "false"])
 def test_records_deleted_in_one_replica_are_read_from_another(tmp_path: Path, loss: str, by: dict[str, str]) -> None:
-    """Also with failOnDataLoss=false: nothing is left out that is still anywhere."""
+    """Also with failOnDataLoss=false: no record is left out that still exists anywhere."""
     first, second = tmp_path / "master", tmp_path / "slave"
     make_store(first, [message(n) for n in range(300)], segment_size=16 << 10)
     shutil.copytree(first, second)
@@ -401,7 +401,7 @@ def test_records_deleted_in_one_replica_are_read_from_another(tmp_path: Path, lo
 
 
 def test_stream_survives_restart_and_resync_of_its_slave(tmp_path: Path) -> None:
-    """The slave's directory is closed and opened, then emptied and filled anew under a stream that goes on."""
+    """The slave's directory is closed and opened, then emptied and filled again under a running stream."""
     master, slave = tmp_path / "master", tmp_path / "slave"
     make_store(master, [message(n) for n in range(100)], segment_size=16 << 10)
     shutil.copytree(master, slave)
@@ -472,7 +472,7 @@ def test_fail_on_data_loss_for_records_deleted_after_planning(
         with caplog.at_level(logging.WARNING, "ha.spark"):
             assert numbers_of(rows_of(lenient, tasks)) == list(range(int(first.body), 500))
         assert "source.records_missing" in caplog.text
-        # A new plan begins with what is there.
+        # A new plan starts with the existing records.
         assert numbers_of(rows_of(reader_of(path, **named))) == list(range(int(first.body), 500))
 
 

@@ -30,8 +30,8 @@ def load(spark: SparkSession, path: Path, **given: Any) -> DataFrame:
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 def test_spark_shows_the_rows_that_the_tasks_gave(version: str, spark: SparkSession, tmp_path: Path) -> None:
-    """Every column of a real broker's store passes through Spark unchanged. (What the tasks give is compared with the
-    manifest in test_source_local.) Nothing was registered: pyspark_halog is found."""
+    """Every column of a real broker's store passes through Spark unchanged. (test_source_local compares the tasks' rows
+    with the manifest.) Nothing was registered: pyspark_halog is found."""
     path = unpack_store(version, tmp_path / "broker-a")
     reader = HalogReader(parse_options({"path": str(path)}, "batch"), spark_schema(COLUMNS))
     given: list[dict[str, Any]] = []

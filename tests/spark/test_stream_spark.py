@@ -20,11 +20,11 @@ Batch = list[int]
 
 
 class StoppedError(Exception):
-    """What a test makes of a batch that must not be finished."""
+    """Raised by a test for a batch that must not finish."""
 
 
 class Stream:
-    """A query with a checkpoint; `batches` is what each batch gave, by its number, `runs` every time it was run."""
+    """A query with a checkpoint; `batches` has each batch's rows by number, `runs` those of every execution."""
 
     def __init__(self, spark: SparkSession, path: Path, checkpoint: Path, **given: Any) -> None:
         self.spark = spark
@@ -48,7 +48,7 @@ class Stream:
         self.batches[number] = batch
 
     def read_all(self, **trigger: Any) -> StreamingQuery:
-        """Run until all that is there was read."""
+        """Runs until all present messages are read."""
         query = self.start(**(trigger or {"availableNow": True}))
         try:
             assert query.awaitTermination(120)
@@ -70,7 +70,7 @@ class Stream:
 
 
 def process_all(query: StreamingQuery) -> None:
-    """Twice, as the first may be ended by a trigger that had looked before the last messages were there."""
+    """Twice, because the first run may end by a trigger that polled before the last messages were stored."""
     query.processAllAvailable()
     query.processAllAvailable()
 
