@@ -1,4 +1,4 @@
-"""A disk under the broker's tables that fills up and is freed again."""
+"""A disk under the broker's tables that fills up and gets room again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FullDisk:
-    """`run` makes blocking calls inline; while `is_full`, writes (the only calls with content) find no room."""
+    """`run` makes blocking calls inline. While `is_full`, writes (the only calls with content) fail."""
 
     def __init__(self) -> None:
         self.is_full = False

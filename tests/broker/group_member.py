@@ -30,7 +30,7 @@ from tests.store.disks import MemoryDisk
 
 
 class Member:
-    """One member while its process runs."""
+    """A running member."""
 
     def __init__(self, store: MessageStore, tables: Tables, puts: PutService, group_log: GroupLog) -> None:
         self.store = store
@@ -41,27 +41,27 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Of its log, bytes."""
+        """End of its log in bytes."""
         return self.store.log.max_offset.value
 
     async def become_master(self, epoch: int) -> None:
-        """As a broker does it."""
+        """Becomes master as `Broker.become_master` does."""
         await self.group_log.begin_epoch(epoch)
         self.standing.become_master(epoch)
         await self.group_log.write_epoch(epoch)
 
     async def put(self, topic: str, queue_id: int = 0, body: bytes = b"message") -> None:
-        """A message of somebody's."""
+        """Puts a client's message."""
         [result] = await self.puts.put([Message(topic, queue_id, body)])
         assert result.status.is_stored
 
     async def committed(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Commit and wait for the answer."""
+        """Commits and waits for the answer."""
         assert self.tables.offsets.commit(group, topic, queue_id, offset)
         assert await self.tables.offsets.logged() == ""
 
     async def settled(self) -> None:
-        """Wait until everything is written, dispatched and applied."""
+        """Waits until everything is written, dispatched and applied."""
         while True:
             await trio.sleep(0.15)
             log = self.store.log
@@ -72,7 +72,7 @@ class Member:
                 return
 
     def state(self) -> TablesState:
-        """What is served, without this broker's own topics."""
+        """The served tables without this broker's own topics."""
         state = self.tables.state()
         for config in system_topics(OPTIONS):
             state.topics.pop(config.topic_name, None)
@@ -95,7 +95,7 @@ async def open_member(
     before_serving: Callable[[MessageStore], Awaitable[None]] | None = None,
     **store_changes: Any,
 ) -> AsyncIterator[Member]:
-    """A member that follows until `become_master`. At the end nothing is saved but what was.
+    """A member that follows until `become_master`. Saves nothing at the end, like a crash.
 
     `before_serving` is called when the tables are loaded and nothing of the group's log runs yet.
     """
@@ -121,14 +121,14 @@ async def open_member(
 
 
 def store_options(**changes: Any) -> StoreOptions:
-    """A store's in memory."""
+    """Options of a store in memory."""
     return StoreOptions(
         **{"root": ROOT, "segment_size": 1 << 20, "queue_entry_count": 2000, "index_enabled": False, **changes}
     )
 
 
 async def copy_log(source: MessageStore, target: MessageStore, end: int, *, dispatch: bool = True) -> None:
-    """Let `target` have `source`'s log up to `end` (bytes), as a slave gets it, and `dispatch` it."""
+    """Copies `source`'s log up to `end` (bytes) to `target`, as replication does; `dispatch`: waits for dispatch."""
     at = target.log.max_offset.value
     while at < end:
         segment_end = source.log.segment_at(at).end
@@ -140,7 +140,7 @@ async def copy_log(source: MessageStore, target: MessageStore, end: int, *, disp
 
 
 async def cut_copy(source: MessageStore, end: int, files: MemoryDisk | None) -> MemoryDisk:
-    """The disk of `source`'s machine if its log ended at `end`, with the tables' files of another time."""
+    """A disk with `source`'s log up to `end`, and table files from another moment."""
     disk = MemoryDisk()
     options = store_options(segment_size=source.options.segment_size)
     async with open_message_store(options, disk=disk, run_blocking=inline, wall_clock_ms=WallClock()) as store:

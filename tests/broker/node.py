@@ -38,13 +38,13 @@ CLIENT_VERSION = 479
 
 
 async def inline(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a blocking call here and now."""
+    """Runs a blocking call inline."""
     await trio.lowlevel.checkpoint()
     return call(*arguments)
 
 
 class StalledSync:
-    """Runs blocking calls inline, but lets each sync of the disk take `stall_s`."""
+    """Runs blocking calls inline; each sync of the disk takes `stall_s`."""
 
     def __init__(self) -> None:
         self.stall_s = 0.0
@@ -66,7 +66,7 @@ class WallClock:
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts what `connect` opens."""
+    """Accepts streams opened by `connect`."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
@@ -85,7 +85,7 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
 
 class Node:
-    """A broker and a client of it. `ask` is one request; `send` and `pull` fill in what every test needs."""
+    """A broker and a client of it. `ask` sends one request; `send` and `pull` have defaults."""
 
     def __init__(
         self, store: MessageStore, ha: HAService, broker: Broker, client: RemotingClient, listener: MemoryListener
@@ -100,7 +100,7 @@ class Node:
         self.address = "broker"
 
     async def ask(self, code: int, body: bytes = b"", *, version: int = CLIENT_VERSION, **ext: Any) -> RemotingCommand:
-        """Ask the broker; ext values become strings, None is left out."""
+        """Sends a request; ext values become strings, None is omitted."""
         command = RemotingCommand(
             code,
             language=LanguageCode.JAVA,
@@ -112,15 +112,15 @@ class Node:
         return await self.client.invoke(self.address, command, 60)
 
     async def send(self, body: bytes = b"hello", *, code: int = 310, **changes: Any) -> RemotingCommand:
-        """Send one message to queue 0 of TT."""
+        """Sends one message to queue 0 of TT."""
         return await self.ask(code, body, **{**SEND_V2, **changes})
 
     async def pull(self, offset: int = 0, *, code: int = 11, **changes: Any) -> RemotingCommand:
-        """Pull from queue 0 of TT, with the subscription in the request."""
+        """Pulls from queue 0 of TT, with the subscription in the request."""
         return await self.ask(code, **{**PULL, "queueOffset": offset, **changes})
 
     async def dispatched(self) -> None:
-        """Wait until everything put so far is in its queue."""
+        """Waits until every message is dispatched."""
         while self.store.log.dispatched_offset.value < self.store.log.max_offset.value:
             await self.store.log.dispatched_offset.wait_beyond(self.store.log.dispatched_offset.value)
 
@@ -155,7 +155,7 @@ SEND_V1: dict[str, Any] = {
     "bornTimestamp": 1_700_000_000_000,
     "flag": 0,
 }
-"""What 10 must have; the same under other names."""
+"""Required ext fields of 10."""
 
 PULL: dict[str, Any] = {
     "consumerGroup": "g",
@@ -172,7 +172,7 @@ PULL: dict[str, Any] = {
 
 
 def text(value: object) -> str:
-    """As Java writes it into an ext field."""
+    """Formats an ext field as Java does."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -90,7 +90,7 @@ SINGLE: tuple[str, ...] = (
 
 
 def verdicts_of(expression: str) -> str:
-    """What our own compiler makes of it: a letter for each set of PROPERTIES."""
+    """The verdicts of our compiler: a letter for each set of PROPERTIES."""
     try:
         is_wanted = compile_filter(expression)
     except FilterSyntaxError:
@@ -99,7 +99,7 @@ def verdicts_of(expression: str) -> str:
 
 
 class Chance:
-    """Makes expressions by chance, of sense and of none. Equal seeds make equal ones."""
+    """Generates random expressions, valid and invalid. Equal seeds give equal expressions."""
 
     def __init__(self, seed: int, *, has_texts: bool = True) -> None:
         """`has_texts`: with CONTAINS, STARTSWITH and ENDSWITH, which 4.9 does not know."""
@@ -125,7 +125,7 @@ class Chance:
         return ",".join(self._one("'abc'", "'5'", "'1'", "''", "'true'") for _ in range(self._random.randint(1, 6)))
 
     def condition(self, depth: int = 3) -> str:
-        """An expression with at most so many conditions in one another."""
+        """An expression with conditions nested at most `depth` deep."""
         kind = self._random.random()
         if depth > 0 and kind < 0.45:
             joined = f" {self._one('AND', 'OR')} ".join(
@@ -146,7 +146,7 @@ class Chance:
         return f"{value} {negation}{self._one('CONTAINS', 'STARTSWITH', 'ENDSWITH')} {text}"
 
     def expressions(self, count: int) -> Sequence[str]:
-        """So many; a few of them are cut off somewhere."""
+        """Generates `count` expressions, some of them truncated."""
         made = []
         for _ in range(count):
             text = self.condition()

@@ -1,4 +1,4 @@
-"""Clients shown, and asked on behalf of operators: 203, 204, 328, 345; 223, 307, 309 (remoting §6, §7; vectors §2)."""
+"""Requests about clients, answered or relayed: 203, 204, 328, 345; 223, 307, 309."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def heartbeat(client_id: str, *, model: str = "CLUSTERING") -> bytes:
 
 @asynccontextmanager
 async def member(node: Node, client_id: str, answer: Answer | None = None) -> AsyncIterator[RemotingClient]:
-    """Another client, of consumer group g and producer group pg; `answer` is what it says to the broker's requests."""
+    """Another client, of consumer group g and producer group pg; `answer` answers the broker's requests."""
 
     async def on_requests(connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         for command in commands:

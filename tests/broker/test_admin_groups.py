@@ -1,4 +1,4 @@
-"""Consumer groups made, changed, deleted and shown by request; offsets copied (remoting §7)."""
+"""Admin requests about consumer groups, and copying offsets."""
 
 from __future__ import annotations
 

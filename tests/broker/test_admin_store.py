@@ -1,4 +1,4 @@
-"""The store cleaned at an operator's word: 306, 316, 329 (remoting §7)."""
+"""Admin requests that clean the store: 306, 316, 329."""
 
 from __future__ import annotations
 

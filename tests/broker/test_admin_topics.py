@@ -1,4 +1,4 @@
-"""Topics made, changed, deleted and shown by request (remoting §7)."""
+"""Admin requests about topics."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_topic_is_deleted(node: Node, tmp_path: Path, autojump_clock: obje
     assert node.broker.offsets.get("g", "T1", 0) is None
     assert (await node.ask(202, topic="T1")).code == 17
     assert (await node.ask(215, topic="T1")).code == 0, "again"
-    # A topic of that name that comes later is empty.
+    # A new topic with this name is empty.
     assert (await node.send(b"new", b="T1")).ext_fields["queueOffset"] == "3"
     await node.dispatched()
     for offset in range(3):
@@ -239,7 +239,7 @@ async def test_answer_waits_for_name_servers(node: Node, autojump_clock: object)
 
 
 async def test_topic_created_by_a_send_is_announced_before_the_answer(node: Node, autojump_clock: object) -> None:
-    """Its sender's colleagues ask for its route next."""
+    """Other clients look up its route next."""
 
     async def announce() -> None:
         await trio.sleep(1)

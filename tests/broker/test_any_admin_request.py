@@ -1,4 +1,4 @@
-"""Whatever an operator's requests say, a broker answers each, and goes on answering good ones."""
+"""Random admin requests: each is answered, and valid ones still work afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer has: the compiled twin chooses what the one in Python does, and notices what that does."""
+"""Choosing the messages of an answer: the compiled twin equals the Python one, in results and errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STRANGE = st.tuples(
     st.one_of(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(0, 200)),
     st.integers(-2, 2),
 )
-"""An entry of anything."""
+"""Any entry."""
 
 
 @st.composite
 def queues(draw: st.DrawFn) -> bytes:
-    """Entries that ascend, of messages that are adjacent or not; blank ones, and at times a few that are strange."""
+    """Ascending entries of messages that may be adjacent, with blank and sometimes invalid ones."""
     entries: list[tuple[int, int, int]] = []
     at = draw(st.sampled_from([0, 0, 500]))
     for _ in range(draw(st.integers(0, 40))):
@@ -64,7 +64,7 @@ def outcome(
     limits: Limits,
     codes: frozenset[int] | None,
 ) -> int | tuple[Lists, int, bool, list[Lists]]:
-    """What was chosen, and each alone; or the entry that was wrong."""
+    """The choice, and its messages one at a time; or the wrong entry."""
     try:
         wanted, scanned_count, has_removed = choose(entries, 1000, limits, codes)
     except WrongEntryError as wrong:
@@ -90,7 +90,7 @@ def test_compiled_choice_equals_python(entries: bytes, limits: Limits, codes: fr
 
 
 def checked(wanted: Wanted, body: bytes) -> int | None:
-    """The queue offset of the message that is not there."""
+    """The queue offset of the wrong record."""
     try:
         wanted.check(body, QUEUE_ID)
     except WrongEntryError as wrong:

@@ -1,4 +1,4 @@
-"""Many requests in one chunk: one append, answers in bursts, each to its own request."""
+"""Chunks of requests: one append, answers in bursts, each for its own request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 def puts(monkeypatch: pytest.MonkeyPatch) -> Puts:
-    """How many messages each append brought."""
+    """Number of messages of each append."""
     counts: Puts = []
     append = CommitLog.append
 
@@ -64,7 +64,7 @@ def frame(opaque: int, code: int = 310, body: bytes = b"x", flag: int = 0, **cha
 
 
 async def answers(node: Node, frames: list[bytes]) -> list[RemotingCommand]:
-    """Send all frames as one chunk and return what comes back, in the order in which it comes."""
+    """Sends all frames as one chunk and returns the answers in order of arrival."""
     stream = await node.listener.connect()
     await stream.send_all(b"".join(frames))
     await wait_all_tasks_blocked()
@@ -126,7 +126,7 @@ async def test_invalid_send_does_not_affect_others(node: Node, puts: Puts, autoj
     )
     assert {answer.opaque: answer.code for answer in got} == {1: 0, 2: 29, 4: 0, 5: 1, 6: 0, 7: 3, 8: 0}
     assert puts[1:] == [2, 1], (
-        "a batch goes into one segment and so by itself; what is before and after it goes together"
+        "a batch is one append, as it goes into one segment; sends before and after it share appends"
     )
     by_opaque = {answer.opaque: answer.ext_fields.get("queueOffset") for answer in got}
     assert (by_opaque[1], by_opaque[4], by_opaque[6]) == ("1", "3", "0")
@@ -207,7 +207,7 @@ async def test_sends_of_one_poller_turn_share_one_append(tmp_path: Path, puts: P
 
 @asynccontextmanager
 async def busy_node(folder: Path) -> AsyncIterator[tuple[Node, Slave]]:
-    """A master of which one connection has four sends in flight, that a slave has not acknowledged."""
+    """A master with four sends in flight on one connection, which a slave has not acknowledged."""
     async with open_node(folder, role=BrokerRole.SYNC_MASTER) as node:
         await node.store.log.put([Message("TT", 0, b"first")])
         async with slave_of(node) as slave:

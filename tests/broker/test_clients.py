@@ -1,4 +1,4 @@
-"""Members of groups: how they come, change and go, and who is told. Remoting §6."""
+"""Members of groups: joining, changing, leaving, and notifications."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 class Client:
-    """A consumer on a connection of its own."""
+    """A consumer with its own connection."""
 
     def __init__(self, stream: trio.abc.Stream, client_id: str) -> None:
         self.stream = stream
@@ -50,7 +50,7 @@ class Client:
         return await self.received()
 
     async def received(self) -> list[RemotingCommand]:
-        """What came since the last call: answers and notices."""
+        """Answers and notifications since the last call."""
         await wait_all_tasks_blocked()
         with trio.move_on_after(0.001):
             return self.parser.feed(await self.stream.receive_some())
@@ -164,7 +164,7 @@ async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> Non
 
 
 async def test_producer_has_the_client_id_of_its_last_heartbeat(node: Node) -> None:
-    """However often it takes another one, nothing is left of those before."""
+    """Earlier client ids leave no trace."""
     for number in range(5):
         await node.ask(34, java_json.dumps({"clientID": f"c{number}", "producerDataSet": [{"groupName": "pg"}]}))
     found = [number for number in range(5) if node.broker.clients.find_producer(f"c{number}") is not None]

@@ -1,4 +1,4 @@
-"""config/*.json as RocketMQ keeps them: store-format §9, and crashes between the two renames."""
+"""Files config/*.json as RocketMQ keeps them, and crashes between the two renames."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_full_disk_is_logged_and_leaves_the_old_version(tmp_path: Path, ca
     with pytest.raises(DiskFull) as caught:
         await file.save(lambda: b"22")
     assert (caught.value.file, caught.value.size_bytes) == (file.path, 2)
-    await file.catch_up()  # nothing is owed: whoever called `save` was told
+    await file.catch_up()  # nothing is pending: `save` has raised
     assert caplog.text.count("config.file_save_failed") == 0
     for number in (3, 4):
         await file.save_when_possible(partial(b"%d".__mod__, number))

@@ -1,4 +1,4 @@
-"""Figures about topics and groups: 202, 208, 300, 303, 308, 317, 321, 343 (remoting §7; JSON of vectors §2)."""
+"""Statistics of topics and groups: 202, 208, 300, 303, 308, 317, 321, 343."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def delay(level: int | str, **more: str) -> str:
 
 
 async def arrivals(node: Node, count: int = 1, **changes: Any) -> list[tuple[float, MessageRecord]]:
-    """The next `count` messages of queue 0 of TT, each with the time at which it came."""
+    """The next `count` messages of queue 0 of TT, with their times of arrival."""
     found: list[tuple[float, MessageRecord]] = []
     offset = changes.pop("offset", 0)
     while len(found) < count:
@@ -158,7 +158,7 @@ async def test_thousand_messages_due_at_once(tmp_path: Path, autojump_clock: obj
 
 
 async def test_large_messages(tmp_path: Path, autojump_clock: object) -> None:
-    """A batch has at most 1 MiB, and of larger messages one."""
+    """A batch has at most 1 MiB, or one larger message."""
     sizes = [700_000, 700_000, 2_000_000, 100, 300_000, 300_000]
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
         submit, batches = node.broker.put_service.submit, []
@@ -175,7 +175,7 @@ async def test_large_messages(tmp_path: Path, autojump_clock: object) -> None:
 
 
 class SteppedClock(WallClock):
-    """A wall clock that somebody sets."""
+    """A wall clock that tests set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class SteppedClock(WallClock):
 
 
 async def note_arrivals(node: Node, into: dict[bytes, list[float]]) -> None:
-    """Note when messages come to queue 0 of TT, for ever."""
+    """Records the arrival times of messages in queue 0 of TT, until cancelled."""
     offset = 0
     while True:
         for at, record in await arrivals(node, offset=offset):
@@ -236,7 +236,7 @@ async def test_restart_neither_loses_nor_repeats_messages(tmp_path: Path, autoju
 
 
 async def test_kill_repeats_only_the_last_seconds(tmp_path: Path, autojump_clock: object) -> None:
-    """What a kill leaves is what the files have at that moment."""
+    """A copy of the files at some moment is the state after a kill."""
     async with open_node(tmp_path / "a", **LEVELS) as node:
         for number in range(275):
             await node.send(b"%d" % number, i=delay(1))
@@ -336,7 +336,7 @@ async def test_delivery_waits_while_the_store_is_not_writable(
 
 
 class BadReads:
-    """Stands before a node's reader of delayed messages; `answer` makes what comes instead of what it reads."""
+    """Wraps a node's reader of delayed messages; `answer` replaces its results."""
 
     def __init__(self, node: Node, answer: Callable[[int], QueueRead | None]) -> None:
         self._read = node.broker.delay._reader.read

@@ -1,4 +1,4 @@
-"""Power lost at any moment while delayed messages wait and are delivered: each is delivered or still waits."""
+"""Power loss at random moments while delayed messages are delivered: each is delivered or still waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEEPS = (0.0, 0.3, 1.0)
 
 
 class Acknowledged(PutRequest, kw_only=True):
-    """A put of the delayed message of that number."""
+    """A put of the delayed message `number`."""
 
     number: int
 
@@ -49,7 +49,7 @@ def delay_offsets(disk: RecordingDisk, run_blocking: Any) -> DelayOffsetTable:
 
 
 async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
-    """A master with SYNC_FLUSH that takes and delivers delayed messages; its disk is slow."""
+    """A SYNC_FLUSH master with a slow disk that accepts and delivers delayed messages."""
     run_blocking = runner_with_slow_syncs(chance, 0.3)
     options = BrokerOptions(flush_sync=True, flush_delay_offset_interval_s=0.4, config_dir=FILE.parent)
     async with AsyncExitStack() as stack:
@@ -82,7 +82,7 @@ async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
 
 
 async def numbers(store: MessageStore, queue: ConsumeQueue | None, queue_offset: int) -> list[int]:
-    """Of the messages in a queue from an offset on."""
+    """Numbers of the messages in a queue from an offset on."""
     found = []
     for entry in queue.read(max(queue_offset, queue.min_offset), 10_000) if queue is not None else ():
         record = decode_record(await store.log.read_all(entry.physical_offset, entry.size))
@@ -91,7 +91,7 @@ async def numbers(store: MessageStore, queue: ConsumeQueue | None, queue_offset:
 
 
 async def look(disk: RecordingDisk) -> tuple[list[int], list[int]]:
-    """The numbers of the messages that are delivered, and of those that wait, after a start on `disk`."""
+    """The numbers of delivered and of waiting messages after a start on `disk`."""
     async with _open(disk, delay_levels_ms=LEVELS_MS, outages=1) as store:
         offsets = delay_offsets(disk, run_inline)
         await offsets.load(store.log.max_offset.value)

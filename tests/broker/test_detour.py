@@ -1,4 +1,4 @@
-"""Messages that are stored in a system topic first: where they go, what of them is kept, and the way back."""
+"""Messages that are stored in a system topic first: redirecting them, and restoring them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls by an SQL92 condition: what comes, how far the consumer gets, what wakes it; and 46. Remoting §4, §6."""
+"""Pulls with an SQL92 condition: results, progress, long polling; and 46."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sql(expression: str | None, **changes: Any) -> dict[str, Any]:
 
 
 async def fill(node: Node, *numbers: int) -> None:
-    """Messages with property a, and a body that says its value."""
+    """Messages with property a, and its value as body."""
     for number in numbers:
         await node.send(b"%d" % number, i=f"a\x01{number}\x02TAGS\x01TagA\x02")
     await node.dispatched()
@@ -51,7 +51,7 @@ async def test_matching_messages_are_returned(node: Node, autojump_clock: object
 
 
 async def test_answer_is_bounded(node: Node, autojump_clock: object) -> None:
-    """The next pull goes on with the first message that had no room."""
+    """The next pull continues with the first message that did not fit."""
     await fill(node, *range(100))
     answer = await node.pull(0, **sql("a >= 10", maxMsgNums=5))
     assert (bodies(node, answer), answer.ext_fields["nextBeginOffset"]) == ([10, 11, 12, 13, 14], "15")
@@ -98,7 +98,7 @@ async def test_matching_message_wakes_a_held_pull(node: Node, autojump_clock: ob
 
 
 async def test_held_pull_ends_at_its_deadline(node: Node, autojump_clock: object) -> None:
-    """What came and was not wanted is skipped for good."""
+    """Messages that do not match are skipped."""
     await fill(node, 1)
     began = trio.current_time()
 

@@ -1,4 +1,4 @@
-"""Topics, groups and offsets in the log of a failover group: what was answered survives, whatever a log loses."""
+"""Tables in the log of a failover group: answered changes survive, whatever end of a log is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def topic(name: str, queue_count: int = 4) -> TopicConfig:
 
 
 def record_ends(store: MessageStore) -> list[int]:
-    """Ends (bytes) of the records of the tables, in order."""
+    """Ends (bytes) of the records of the tables."""
     queue = store.queues.get(TABLES_TOPIC, 0)
     assert queue is not None
     return [entry.physical_offset + entry.size for entry in queue.read(0, queue.max_offset)]
@@ -96,7 +96,7 @@ async def test_waiters_fail_when_nothing_can_be_stored(autojump_clock: MockClock
         master.standing.store_again()
         await master.settled()
         await master.committed("h", "T", 0, 1)
-        # What nobody was promised is written all the same once that is possible; what was refused is not.
+        # Offsets are written once that is possible, although the commits failed; refused topics are not.
         state = master.state()
         assert state.offsets == {"T@g": {0: 5}, "T@h": {0: 1}}
         assert "T" not in state.topics
@@ -150,7 +150,7 @@ async def test_4771_offset_is_never_ahead_of_a_truncated_log(autojump_clock: Moc
         await new.put("T", body=b"sent to the new master")
         await new.settled()
         assert new.tables.offsets.get("g", "T", 0) == 4
-        # The old one comes back, with files that are ahead, and its log is cut to where the histories part.
+        # The old master returns with files that are ahead; its log is truncated to the common part.
         async with open_member(await cut_copy(old.store, confirmed, disk), 1) as back:
             assert back.tables.offsets.get("g", "T", 0) == 4
             await copy_log(new.store, back.store, new.end)
@@ -215,18 +215,18 @@ async def test_new_master_applies_undispatched_records(autojump_clock: MockClock
         assert new.tables.topics.get("T") == topic("T")
         new.tables.offsets.commit("g", "T", 0, 4)
         await trio.sleep(1)
-        async with new.store.log.appends_held():  # of what is committed next nothing is in the log yet
+        async with new.store.log.appends_held():  # the next commit is not in the log yet
             new.tables.offsets.commit("g", "T", 0, 5)
             new.store.log.limit_dispatch(UNLIMITED)
             await trio.sleep(1)
-            assert new.tables.offsets.get("g", "T", 0) == 5, "what is dispatched now is older"
+            assert new.tables.offsets.get("g", "T", 0) == 5, "dispatched records are older"
         await new.settled()
         assert new.tables.offsets.get("g", "T", 0) == 5
         assert new.group_log.is_whole
 
 
 async def test_file_of_another_history_is_ignored(autojump_clock: MockClock) -> None:
-    """Both logs have a record of the tables at the same place; only its epoch tells that it is another one."""
+    """Both logs have a record of the tables at the same offset; only the epoch differs."""
     disk = MemoryDisk()
     async with open_member(disk) as old, open_member(MemoryDisk(), 2) as new:
         await old.become_master(1)
@@ -286,7 +286,7 @@ async def test_records_dispatched_during_loading_are_applied(autojump_clock: Moc
 
 
 async def test_unreadable_record_is_given_up(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables are then not what the log says, until the next snapshot."""
+    """The tables are incomplete then, until the next snapshot."""
     async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as slave:
         await old.become_master(1)
         await old.settled()
@@ -316,7 +316,7 @@ async def test_unreadable_record_is_given_up(autojump_clock: MockClock, monkeypa
 
 
 async def test_failover_never_moves_an_offset_back(autojump_clock: MockClock) -> None:
-    """Ten masters, one after the other, each dies with an end of the log that nobody else has."""
+    """Ten masters in turn die with an end of the log that no other member has."""
     answered: dict[tuple[str, int], int] = {}
     disk = MemoryDisk()
     async with open_member(disk) as first:
@@ -432,7 +432,7 @@ async def test_group_starts_from_files_written_before_it(autojump_clock: MockClo
     for left in (disk, killed):
         async with open_member(left) as again:
             assert again.tables.offsets.get("g", "T", 0) == 4
-    # Somebody runs the broker without its group for a while.
+    # The broker runs without its group for a while.
     disk.write_bytes(file, b'{"offsetTable":{"T@g":{0:5}}}')
     for _ in range(2):
         async with open_member(disk) as again:
@@ -529,7 +529,7 @@ async def tables_of_any_prefix(changes: list[tuple[Any, ...]], cut: int, files: 
                 known.append((master.end, master.state()))
         ends = record_ends(master.store)
         end = ends[cut % len(ends)]
-        # Between two of them is one record with all that was noted, or a snapshot that has it, too.
+        # Between two of them is one record with all changes, or a snapshot that contains them.
         possible = [[state for at, state in known if at <= end][-1]]
         if end not in [at for at, _ in known]:
             possible += [state for at, state in known if at > end][:1]

@@ -1,4 +1,4 @@
-"""What clients, operators and slaves of either make get of a broker that keeps its tables in the log."""
+"""Requests of clients, operators and slaves to a broker that keeps its tables in the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def committed(node: Node, group: str = "g") -> int | None:
 
 
 async def written(node: Node) -> int:
-    """How many records there are, once nothing more comes."""
+    """Number of records once no more are written."""
     await trio.sleep(1)
     await node.dispatched()
     queue = node.store.queues.get(TABLES_TOPIC, 0)
@@ -66,7 +66,7 @@ async def test_answered_changes_survive_the_loss_of_the_files(tmp_path: Path, au
         assert (await commit(node, 1)).code == 0
         assert await committed(node) == 1
         await node.dispatched()
-        assert not (tmp_path / "config").exists(), "they are written now and then"
+        assert not (tmp_path / "config").exists(), "they are written periodically"
     for file in (tmp_path / "config").iterdir():
         file.unlink()
     async with open_node(tmp_path, **IN_LOG) as node:
@@ -117,7 +117,7 @@ async def test_commits_of_one_chunk_become_one_record(tmp_path: Path, autojump_c
 
 
 async def test_only_the_master_answers_commits(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A slave keeps what nobody was promised, and hands it on."""
+    """A slave keeps oneway commits, and passes them on."""
     standing = Standing("b0", 2, is_slave=True, is_elected=True)
     async with open_node(tmp_path / "1", **IN_LOG) as master:
         assert (await master.send()).code == 0
@@ -160,7 +160,7 @@ async def test_member_without_tables_refuses_offset_queries(tmp_path: Path, auto
             assert await codes(slave) == {ResponseCode.SYSTEM_BUSY}
             await slave.broker.groups.find_or_create("g")
             assert slave.broker.offsets.commit("g", "TT", 0, 1)
-            assert await committed(slave) == 1, "what is known is old at worst"
+            assert await committed(slave) == 1, "its tables are at worst out of date"
             sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
             assert await sync.sync_once()
             assert await codes(slave) == {ResponseCode.SUCCESS}
@@ -247,7 +247,7 @@ async def test_admin_changes_are_answered_when_they_are_in_the_log(tmp_path: Pat
 
 
 async def test_delay_progress_may_be_ahead_of_dispatch(tmp_path: Path, autojump_clock: MockClock) -> None:
-    """A new master has read from its log that a message was delivered, and has not dispatched it yet."""
+    """The log of a new master says that a message was delivered, which it has not dispatched yet."""
     async with open_node(tmp_path, **IN_LOG) as node:
         delayed: dict[str, Any] = {"i": "DELAY\x011\x02"}
         assert (await node.send(b"first", **delayed)).code == 0

@@ -1,4 +1,4 @@
-"""What is known of half messages: which are ended, where they live on, and what progress is safe; all of it bounded."""
+"""State of half messages: ended ones, copies, safe progress; all of it bounded."""
 
 from __future__ import annotations
 

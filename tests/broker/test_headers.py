@@ -1,4 +1,4 @@
-"""Whatever stands in the headers and bodies of requests: every request is answered, and nothing breaks."""
+"""Arbitrary headers and bodies of requests: every request is answered, and nothing breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes on their way into a failover group's log: what is taken together, told, and noted again."""
+"""The journal of a failover group: collecting changes, calling waiters, and adding unstored changes again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_waiters_are_called_after_all_earlier_changes() -> None:
     assert told == [("at once", ACKNOWLEDGED)]
     journal.settle(1, TIMED_OUT)
     assert told[1:] == [("first", TIMED_OUT)]
-    # What was acknowledged since tells that all before it is.
+    # A later acknowledgement covers everything before it.
     assert journal.take(10_000) == [TablesRecord(epoch=1)]
     journal.settle(1, ACKNOWLEDGED)
     assert told[2:] == [("nothing new, but that is not acknowledged", ACKNOWLEDGED)]
@@ -71,7 +71,7 @@ def test_unstored_changes_are_added_again_unless_replaced() -> None:
     journal.offsets_removed("T@gone")
     journal.delay(2, 8)
     journal.settle(1, REFUSED, records)
-    # Not the topic: whoever wanted it was told that it isn't there.
+    # Not the topic: its request has failed.
     [again] = journal.take(10_000)
     assert again.offsets == {"T@g": {0: 5, 1: 6}, "T@back": {2: 2}}
     assert sorted(again.removed_offsets) == ["T@back", "T@gone"]
@@ -130,7 +130,7 @@ def test_records_are_bounded() -> None:
 
 
 def test_snapshot_parts_have_the_current_values() -> None:
-    """What changes between two parts is in a record of its own there, or in a later part."""
+    """A change between two parts is in a separate record, or in a later part."""
     state = some_tables()
     state.groups_version = DataVersion(counter=9)
     replica = Replica(TablesState(offsets={"old@g": {0: 1}}, groups={"old": GroupConfig(group_name="old")}))

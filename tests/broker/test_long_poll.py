@@ -1,4 +1,4 @@
-"""Long polling: what wakes a waiting pull, exactly when it is answered, and what it leaves behind. Remoting §4."""
+"""Long polling: what wakes a held pull, when exactly it is answered, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def test_without_long_polling_a_pull_waits_one_second(tmp_path: Path, auto
 
 
 async def test_many_short_holds_leave_no_trace(node: Node, autojump_clock: object) -> None:
-    """Holds that end by an arrival leave the deadline heap too, long before their deadline."""
+    """Holds ended by an arrival are removed from the deadline heap long before their deadline."""
     for offset in range(2, 302):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(node.pull, offset, **SUSPEND))
@@ -174,7 +174,7 @@ async def test_many_short_holds_leave_no_trace(node: Node, autojump_clock: objec
 async def test_answer_larger_than_a_frame_fails_only_its_pull(
     tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was sent in a frame of 16 MiB has no room in an answer that says more about it."""
+    """A message sent in a frame of 16 MiB does not fit an answer, which has a larger header."""
     size: dict[str, Any] = {"message_size_max": FRAME_SIZE_MAX}
     async with open_node(tmp_path, store_changes={"segment_size": 64 << 20, **size}, **size) as node:
         await node.send()

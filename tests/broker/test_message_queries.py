@@ -1,4 +1,4 @@
-"""Messages by key, by unique key and by offset (remoting §7; vectors §5)."""
+"""Messages by key, by unique key and by offset."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_in_an_empty_log(node: Node, autojump_clock: object) -> None:
 
 
 async def test_offset_inside_a_record_is_refused(node: Node, autojump_clock: object) -> None:
-    """A record in a body, as whoever wants to be taken for another may send one, says where it really is."""
+    """A forged record inside a body does not have the offset at which it lies."""
     await node.send(b"one")
     raw = bytes((await node.ask(33, offset=0)).body)
     await node.send(raw)

@@ -1,4 +1,4 @@
-"""The first message of a queue is found by who was told that it is stored, while that queue's files are being made."""
+"""The first message of a queue is found once its send is answered, while the queue's files are being created."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_new_queue_is_known_at_once(tmp_path: Path, autojump_clock: object
             began = trio.current_time()
             await node.send(b"before", b=topic, e=0)
             await node.send(b"first", b=topic, e=1, i="KEYS\x01K\x02")  # its files are the worker's next
-            assert trio.current_time() - began < 1  # whoever sends waits for no queue
+            assert trio.current_time() - began < 1  # sends do not wait for queues
             answer = await ask(node, topic)
             assert trio.current_time() == made_s[-1] == began + 2
             if "offset" in answer.ext_fields:

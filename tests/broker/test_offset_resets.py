@@ -1,4 +1,4 @@
-"""222: a consumer group sent elsewhere, by the broker itself as 5.x does, or by its members as 4.9 (remoting §5)."""
+"""222: resetting a consumer group, by the broker itself as in 5.x, or by its members as in 4.9."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_broker_resets_the_group_itself(node: Node, autojump_clock: object
     assert answer.code == 0
     assert decode_queue_offsets(answer.body) == {("TT", "b0", 0): 1, **{("TT", "b0", n): 0 for n in (1, 2, 3)}}
     assert await committed(node) == "1"
-    # What a consumer says that does not know yet counts for nothing.
+    # Commits of a consumer that has not noticed yet are ignored.
     assert (await commit(node, 3)).code == 0
     assert await committed(node) == "1"
     told = await node.pull(3, sysFlag=5, commitOffset=3)

@@ -1,4 +1,4 @@
-"""How much one pull returns, and what it says about messages that are gone: remoting §4."""
+"""Limits of one pull, and answers for deleted messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_filtered_entries_are_skipped(tmp_path: Path, autojump_clock: obje
 
 
 async def test_slave_reads(tmp_path: Path, autojump_clock: object) -> None:
-    """A slave serves topics that it has messages of, whether or not its table knows them, and corrects no offset."""
+    """A slave serves topics of which it has messages, even if its table lacks them, and corrects no offset."""
     async with open_node(tmp_path) as node:
         await fill(node, 3)
     (tmp_path / "config" / "topics.json").unlink()

@@ -1,4 +1,4 @@
-"""What each put is answered, for every policy: ha-protocol §4.1 and §4.4, vectors §4. Times are virtual and exact."""
+"""The answer to each put, for every policy. Times are virtual and exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def message(body: bytes = b"x", **properties: str) -> Message:
 
 
 class Slave:
-    """The slave's side of an HA connection, doing only what it is told."""
+    """The slave's side of an HA connection, driven by the test."""
 
     def __init__(self, stream: trio.StapledStream[Any, Any]) -> None:
         self.stream = stream
@@ -43,7 +43,7 @@ class Slave:
 
 @asynccontextmanager
 async def slave_of(node: Node) -> AsyncIterator[Slave]:
-    """A slave that reported where the master's log ends and then reads what it is sent without acknowledging."""
+    """A slave that has reported the end of the master's log, and reads without acknowledging."""
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.ha.handle, theirs, "10.0.0.2:5555")
@@ -61,7 +61,7 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
 
 
 async def log_records(node: Node) -> list[MessageRecord]:
-    """What topic TT has in its only queue, read from the log."""
+    """The records of queue 0 of topic TT."""
     log = node.store.log
     while log.dispatched_offset.value < log.max_offset.value:
         await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
@@ -77,7 +77,7 @@ def fill(channel: trio.MemorySendChannel[list[AckRequest]]) -> None:
 
 
 async def put(node: Node, *messages: Message) -> tuple[list[PutStatus], float, str]:
-    """Put and return the statuses, how long it took, and the last remark."""
+    """Puts messages; returns the statuses, the time it took, and the last remark."""
     began = trio.current_time()
     with trio.fail_after(600):
         results = await node.broker.put_service.put(messages or [message()])
@@ -259,7 +259,7 @@ async def test_one_part_of_two_fails(seeded: Callable[..., Any], autojump_clock:
 
 
 class FullDisk(OsDisk):
-    """Has no room for new segments while `is_full`."""
+    """A disk without room for new segments while `is_full`."""
 
     is_full = False
 
@@ -444,7 +444,7 @@ async def test_5x_waits_for_replicas(seeded: Callable[..., Any], autojump_clock:
 
 
 async def test_5x_two_replicas_wanted_without_slaves(seeded: Callable[..., Any], autojump_clock: object) -> None:
-    """5.x looks at nothing before the append and waits 3 s in vain; halog says so at once."""
+    """5.x checks nothing before the append and waits 3 s; halog answers at once."""
     async with seeded(**policy(in_sync_replicas=2)) as node:
         statuses, took_s, remark = await put(node)
         assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 0.0)

@@ -1,4 +1,4 @@
-"""Locks of queues: who has them, how long, and how many there can be. Remoting §6, RebalanceLockManager."""
+"""Locks of queues: holders, lifetime and limits (RebalanceLockManager)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_only_the_holder_can_unlock(node: Node, autojump_clock: object) ->
 
 
 async def test_oneway_unlock(node: Node, autojump_clock: object) -> None:
-    """As the Java client sends it when it stops."""
+    """The Java client sends it at shutdown."""
     await lock(node, "c1", 1)
     stream = await node.listener.connect()
     await stream.send_all(encode_command(RemotingCommand(42, flag=FLAG_ONEWAY, body=body("c1", 1))))
@@ -85,7 +85,7 @@ async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node, autoju
 
 
 async def test_closed_connection_keeps_its_locks(node: Node, autojump_clock: object) -> None:
-    """Its client may be back in a moment, and be at the messages still."""
+    """Its client may return, and still be working on the messages."""
     stream = await node.listener.connect()
     await stream.send_all(encode_command(RemotingCommand(41, body=body("c1", 1))))
     await stream.receive_some()

@@ -1,5 +1,4 @@
-"""Entries of a queue that do not point to their messages: never skipped, never answered with another message. And what
-is read of the log together."""
+"""Wrong queue entries are never skipped, and never answered with another message. Reads of neighbouring messages."""
 
 from __future__ import annotations
 
@@ -67,13 +66,13 @@ IMPOSSIBLE = {
     "an offset beyond the log": {"physical_offset": 1 << 40},
     "an offset below zero": {"physical_offset": -1},
 }
-"""No entry of any message."""
+"""Invalid entries."""
 ELSEWHERE = {
     "a size of less than a record": {"size": 5},
     "the message before": {"physical_offset": 0},
     "the middle of a record": {"physical_offset": 300},
 }
-"""Only the record that is read tells that it is not this one."""
+"""Only the record read shows that it is another one."""
 
 
 @pytest.mark.parametrize("changes", [*IMPOSSIBLE.values(), *ELSEWHERE.values()], ids=[*IMPOSSIBLE, *ELSEWHERE])
@@ -92,7 +91,7 @@ async def test_wrong_entry_is_not_skipped(node: Node, changes: dict[str, int]) -
 
 @pytest.mark.parametrize("changes", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 async def test_wrong_entry_is_not_skipped_by_a_tag_filter(node: Node, changes: dict[str, int]) -> None:
-    """Its tag may be what is wrong with it."""
+    """Its tag hash may be wrong, too."""
     sound = sound_entries(node)
     tags_code = sound[0].tags_code
     queue = Entries([sound[0], sound[1]._replace(tags_code=tags_code + 1, **changes), sound[2]])
@@ -126,7 +125,7 @@ SEGMENT_SIZE = 1 << 20
 
 
 class Log:
-    """Has bytes, some in memory for sure. A read of others brings what it is asked for, or a part of it."""
+    """A log with some bytes in memory. Other reads return all or a part of the requested bytes."""
 
     def __init__(self, hot_from: int, shares: list[float], damaged: range) -> None:
         self.hot_from = hot_from
@@ -191,7 +190,7 @@ def test_messages_read_together_are_the_chosen_ones(
 
 
 def wanted_at(messages: list[tuple[int, int]]) -> Wanted:
-    """Messages at these places, of these sizes, of a queue in which they are the only ones."""
+    """Messages with these offsets and sizes, the only ones of their queue."""
     places, sizes = zip(*messages, strict=True)
     return Wanted(array("q", range(len(messages))), array("q", places), array("q", sizes))
 
@@ -211,7 +210,7 @@ QUEUE_ID = 3
 def test_compiled_gathering_equals_python(
     records: list[tuple[int, int, str]], cuts: list[int], data: st.DataObject
 ) -> None:
-    """Records in spans that end anywhere, at times one that is another than its entry says, or not there."""
+    """Records in spans that end anywhere; sometimes one is wrong or missing."""
     messages, log, expected, wrong = [], b"", b"", -1
     for number, (gap, size, fault) in enumerate(records):
         log += b"-" * gap

@@ -1,4 +1,4 @@
-"""Replies (324, 325): pushed to who asked (326), stored, and answered with what became of the push. Remoting §3."""
+"""Replies (324, 325): pushed to the requester (326), stored, and answered with the outcome of the push."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLY_V1: dict[str, Any] = {**SEND_V1, "topic": "C_REPLY_TOPIC", "properties": P
 
 
 class Asker:
-    """A producer that waits for replies, on a connection of its own."""
+    """A producer with its own connection that waits for replies."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -41,7 +41,7 @@ class Asker:
         return self._commands.pop(0)
 
     async def take(self, code: int = 0, remark: str | None = None) -> RemotingCommand:
-        """Take one reply, and answer it so."""
+        """Accepts one reply and answers it."""
         pushed = await self.next()
         assert pushed.code == 326
         await self.stream.send_all(encode_command(pushed.reply(code, remark)))
@@ -120,7 +120,7 @@ async def test_client_refuses_the_reply(node: Node, autojump_clock: object) -> N
 
 
 async def test_client_does_not_answer(node: Node, autojump_clock: object) -> None:
-    """Others are served meanwhile, on the same connection too; its connection stays."""
+    """Other requests are served meanwhile, on the same connection too, which stays open."""
     asker = await asking(node)
     began = trio.current_time()
     ended: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""The services of a role: begun, ended, and never waited for once nobody runs them any more."""
+"""The services of a role: starting, ending, and not waiting after the broker has ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_services_run_from_begin_to_end(nursery: trio.Nursery, autojump_cl
 
 @pytest.mark.parametrize("when", ["before", "starting", "running"])
 async def test_begin_returns_when_the_broker_ends(when: str, autojump_clock: trio.testing.MockClock) -> None:
-    """Whoever changes its role meanwhile can't be cancelled: he would wait for good, and the process never end."""
+    """A change of role can't be cancelled: if it waited, the process would never end."""
     services, one = RoleServices(), Service()
 
     async def change_role() -> None:

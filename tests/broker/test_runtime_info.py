@@ -1,4 +1,4 @@
-"""Runtime figures, configuration and addresses of a broker: 28, 26, 25, 906 (remoting §7)."""
+"""Runtime statistics, configuration and addresses of a broker: 28, 26, 25, 906."""
 
 from __future__ import annotations
 

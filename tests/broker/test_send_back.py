@@ -1,4 +1,4 @@
-"""36 CONSUMER_SEND_MSG_BACK: what is stored where, and each refusal. Times are virtual."""
+"""36 CONSUMER_SEND_MSG_BACK: the stored copies, and each refusal. Times are virtual."""
 
 from __future__ import annotations
 

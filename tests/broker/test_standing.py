@@ -1,4 +1,4 @@
-"""What a broker is, by itself: who may store, who may acknowledge, and who hears of a change."""
+"""The standing of a broker: storing, acknowledging, and notification of changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled twin that makes usual property strings makes what the one in Python makes, and what `of` would."""
+"""The compiled twin for usual property strings equals the Python one, and `of`."""
 
 from __future__ import annotations
 

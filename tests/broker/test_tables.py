@@ -146,7 +146,7 @@ async def test_slave_copies_its_masters_tables(tmp_path: Path, autojump_clock: o
 
 
 async def test_slave_ignores_names_that_are_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The limit is one of bytes: these names have fewer letters."""
+    """The limit is in bytes: these names have fewer characters."""
     long = "飛" * 86
     assert (len(long), len(long.encode())) == (86, 258)
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
@@ -192,7 +192,7 @@ async def test_slave_continues_without_its_master(tmp_path: Path, autojump_clock
 
 
 async def test_full_disk_creates_no_topic_but_keeps_copied_tables(tmp_path: Path) -> None:
-    """A topic that a restart would not know is refused, with the cause; a group is known at once and written later."""
+    """A topic that can't be written is refused with the cause; a group is known at once and written later."""
     disk = FullDisk()
     options = BrokerOptions()
 

@@ -36,7 +36,7 @@ OK, UNKNOWN, REFUSED = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatu
 
 
 class Hold:
-    """Runs blocking calls inline, but none while it holds: the log gets no further segment then."""
+    """Runs blocking calls inline, except between `begin` and `end`, when the log gets no further segment."""
 
     def __init__(self) -> None:
         self._go_on = trio.Event()
@@ -54,7 +54,7 @@ class Hold:
 
 
 class TermSteps:
-    """Stands for the log of a group: calls `before` a term's first put is admitted, and `after`."""
+    """Stands for the group's log: calls `before` a term's first put is admitted, and `after`."""
 
     def __init__(self, before: Step, after: Step | None = None) -> None:
         self.begin_epoch = before
@@ -78,14 +78,14 @@ def slave_standing() -> Standing:
 
 @asynccontextmanager
 async def member(folder: Path, **changes: Any) -> AsyncIterator[Node]:
-    """A member of a group, a slave still, with one message in its log, so that a slave's report is not 0."""
+    """A slave member of a group with one message in its log, so that a slave's report is not 0."""
     async with open_node(folder, standing=slave_standing(), **changes) as node:
         await node.store.log.put([message(b"first")])
         yield node
 
 
 async def put_later(node: Node, nursery: trio.Nursery, *messages: Any) -> dict[str, Any]:
-    """Put in a task of its own, and come back when that waits; what came of it lands in the result."""
+    """Puts in another task and returns once that waits; the outcome is added to the result."""
     found: dict[str, Any] = {}
 
     async def run() -> None:
@@ -128,7 +128,7 @@ async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path, au
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         found = await put_later(node, nursery)
-        node.broker.standing.become_slave(2)  # by whoever sees that the lease is lost, before the broker is told
+        node.broker.standing.become_slave(2)  # by another task that notices the lost lease first
         node.broker.standing.become_master(3)
         await slave.report(node.store.log.max_offset.value)
         await wait_all_tasks_blocked()
@@ -145,7 +145,7 @@ async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, 
         assert first == {"statuses": [OK], "took_s": 1.0, "remark": ""}
         second = await put_later(node, nursery)
         await trio.sleep(1)
-        # No task has noticed that the lease is over, as after a pause of the process.
+        # No task has noticed the end of the lease, as after a pause of the process.
         await slave.report(node.store.log.max_offset.value)
         await wait_all_tasks_blocked()
         assert second["statuses"] == [UNKNOWN]
@@ -384,7 +384,7 @@ async def test_former_master_ends_no_transaction(tmp_path: Path, autojump_clock:
 
 
 async def test_waiting_rollback_is_answered_and_dropped(tmp_path: Path, autojump_clock: object) -> None:
-    """Its half message may be cut off, and another one get its place: that one must not be taken for rolled back."""
+    """Its half message may be truncated and replaced by another one, which must not count as rolled back."""
     hold = Hold()
     async with (
         member(tmp_path, run_blocking=hold, store_changes={"segment_size": 4096}) as node,
@@ -445,7 +445,7 @@ async def test_rollback_reads_its_half_message_after_the_step_down(
 
 
 async def test_sent_back_message_is_on_the_next_master(tmp_path: Path, autojump_clock: object) -> None:
-    """The consumer goes on behind it, so that nobody else has it any more."""
+    """The consumer skips it, so that the copy is the only one."""
     async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         await node.broker.become_master(1)
         codes: list[int] = []
@@ -463,7 +463,7 @@ async def test_sent_back_message_is_on_the_next_master(tmp_path: Path, autojump_
         await wait_all_tasks_blocked()
         await node.broker.become_slave(1)
         await wait_all_tasks_blocked()
-        assert codes == [0, 1], "the consumer sends it itself now, to whoever is the master"
+        assert codes == [0, 1], "the consumer now sends it itself, to the current master"
 
 
 # ---- acknowledged by the sync-state set
@@ -471,7 +471,7 @@ async def test_sent_back_message_is_on_the_next_master(tmp_path: Path, autojump_
 
 @asynccontextmanager
 async def leading(folder: Path, *others: int, **changes: Any) -> AsyncIterator[tuple[Node, dict[int, MemberSide]]]:
-    """The master of a term whose set are itself and `others`, each connected and with all of the log."""
+    """The master of a term whose sync-state set is itself and `others`, connected and in sync."""
     async with member(folder, by_set=True, **SYNC, **changes) as node, trio.open_nursery() as nursery:
         end = node.store.log.max_offset.value
         await node.store.epochs.append(1, end)
@@ -551,7 +551,7 @@ async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, autojump_clo
 async def test_new_master_resets_no_consumer_before_it_serves_older_messages(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    """Its predecessor may have shown more. In a queue that ends there for good an offset beyond is corrected."""
+    """Its predecessor may have served more. In a queue that stays shorter, a higher offset is corrected."""
     async with member(tmp_path) as node:
         assert await node.broker.become_master(1)
         log = node.store.log

@@ -36,14 +36,14 @@ def half_properties(**more: str) -> str:
 
 
 async def send_half(node: Node, body: bytes = b"half", more: dict[str, str] | None = None, **changes: Any) -> Any:
-    """Send a half message to queue 1 of TT, born now."""
+    """Sends a half message to queue 1 of TT, born now."""
     born = WallClock()()
     ext = {"i": half_properties(**(more or {})), "f": 4, "e": 1, "g": born, **changes}
     return await node.send(body, **ext)
 
 
 def place(answer: RemotingCommand) -> dict[str, Any]:
-    """What 37 says of the half message that `answer` is about."""
+    """The ext fields of a 37 for the half message of `answer`."""
     return {
         "tranStateTableOffset": int(answer.ext_fields["queueOffset"]),
         "commitLogOffset": decode_message_id(answer.ext_fields["msgId"])[2],
@@ -57,7 +57,7 @@ async def end(node: Node, half: Any, what: int, **changes: Any) -> RemotingComma
 
 
 async def records(node: Node, topic: str = "TT", queue_id: int = 1) -> list[MessageRecord]:
-    """Everything in a queue."""
+    """All records of a queue."""
     await node.dispatched()
     queue = node.store.queues.get(topic, queue_id)
     found = []
@@ -226,7 +226,7 @@ async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Pa
         assert len(await records(node, GIVEN_UP_TOPIC, 0)) == 1
         assert await records(node) == []
         assert node.broker.transactions.statistics().given_up_count == 1
-        # All the same, who knows at last may end it.
+        # It can still be ended.
         assert (await end(node, asked_place(asked(node)[-1]), COMMIT)).code == 0
         assert len(await records(node)) == 1
 
@@ -281,7 +281,7 @@ async def test_immunity_of_one_message(tmp_path: Path, autojump_clock: object, i
 
 
 async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_clock: object) -> None:
-    """It is known by its first offset and lives on at its third; nobody is asked any more, also after a restart."""
+    """Ending it by its first offset ends its second copy; it is not checked any more, even after a restart."""
     async with open_node(tmp_path) as node:
         await be_producer(node)
         answer = await send_half(node)
@@ -340,7 +340,7 @@ async def test_checks_continue_after_a_restart(tmp_path: Path, autojump_clock: o
 
 
 async def test_open_half_messages_are_checked_after_a_kill(tmp_path: Path, autojump_clock: object) -> None:
-    """What a kill leaves is what the files have at that moment."""
+    """A copy of the files at some moment is the state after a kill."""
     async with open_node(tmp_path / "a") as node:
         await be_producer(node)
         halves = [await send_half(node, b"%d" % number) for number in range(6)]
@@ -447,7 +447,7 @@ async def test_half_messages_with_other_flags(tmp_path: Path, autojump_clock: ob
         assert (await node.send(f=8)).code == 16
         assert (await node.send(f=4, i="DELAY\x011\x02")).code == 16
         assert (await send_half(node, f=4 | 0x80)).code == 16
-        # A consumer of before 4.6.1 sends a message back that was one of a transaction.
+        # A consumer before 4.6.1 sends back a message of a transaction.
         assert (await send_half(node, more={"DELAY": "1"}, j=1)).code == 0
         assert len(await records(node, HALF_TOPIC, 0)) == 1
 
@@ -459,7 +459,7 @@ async def test_slave_refuses_ends(tmp_path: Path, autojump_clock: object) -> Non
 
 
 async def test_delayed_half_message_of_another_broker(tmp_path: Path, autojump_clock: object) -> None:
-    """It begins with the commit, as RocketMQ's would."""
+    """The delay starts with the commit, as in RocketMQ."""
     async with open_node(tmp_path) as node:
         await node.broker.topics.ensure("TT", 2)
         properties = half_properties(DELAY="2", REAL_TOPIC="TT", REAL_QID="1").encode()
@@ -474,7 +474,7 @@ async def test_delayed_half_message_of_another_broker(tmp_path: Path, autojump_c
 
 
 async def test_thousand_open_half_messages(tmp_path: Path, autojump_clock: object) -> None:
-    """They are stored anew in batches of at most 256, or of a MiB."""
+    """They are stored again in batches of at most 256 messages, or 1 MiB."""
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
         await be_producer(node)
         await node.broker.topics.ensure("TT", 2)

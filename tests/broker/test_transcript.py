@@ -190,7 +190,7 @@ async def test_consumer_offsets(node: Node, autojump_clock: object) -> None:
 
     answer = await node.ask(14, **place(0))
     assert (answer.code, answer.ext_fields) == (0, {"offset": "0"})
-    # A queue that is empty, but there: whoever was told to begin at its end would miss what arrives until it has asked.
+    # An existing but empty queue: starting at its end, a consumer would miss messages that arrive before it asks.
     assert (await node.ask(14, **place(3))).ext_fields == {"offset": "0"}
     for nowhere in (place(99), {**place(0), "topic": "Unknown"}):
         answer = await node.ask(14, **nowhere)

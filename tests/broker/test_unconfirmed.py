@@ -1,4 +1,4 @@
-"""What is written but not confirmed (behind the log's `dispatch_limit`): no client is shown or told anything of it."""
+"""Unconfirmed messages (behind the log's `dispatch_limit`) are invisible to clients."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from tests.load.real_soak import Row
 from tests.load.virtual_soak import Sample
 
 SETTLED_SHARE = 0.25
-"""Of a real run, so much passes until caches and allocators have what they need."""
+"""Warm-up of a real run, until caches and allocators are filled."""
 
 OWN_GROWTH_MAX = 0.10
 OWN_GROWTH_FREE = 4 << 20
-"""Own pages may grow by so much of themselves, or by so many bytes: fragmentation, not a leak of every request."""
+"""Allowed growth of private memory, as a fraction or in bytes: fragmentation, not a leak per request."""
 
 SETTLED_H = 1.5
 """Of a virtual run: by then retention deletes as much as comes."""

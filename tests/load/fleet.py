@@ -54,7 +54,7 @@ class Fleet:
         return self._idle_count + self._active_count
 
     def stop(self) -> None:
-        """Let each connection finish what it does, and end."""
+        """Ends each connection once its requests are answered."""
         self._is_stopping = True
 
     async def run(self) -> None:

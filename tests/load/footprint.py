@@ -1,4 +1,4 @@
-"""What a process holds, read from /proc: memory of its own, descriptors by kind."""
+"""Resources of a process from /proc: private memory, descriptors by kind."""
 
 from __future__ import annotations
 

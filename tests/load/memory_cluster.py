@@ -186,7 +186,7 @@ class Host:
 
 
 class Client:
-    """Requests to one broker, as a client on a host of its own makes them."""
+    """Requests to one broker from a client on another host."""
 
     def __init__(self, client: RemotingClient, address: str) -> None:
         self._client = client

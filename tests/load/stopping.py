@@ -24,7 +24,7 @@ CONNECTION_COUNT = 4
 WINDOW = 50
 IN_FLIGHT = CONNECTION_COUNT * WINDOW
 ANSWERS_MAX = 2000
-"""The end comes after so many answers at most."""
+"""Maximum number of answers before the end."""
 SEQUENCES_EACH = 10_000_000
 
 

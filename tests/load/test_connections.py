@@ -32,7 +32,7 @@ CONNECTION_BYTES_MAX = 40_000
 
 @asynccontextmanager
 async def followers(directory: Path, address: str) -> AsyncIterator[list[CommitLog]]:
-    """Twenty slaves' replication, each with a store of its own, over real sockets; in this process to spare CI."""
+    """Replication of twenty slaves, each with its own store, over real sockets, in this process to save time."""
     async with AsyncExitStack() as stack:
         logs = []
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -53,7 +53,7 @@ async def followers(directory: Path, address: str) -> AsyncIterator[list[CommitL
 
 
 async def wait_for(master: Broker, slaves: int, task_count_max: int) -> dict[str, int]:
-    """Wait until so many slaves are in sync and no more tasks run; what /status says of them."""
+    """Waits until `count` slaves are in sync and no other tasks run; returns their /status."""
     with trio.fail_after(30):
         while True:
             status = await trio.to_thread.run_sync(master.status)

@@ -47,13 +47,13 @@ GARBAGE = b"\xff\xfe" * 40
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One moment, after so many hours. `kinds`: most frequent types; `tables`: entries of tables, and files."""
+    """State after some hours. `kinds`: most frequent types; `tables`: entries of tables, and files."""
 
     hour: float
     task_count: int
     object_count: int
     block_count: int
-    """Allocated blocks of memory, which counts also what the collector does not track"""
+    """Allocated blocks of memory, including objects that the collector does not track"""
     tables: dict[str, int]
     kinds: dict[str, int]
 

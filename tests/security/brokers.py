@@ -34,7 +34,7 @@ def policy(accounts: str = ACCOUNTS) -> AclPolicy:
 
 
 class Client:
-    """Asks a broker as somebody."""
+    """Sends requests signed by one account."""
 
     def __init__(self, node: Node, credentials: AclCredentials | None) -> None:
         self.node = node
@@ -43,7 +43,7 @@ class Client:
     async def ask(
         self, code: int, body: bytes = b"", changed: dict[str, str] | None = None, **ext: Any
     ) -> RemotingCommand:
-        """As Node.ask, signed; `changed` are fields put in behind the signature."""
+        """As Node.ask, signed; `changed`: fields changed after signing."""
         fields = {name: text(value) for name, value in ext.items() if value is not None}
         command = RemotingCommand(
             code, language=LanguageCode.JAVA, version=CLIENT_VERSION, ext_fields=fields, body=body
@@ -56,16 +56,16 @@ class Client:
 
 @asynccontextmanager
 async def guarded_broker(folder: Path, accounts: str = ACCOUNTS) -> AsyncIterator[Node]:
-    """A broker that checks."""
+    """A broker with access control."""
     async with open_node(folder, acl_policy=policy(accounts)) as node:
         yield node
 
 
 def alice(node: Node) -> Client:
-    """Somebody with a few rights."""
+    """An account with a few rights."""
     return Client(node, AclCredentials("alice-key", SECRET))
 
 
 def admin(node: Node) -> Client:
-    """Somebody with all of them."""
+    """An admin."""
     return Client(node, AclCredentials("admin-key", "the-secret-of-admin"))

@@ -1,4 +1,4 @@
-"""plain_acl.yml: what RocketMQ's distribution ships, address patterns, and mistakes, none of which shows a secret."""
+"""plain_acl.yml: the file that RocketMQ ships, address patterns, and errors, which never contain a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker with aclEnable lets whom do: every request that it serves, and ways around that 4.9.7 leaves open."""
+"""Permissions of every request at a broker with aclEnable, and bypasses that 4.9.7 leaves open."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OFFSET = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 0}
 
 
 def heartbeat(group: str, topic: str) -> bytes:
-    """34's body."""
+    """The body of 34."""
     return json.dumps(
         {"clientID": "c", "consumerDataSet": [{"groupName": group, "subscriptionDataSet": [{"topic": topic}]}]}
     ).encode()
 
 
 async def refusal(client: Client, code: int, body: bytes = b"", **ext: Any) -> str:
-    """Why a request is refused, without what is the same each time; "" if it is not."""
+    """The distinctive part of a refusal; "" if the request is allowed."""
     answer = await client.ask(code, body, **ext)
     if not (answer.remark or "").startswith(EXCEPTION):
         return ""
@@ -58,12 +58,12 @@ async def test_authentication(autojump_clock: MockClock, tmp_path: Path) -> None
         assert changed.remark == EXCEPTION + "Check signature failed for accessKey=alice-key"
         unsigned = await alice(node).ask(310, b"x", changed={"Signature": ""}, **SEND_V2)
         assert unsigned.remark == EXCEPTION + "Check signature failed for accessKey=alice-key"
-        # What is refused touches nothing: not even the topic is made.
+        # A refused request has no effect: not even the topic is created.
         assert node.broker.topics.get("writable") is None
 
 
 ENDS = (29, 30, 31, 32)
-"""What asks where queues begin and end."""
+"""Requests for the bounds of queues."""
 
 REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (310, b"x", {**SEND_V2, "b": "writable"}, ""),
@@ -77,7 +77,7 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (10, b"x", {**SEND_V1, "topic": "writable"}, ""),
     (10, b"x", {**SEND_V1, "topic": "other"}, "No default permission for topic:other"),
     (10, b"x", {**SEND_V1, "topic": "%RETRY%h"}, "No default permission for group:h"),
-    # The parser goes by the names that are there, not by the code: so must the check.
+    # The parser goes by the field names, not by the code: so must the check.
     (10, b"x", {**SEND_V1, **SEND_V2, "topic": "writable", "b": "other"}, "No default permission for topic:other"),
     (310, b"x", {**SEND_V1, "topic": "other", "b": "writable"}, "No default permission for topic:other"),
     (320, b"x", {**SEND_V2, "b": "other", "m": True}, "No default permission for topic:other"),
@@ -155,7 +155,7 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (307, b"", {"consumerGroup": "g"}, "Need admin permission for request code=307, but accessKey=alice-key is not"),
     (309, b"", {"consumerGroup": "g"}, "Need admin permission for request code=309, but accessKey=alice-key is not"),
 ]
-"""Code, body, ext fields, and why it is refused to alice; "" if it is not."""
+"""Code, body, ext fields, and why alice is refused; "" if allowed."""
 
 
 async def test_permissions(autojump_clock: MockClock, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ accounts: [{{accessKey: alice-key, secretKey: the-secret-of-alice, whiteRemoteAd
 
 
 async def test_addresses_that_need_no_signature(autojump_clock: MockClock, tmp_path: Path) -> None:
-    """The peer of a memory stream is no address: it is meant by * alone."""
+    """The peer of a memory stream has no address: only * matches it."""
     unsigned = {"AccessKey": "alice-key", **SEND_V2}
     async with guarded_broker(tmp_path / "1", WHITE.format("'*'", "")) as node:
         assert await refusal(Client(node, None), 310, b"x", **SEND_V2) == ""
@@ -235,7 +235,7 @@ async def test_connection_closes_after_repeated_auth_failures(
             assert (await wrong.ask(310, b"x", **SEND_V2)).code == 1
         with pytest.raises(trio.BrokenResourceError):
             await wrong.ask(310, b"x", **SEND_V2)
-        assert (await wrong.ask(310, b"x", **SEND_V2)).code == 1  # on a connection of its own again
+        assert (await wrong.ask(310, b"x", **SEND_V2)).code == 1  # on a new connection
         assert node.broker.acl_guard is not None
         found = node.broker.acl_guard.statistics()
         assert (found.account_count, found.failed_count, found.denied_count, found.closed_count) == (2, 12, 0, 1)
@@ -284,7 +284,7 @@ async def test_rules_and_handlers_have_the_same_codes(autojump_clock: MockClock,
 
 
 async def test_every_broker_code_enforces_its_rule(autojump_clock: MockClock, tmp_path: Path) -> None:
-    """For somebody with no right at all, who names the topic and the group of others."""
+    """For an account without rights that names topics and groups of others."""
     accounts = ACCOUNTS + "  - {accessKey: nobody-key, secretKey: the-secret-of-nobody}\n"
     names = {"topic": "TT", "consumerGroup": "g", "group": "g", "statsName": "TOPIC_PUT_NUMS", "statsKey": "TT"}
     ext = {**names, "queueId": 0, "index": 0, "count": 1, "b": "TT", "a": "g"}

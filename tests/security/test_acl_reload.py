@@ -1,4 +1,4 @@
-"""Which files make a policy, and what becomes of a running broker's when they change, break or vanish."""
+"""The files of a policy, and reloading them when they change, break or vanish."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.broker.node import inline
 
 
 def files_in(folder: Path, is_open_to_others: Callable[[Path], bool] = lambda path: False) -> AclPolicyFiles:
-    """As a node makes them, on a real disk."""
+    """Policy files as a node opens them, on a real disk."""
     return AclPolicyFiles(
         folder / "plain_acl.yml",
         folder / "acl",
@@ -29,7 +29,7 @@ def files_in(folder: Path, is_open_to_others: Callable[[Path], bool] = lambda pa
 
 
 def write(path: Path, *names: str) -> None:
-    """Accounts of those names."""
+    """Accounts with these names."""
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(
         "accounts:\n" + "".join(f"  - {{accessKey: {name}, secretKey: the-secret-of-{name}}}\n" for name in names)

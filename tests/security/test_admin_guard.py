@@ -1,4 +1,4 @@
-"""adminToken: every page needs it once it is set, changes always do, and only as a bearer token."""
+"""adminToken: every page needs it if it is set; changes always need it, as a bearer token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def admin(token: str | None) -> AsyncIterator[int]:
 
 
 async def ask(port: int, path: str, *headers: str, method: str = "GET") -> tuple[int, str]:
-    """Status and everything that came."""
+    """Status and response."""
     lines = [f"{method} {path} HTTP/1.1", "Host: x", "Content-Length: 0", *headers, "", ""]
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         with trio.fail_after(20):
@@ -84,7 +84,7 @@ async def test_with_a_token_every_page_needs_it(caplog: pytest.LogCaptureFixture
 
 
 async def test_a_change_needs_a_bearer_token() -> None:
-    """There is no page yet that changes anything: what gets through is told by the page's own 405."""
+    """No page changes anything yet: a 405 of the page itself shows that the request was let through."""
     async with admin(TOKEN) as port:
         close = "Connection: close"
         assert (await ask(port, "/status", method="POST"))[0] == 401

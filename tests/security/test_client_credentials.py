@@ -1,4 +1,4 @@
-"""The SDK and the command at a node that asks for credentials: given, of the environment, of a file, wrong."""
+"""The SDK and the command at a node that requires credentials: given, from the environment, from a file, wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ accounts:
 
 
 def node_config(folder: Path) -> ha.Config:
-    """A node that asks clients and operators."""
+    """A node that requires credentials of clients and operators."""
     file = folder / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""docs/security.md: what it gives to copy works as it stands."""
+"""The examples and tables of docs/security.md are valid."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_permission_tables_equal_the_code() -> None:
 
 
 def test_every_answered_request_is_in_a_table() -> None:
-    """Read off the page, so that a marker that is gone is noticed, too."""
+    """Read from the page, so that a missing marker is noticed, too."""
     said = {
         int(code): needs
         for needs, codes in re.findall(r"(?m)^\| ([^|]+) \| (\d+ [A-Z_\d]+(?:, \d+ [A-Z_\d]+)*) \|$", DOCUMENT)
@@ -86,5 +86,5 @@ async def test_checklist_fields_are_in_the_status(tmp_path: Path) -> None:
             found = shown
             for parent in parents:
                 found = found[parent]
-            # A reason is counted from its first time on.
+            # A reason is only counted once it has occurred.
             assert name in found or name in {reason.value for reason in CloseReason}, path

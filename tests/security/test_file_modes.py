@@ -1,4 +1,4 @@
-"""What a node writes may be read by its user and its group, whatever the umask; what was there keeps its mode."""
+"""Files of a node are readable by its user and group, whatever the umask; existing files keep their mode."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""haSharedSecret between every kind of master and slave, and against strangers: who may, follows; who may not, is told
-why on both sides, gets no byte of the log, and nobody hangs."""
+"""haSharedSecret between every kind of master and slave, and against other peers.
+
+Authorized slaves follow; others get no byte of the log, both sides log why, and no side hangs."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ async def test_every_combination_of_master_and_slave(
             assert found.condition is condition
             assert detail in found.detail
             assert service.acknowledged() == []
-            # A master that hangs up without a word may have crashed: it is tried once more before it is known why.
+            # A master that closes without an answer may have crashed: the slave retries once before it knows why.
             told_at = 1 if (masters, slaves) == (A, None) else 0
             pauses = [after - before for before, after in itertools.pairwise(link.times)]
             assert pauses[told_at:] == pytest.approx([5.0, 5.0])  # no loop
@@ -103,7 +104,7 @@ async def test_slave_with_a_secret_does_not_follow_rocketmq(autojump_clock: Mock
 
 
 class Stranger:
-    """Speaks to a master that has secret A, and keeps all it hears."""
+    """Talks to a master with secret A, and records everything received."""
 
     def __init__(self, nursery: trio.Nursery, log: MemoryLog | None = None, seed: int = 1) -> None:
         self.service = HAService(log or MemoryLog(CONTENT), options_with(A, seed))
@@ -154,7 +155,7 @@ def test_unauthenticated_peer_gets_at_most_a_challenge(chunks: list[bytes], begi
 
 
 def words() -> Iterator[bytes]:
-    """What strangers open with."""
+    """First bytes of unauthenticated peers."""
     yield b"\0" * 8  # RocketMQ's slave with an empty log
     yield (5000).to_bytes(8, "big")  # and one that goes on
     yield b"\0" * 80
@@ -204,7 +205,7 @@ async def test_silent_or_slow_peer_is_closed_after_ten_seconds(autojump_clock: M
 
 
 class Tap(trio.abc.Stream):
-    """Keeps what passes in both directions."""
+    """Records both directions."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -227,7 +228,7 @@ class Tap(trio.abc.Stream):
 
 
 async def overheard(nursery: trio.Nursery) -> Tap:
-    """A good slave's connection up to its first bytes of the log, as seen from the slave's side."""
+    """The connection of a valid slave up to the first bytes of the log, recorded at the slave."""
     service = HAService(MemoryLog(CONTENT), options_with(A, 1))
     taps: list[Tap] = []
     link = Link(service, nursery)
@@ -254,7 +255,7 @@ async def test_recorded_handshake_can_not_be_replayed(autojump_clock: MockClock)
         await again.say(tap.sent[8:])
         assert len(again.heard) == 44
         assert again.reason is CloseReason.NOT_AUTHENTICATED
-        # The same words do open a master that makes the same nonce again: what is refused above is the old nonce.
+        # The recording works at a master that repeats its nonce: above, the old nonce was refused.
         same = Stranger(nursery, seed=1)
         await same.say(HELLO)
         await same.say(tap.sent[8 : 8 + 64 + 8])  # and the first report, a request of 0
@@ -341,7 +342,7 @@ async def test_unauthenticated_peers_do_not_fill_the_log(
 
 
 async def test_empty_slave_recovers_after_a_refused_handshake(autojump_clock: MockClock) -> None:
-    """Its master hangs up for another reason: it asks once why, learns nothing, and follows as soon as it can."""
+    """Its master closes for another reason: the slave asks once, learns nothing, and follows when it can."""
     master, slave = MemoryLog(CONTENT), MemoryLog()
     service = HAService(master)
     said: list[int] = []

@@ -1,4 +1,4 @@
-"""Whatever peers say of themselves, a log record is one line, and no line is anything but a record."""
+"""Values from peers never break a log record into several lines, or forge one."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.namesrv.brokers import open_site, register
 
 FORGED = "2026-01-01T00:00:00.000Z ERROR ha.forged all_is_lost"
 EVIL = f"x\r\n{FORGED}\n\x1b[2K\x00\x07\x7f\x85\u2028\u2029\x0b\x0c\u202e\tx"
-"""Everything that a terminal, a pager or `str.splitlines` may take for the end of a line, or that moves a cursor"""
+"""Every character that a terminal, a pager or `str.splitlines` treats as the end of a line, or that moves a cursor"""
 
 
 class Lines(logging.Handler):
-    """Formats each record as a process does for its stderr."""
+    """Formats records like a process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Lines(logging.Handler):
         self.lines.append(self.format(record))
 
     def check(self) -> list[str]:
-        """Each is one line; returns the events of those that hold what was sent, escaped."""
+        """Checks that each record is one line; returns the events that contain the sent value, escaped."""
         for line in self.lines:
             assert len(line.splitlines()) == 1, line
             assert line.isprintable(), line
@@ -108,11 +108,11 @@ def test_event_on_the_status_page_is_one_line() -> None:
     assert FORGED in event.text
 
 
-# ---- through the doors
+# ---- from the network
 
 
 async def test_requests_to_a_broker(tmp_path: Path, autojump_clock: object, lines: Lines) -> None:
-    """Each name in each request, one at a time, in the header or the body."""
+    """Each name of each request, in header or body."""
     asked: dict[int, Mapping[str, object]] = dict(HEADERS)
     for code in ADMIN_CODES:
         asked.setdefault(code, GOOD)
@@ -177,7 +177,7 @@ async def test_requests_to_a_name_server(lines: Lines) -> None:
 
 
 class FalseMaster:
-    """Answers what a slave asks of its master."""
+    """Answers a slave's requests to its master."""
 
     def __init__(self, answer: RemotingCommand) -> None:
         self._answer = answer

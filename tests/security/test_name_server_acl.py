@@ -42,7 +42,7 @@ async def ask(peer: Peer, command: RemotingCommand, who: AclCredentials | None) 
 
 
 async def own(site: Site) -> Peer:
-    """A connection of the process that the name server is in."""
+    """A connection from the name server's own process."""
     ours, theirs = trio.testing.memory_stream_pair()
     site.nursery.start_soon(partial(site.name_server.server.handle, theirs, is_own=True))
     return Peer(ours)
@@ -94,7 +94,7 @@ async def test_a_broker_in_the_same_process_needs_no_account() -> None:
 
 
 async def test_unsigned_brokers_are_admitted_by_address() -> None:
-    """RocketMQ 4.9's brokers, as shipped; the peer of a memory stream is meant by * alone."""
+    """RocketMQ 4.9's brokers as shipped. Only * matches the peer of a memory stream."""
     async with open_site(guard=guard("{globalWhiteRemoteAddresses: ['*'], accounts: []}")) as site:
         assert (await ask(site.connect(), register(), None)).code == 0
 
@@ -106,7 +106,7 @@ async def test_without_a_policy_everything_is_allowed() -> None:
         assert (await ask(peer, unregister(), None)).code == 0
 
 
-# Where signed requests are taken from
+# Origins of signed requests
 
 
 async def test_signed_requests_on_plain_connections_are_refused_where_tls_is_required() -> None:
@@ -138,7 +138,7 @@ def test_invalid_origins_are_refused(text: str) -> None:
         AdminOrigins(text)
 
 
-# The whole of it
+# Brokers, SDK and CLI together
 
 ACCOUNTS = """
 accounts:
@@ -177,7 +177,7 @@ async def test_brokers_sdk_and_cli_with_a_guarded_name_server(
                 assert await command("topic", "list", *to) in codes, capfd.readouterr().err
             assert await command("topic", "delete", "T", "--yes", *to) == 0, capfd.readouterr().err
 
-            # While it runs: nobody but the admin is known any more.
+            # Changed at run time: only the admin remains.
             file.write_text("accounts: [{accessKey: admin-key, secretKey: the-secret-of-admin, admin: true}]")
             async with open_remoting_client() as client:
                 with trio.fail_after(10):

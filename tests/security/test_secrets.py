@@ -1,4 +1,4 @@
-"""Known secrets are given to nodes in every way there is; then all that these nodes say is searched for them."""
+"""Nodes get known secrets in every possible way; then all of their output is searched for them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ accounts:
 
 
 def secrets_in(text: str) -> list[str]:
-    """Those that `text` shows, in clear or as they stand in headers of basic authentication."""
+    """The secrets in `text`, plain or encoded for basic authentication."""
     shapes = {secret: (secret, base64.b64encode(f"x:{secret}".encode()).decode()) for secret in SECRETS}
     return [secret for secret, shape in shapes.items() if any(each in text for each in shape)]
 
 
 def secure(make: Callable[..., ha.Config], folder: Path, *arguments: Any, **keys: Any) -> ha.Config:
-    """A configuration with every secret that there is."""
+    """A configuration with every secret."""
     (folder / "plain_acl.yml").write_text(ACCOUNTS)
     (folder / "token").write_text(TOKEN + "\n")
     for name in ("plain_acl.yml", "token"):
@@ -65,7 +65,7 @@ def secure(make: Callable[..., ha.Config], folder: Path, *arguments: Any, **keys
 
 
 async def status(address: str, *headers: str) -> str:
-    """What /status answers."""
+    """The answer of /status."""
     host, port = address.rsplit(":", 1)
     request = "\r\n".join(("GET /status HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""))
     async with await trio.open_tcp_stream(host, int(port)) as stream:
@@ -74,7 +74,7 @@ async def status(address: str, *headers: str) -> str:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Wait for what has no event of its own."""
+    """Polls a condition that has no event."""
     for _ in range(1000):
         if done():
             return
@@ -117,7 +117,7 @@ async def test_node_output_has_no_secrets(
 
 
 async def _ask_for_trouble(master: Node, said: list[str]) -> None:
-    """Requests that are refused, and what the SDK makes of them."""
+    """Refused requests, and the SDK's errors."""
     async with open_remoting_client() as client:
         for credentials in (None, AclCredentials("client-key", WRONG), AclCredentials("client-key", CLIENT)):
             command = RemotingCommand(17, ext_fields={"topic": "t"})
@@ -138,7 +138,7 @@ async def _ask_for_trouble(master: Node, said: list[str]) -> None:
 
 
 def everything() -> str:
-    """The repr of every object of halog's that there is now."""
+    """The repr of every live object of halog."""
     shown = []
     for found in gc.get_objects():
         if str(type(found).__module__).startswith("ha.") and not isinstance(found, type):
@@ -149,7 +149,7 @@ def everything() -> str:
 
 
 def _traceback(given: ha.Config) -> str:
-    """A bug somewhere with a configuration at hand, as a tool that shows local variables would show it."""
+    """The report of a bug by a tool that shows local variables, among them a configuration."""
     try:
         raise RuntimeError(f"a bug with {given}, {given.ha_shared_secret!r}, {given.ha_shared_secret}")
     except RuntimeError as error:
@@ -198,12 +198,12 @@ def test_configuration_errors_do_not_show_secrets(settings: list[str], request: 
         load_config(ha.Config, settings=settings)
     shown = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
     found = [part for part in (*SECRETS, SHARED[:9], TOKEN[:9]) if part in shown]
-    # Where a boolean is expected the text is repeated: who puts a secret there has to be told what he wrote.
+    # Where a boolean is expected, the error repeats the text.
     assert found == ([SHARED, SHARED[:9]] if settings[0].startswith("aclEnable") else [])
 
 
 def only(error: BaseException) -> BaseException:
-    """What is in exception groups."""
+    """The exceptions in exception groups."""
     while isinstance(error, BaseExceptionGroup):
         [error] = error.exceptions
     return error
@@ -248,7 +248,7 @@ async def test_world_readable_secret_is_a_warning(tmp_path: Path, caplog: pytest
 
 
 def test_all_secrets_are_compared_in_constant_time() -> None:
-    """What checks a signature, proof or token calls hmac.compare_digest, and compares with == nowhere."""
+    """Code that checks a signature, proof or token calls hmac.compare_digest, and never compares with ==."""
     places = {
         "protocol/acl.py": {"has_signed"},
         "protocol/ha_handshake.py": {"is_slave_proof", "is_master_proof"},
@@ -267,7 +267,7 @@ def test_all_secrets_are_compared_in_constant_time() -> None:
             compared = [n for n in ast.walk(functions[name]) if isinstance(n, ast.Compare)]
             harmless = ("len(", "b'authorization'", "is not None")  # how many headers there are, and their name
             assert all(any(word in ast.unparse(n) for word in harmless) for n in compared), (file, name)
-    # And nobody else looks at a Signature.
+    # No other code reads a Signature.
     for path in PACKAGE.rglob("*.py"):
         if path != PACKAGE / "protocol" / "acl.py":
             assert '"Signature"' not in path.read_text(), path

@@ -1,4 +1,4 @@
-"""Signatures: vectors made by RocketMQ's own AclSigner (4.9.7 and a later 5.x), and what must not be signed for."""
+"""Signatures: vectors made by RocketMQ's AclSigner (4.9.7 and a later 5.x), and invalid ones."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def credentials(name: str) -> AclCredentials:
 
 
 async def send_half(client: Client, body: bytes = b"half", topic: str = "payments") -> RemotingCommand:
-    """Send a half message, born now."""
+    """Sends a half message, born now."""
     ext = {**SEND_V2, "b": topic, "f": 4, "g": WallClock()(), "i": half_properties()}
     answer = await client.ask(310, body, **ext)
     assert answer.code == 0, answer.remark
@@ -57,7 +57,7 @@ async def end(client: Client, where: dict[str, Any], what: int, **changes: Any) 
 
 @asynccontextmanager
 async def producer(node: Node, name: str, client_id: str) -> AsyncIterator[tuple[Client, list[RemotingCommand]]]:
-    """A client with a connection of its own, in producer group pg, and what the broker asks it."""
+    """A client of producer group pg with its own connection, and the checks that it receives."""
     received: list[RemotingCommand] = []
 
     async def on_request(connection: object, commands: list[RemotingCommand]) -> None:

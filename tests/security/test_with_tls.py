@@ -1,4 +1,4 @@
-"""Credentials inside TLS: each that is set has to be satisfied, and none stands for another."""
+"""Credentials inside TLS: each configured one is required, and none replaces another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SECRET, KEY = "haSharedSecret=a-secret-of-this-cluster", "the-secret-of-alice"
 
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
-    """A CA of the test's own."""
+    """The test's own CA."""
     return Pki(tmp_path)
 
 
 def everything(pki: Pki, folder: Path) -> tuple[str, ...]:
-    """Keys of a node that encrypts and asks for everything."""
+    """Configuration of a node that requires TLS and all credentials."""
     file = folder / "plain_acl.yml"
     file.write_text(f"accounts: [{{accessKey: alice-key, secretKey: {KEY}, admin: true}}]")
     file.chmod(0o600)
@@ -83,7 +83,7 @@ async def test_certificate_and_signature_are_both_required(pki: Pki, tmp_path: P
 
 
 async def test_require_tls_refuses_plain_connections(pki: Pki, tmp_path: Path) -> None:
-    """With a port that takes both: who can overhear a signature can use it for another request."""
+    """If a port accepts plain connections, an overheard signature can be used for another request."""
     keys = [key for key in everything(pki, tmp_path) if not key.startswith(("tls.server.mode", "haTls", SECRET[:8]))]
     own = (*keys, *client(pki, None), "aclRequireTls=true")
     alice, tls = AclCredentials("alice-key", KEY), ClientTls(trust=pki.trust)
