@@ -13,13 +13,10 @@ from isal.isal_zlib import crc32
 from ha.errors import OffsetGone
 from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.store.checksums import SegmentSums
-from ha.store.consume_queues import ConsumeQueues
 from ha.store.damage import DamagedRange
 from ha.store.log_scan import LogScan
-from ha.store.mapped_file import RunBlocking, Segment
-from ha.store.options import StoreOptions
-from ha.store.segmented_log import SegmentedLog
-from ha.store.verified_reads import VerifiedReads
+from ha.store.mapped_file import Segment
+from ha.store.store_parts import StoreParts
 
 logger = logging.getLogger(__name__)
 
@@ -31,22 +28,15 @@ larger than the largest frame that a client can send."""
 class LogRepair:
     """Repairs of one log."""
 
-    def __init__(
-        self,
-        log: SegmentedLog,
-        verified: VerifiedReads,
-        queues: ConsumeQueues,
-        options: StoreOptions,
-        run_blocking: RunBlocking,
-    ) -> None:
-        self._log = log
-        self._verified = verified
-        self._checksums = verified.checksums
-        self._block_size = verified.checksums.block_size
-        self._queues = queues
-        self._options = options
-        self._run_blocking = run_blocking
-        self.damage = log.damage
+    def __init__(self, parts: StoreParts) -> None:
+        self._log = parts.log
+        self._verified = parts.verified
+        self._checksums = parts.checksums
+        self._block_size = parts.checksums.block_size
+        self._queues = parts.queues
+        self._options = parts.options
+        self._run_blocking = parts.run_blocking
+        self.damage = parts.damage
 
     async def is_sound(self, damage: DamagedRange) -> bool:
         """Reads a damaged range again; returns whether it is right now (a disk may fail to read for a moment)."""

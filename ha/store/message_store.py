@@ -104,19 +104,10 @@ class MessageStore:
         self.log, self.queues, self.index, self.epochs = parts.log, parts.queues, parts.index, parts.epochs
         self.flusher, self.dispatcher = parts.flusher, parts.dispatcher
         self.damage, self.verified = parts.damage, parts.verified
-        self.repair = LogRepair(self.log, self.verified, self.queues, options, run_blocking)
+        self.repair = LogRepair(parts)
         self.checkpointer = Checkpointer(parts)
-        self.retention = Retention(
-            self.log,
-            self.queues,
-            self.index,
-            options,
-            disk=disk,
-            run_blocking=run_blocking,
-            wall_clock_ms=wall_clock_ms,
-            epochs=self.epochs,
-        )
-        self.scrub = Scrub(self.log, self.queues, self.index, options, run_blocking=run_blocking)
+        self.retention = Retention(parts, wall_clock_ms)
+        self.scrub = Scrub(parts)
         self.log.on_reset = self._forget_derived
         self.log.before_delete = self.checkpointer.write
         self.damage.on_healed = self.scrub.want

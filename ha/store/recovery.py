@@ -41,14 +41,10 @@ from ha.errors import CorruptLog
 from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RecordHead
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import min_timestamp_ms
-from ha.store.checksums import Checksums
-from ha.store.consume_queues import ConsumeQueues
-from ha.store.damage import DamageRegistry
-from ha.store.files import Disk
 from ha.store.log_scan import DAMAGE_COUNT_MAX, LogEnd, LogScan
-from ha.store.mapped_file import RunBlocking, Segment
-from ha.store.options import StoreOptions
+from ha.store.mapped_file import Segment
 from ha.store.segment_files import ZeroFilled, truncate_segments
+from ha.store.store_parts import StoreParts
 
 logger = logging.getLogger(__name__)
 
@@ -76,106 +72,76 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     can't be dispatched again; 0 if there is none, or they lack some"""
 
 
-async def recover_log(
-    segments: list[Segment],
-    zero_filled: list[ZeroFilled],
-    *,
-    disk: Disk,
-    options: StoreOptions,
-    run_blocking: RunBlocking,
-    is_clean: bool,
-    checkpoint: Checkpoint,
-    queues: ConsumeQueues,
-    are_queues_whole: bool,
-    queues_prove: bool,
-    checksums: Checksums,
-    known_end: int,
-    damage: DamageRegistry,
-) -> Recovered:
-    """Finds the end of the log, lists the damage before it, truncates a torn tail and deletes the segments behind it.
-
-    `segments` and `zero_filled` are what `load_segments` returned. `queues_prove`: every record in the queues was
-    flushed before it was added. `known_end`: the log was flushed up to there, at least. CorruptLog if flushed data is
-    damaged and the end of the log can't be determined; then nothing was changed.
-    """
-    if not segments:
-        return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
-    run = run_blocking
-    scan = LogScan(segments, options, is_clean=is_clean, known_end=known_end)
-    recovery = LogRecovery(
-        scan,
-        options,
-        checkpoint,
-        queues,
-        checksums,
-        is_clean=is_clean,
-        known_end=known_end,
-        missing=[each for each in zero_filled if each.was_missing],
-        queues_prove=queues_prove and are_queues_whole and not options.is_slave,
-    )
-    first = await run(recovery.find_start, queues.max_physical_offset if are_queues_whole else 0)
-    position, last_record, bad = first, -1, []
-    while True:
-        end = await scan.find_end(position, run)
-        last_record = max(last_record, end.last_record)
-        last_ms = await run(scan.timestamp_at, last_record) if last_record >= 0 else 0
-        goes_on = await run(recovery.damage_end, first, end, last_ms)
-        if goes_on is None:
-            break
-        bad.append((end.position, goes_on, end.reason))
-        if len(bad) > DAMAGE_COUNT_MAX:
-            raise recovery.corrupt(end, f"{end.reason}; what lies behind it was flushed")
-        position = goes_on
-    if last_record < 0 and not bad and await run(recovery.is_foreign):
-        raise recovery.corrupt(
-            end,
-            f"{end.reason}; nothing in this log is a record of RocketMQ 4 or 5: another version wrote it. Start that "
-            "version, or set storePathRootDir to another directory",
-        )
-    for each in zero_filled:
-        if each.end <= first:
-            await run(recovery.list_zero_filled, damage, each)
-    for begin, stop, reason in bad:
-        await run(recovery.list_damage, damage, begin, stop, reason)
-    truncated = await run(truncate_segments, disk, scan.segments, end.position, end.reason)
-    return Recovered(
-        segments=scan.segments,
-        max_offset=end.position,
-        scanned_from=first,
-        scanned_from_timestamp_ms=await run(scan.timestamp_at, first) if first < end.position else 0,
-        last_store_timestamp_ms=last_ms,
-        truncated_bytes=truncated,
-        queues_kept_to=await run(recovery.queues_kept_to, first, bad[-1][1]) if bad and are_queues_whole else 0,
-    )
-
-
 class LogRecovery:
-    """Decides, for one log, where it ends and what is damaged. Blocking."""
+    """The recovery of one log, once. The helpers of `run` block."""
 
     def __init__(
         self,
-        scan: LogScan,
-        options: StoreOptions,
+        parts: StoreParts,
+        segments: list[Segment],
+        zero_filled: list[ZeroFilled],
         checkpoint: Checkpoint,
-        queues: ConsumeQueues,
-        checksums: Checksums,
         *,
         is_clean: bool,
-        known_end: int,
-        missing: list[ZeroFilled],
+        are_queues_whole: bool,
         queues_prove: bool,
+        known_end: int,
     ) -> None:
-        self.scan = scan
-        self._scan_bytes = options.recovery_scan_bytes
-        self._is_slave = options.is_slave
+        """`segments`, `zero_filled`: see `load_segments`. `queues_prove`: records were flushed before they were added
+        to their queues. `known_end`: the log was flushed up to there, at least.
+        """
+        self.scan = LogScan(segments, parts.options, is_clean=is_clean, known_end=known_end)
+        self._parts = parts
+        self._zero_filled = zero_filled
+        self._scan_bytes = parts.options.recovery_scan_bytes
+        self._is_slave = parts.options.is_slave
         self._flushed_ms = checkpoint.physic_msg_timestamp_ms
         self._start_ms = min_timestamp_ms(checkpoint)
-        self._queues = queues
-        self._checksums = checksums
+        self._queues = parts.queues
+        self._checksums = parts.checksums
         self._is_clean = is_clean
         self._known_end = known_end
-        self._missing = missing
-        self._queues_prove = queues_prove
+        self._are_queues_whole = are_queues_whole
+        self._queues_prove = queues_prove and are_queues_whole and not self._is_slave
+
+    async def run(self) -> Recovered:
+        """Finds the end of the log, lists the damage before it, and truncates what is behind it.
+
+        CorruptLog if flushed data is damaged and the end of the log can't be determined; then nothing was changed.
+        """
+        run, scan = self._parts.run_blocking, self.scan
+        if not scan.segments:
+            return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
+        first = await run(self.find_start, self._queues.max_physical_offset if self._are_queues_whole else 0)
+        position, last_record, last_ms, bad = first, -1, 0, []
+        while True:
+            end = await scan.find_end(position, run)
+            last_record = max(last_record, end.last_record)
+            last_ms = await run(scan.timestamp_at, last_record) if last_record >= 0 else 0
+            resumes_at = await run(self.damage_end, first, end, last_ms)
+            if resumes_at is None:
+                break
+            bad.append((end.position, resumes_at, end.reason))
+            if len(bad) > DAMAGE_COUNT_MAX:
+                raise self.corrupt(end, f"{end.reason}; what lies behind it was flushed")
+            position = resumes_at
+        if last_record < 0 and not bad and await run(self.is_foreign):
+            raise self.corrupt(
+                end,
+                f"{end.reason}; nothing in this log is a record of RocketMQ 4 or 5: another version wrote it. Start "
+                "that version, or set storePathRootDir to another directory",
+            )
+        await run(self.list_found, first, bad)
+        truncated = await run(truncate_segments, self._parts.disk, scan.segments, end.position, end.reason)
+        return Recovered(
+            segments=scan.segments,
+            max_offset=end.position,
+            scanned_from=first,
+            scanned_from_timestamp_ms=await run(scan.timestamp_at, first) if first < end.position else 0,
+            last_store_timestamp_ms=last_ms,
+            truncated_bytes=truncated,
+            queues_kept_to=await run(self.queues_kept_to, first, bad[-1][1]) if bad else 0,
+        )
 
     def find_start(self, queues_end: int) -> int:
         """Returns the physical offset of the record to scan from: a queue entry near the end, or a segment's start.
@@ -277,7 +243,7 @@ class LogRecovery:
 
     def _has_missing(self, begin: int, end: int) -> bool:
         """Returns whether a file of [begin, end) was missing."""
-        return any(begin < each.end and each.begin < end for each in self._missing)
+        return any(each.was_missing and begin < each.end and each.begin < end for each in self._zero_filled)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:
         """Returns up to where the queues prove that the log was flushed, None if not beyond an end; `first` as above.
@@ -298,7 +264,8 @@ class LogRecovery:
 
     def queues_kept_to(self, first: int, damaged_to: int) -> int:
         """Returns `damaged_to` if the queues have, after a crash, every record from `first` to there; else 0."""
-        return damaged_to if not self._is_clean and self._queues_have(first, damaged_to) else 0
+        is_kept = self._are_queues_whole and not self._is_clean and self._queues_have(first, damaged_to)
+        return damaged_to if is_kept else 0
 
     def _queues_have(self, first: int, end: int) -> bool:
         """Returns whether the records from `first` on have contiguous entries, the last of which ends, with or without
@@ -346,11 +313,18 @@ class LogRecovery:
                     bad.append((segment.start + block * size, segment.start + block * size + length))
         return bad
 
-    def list_zero_filled(self, damage: DamageRegistry, zero_filled: ZeroFilled) -> None:
-        """Lists the damage in a zero-filled range before the start of the scan."""
+    def list_found(self, first: int, bad: list[tuple[int, int, str]]) -> None:
+        """Lists all damage: that before `first`, where the scan began, and the bad places (begin, end, reason)."""
+        for each in self._zero_filled:
+            if each.end <= first:
+                self._list_zero_filled(each)
+        for begin, end, reason in bad:
+            self._list_damage(begin, end, reason)
+
+    def _list_zero_filled(self, zero_filled: ZeroFilled) -> None:
         if self._is_covered(zero_filled.begin, zero_filled.end):
             if self._bad_blocks(zero_filled.begin, zero_filled.end):
-                self.list_damage(damage, zero_filled.begin, zero_filled.end, zero_filled.reason)
+                self._list_damage(zero_filled.begin, zero_filled.end, zero_filled.reason)
             return
         segment = self.scan.segment_at(zero_filled.begin)
         assert segment is not None
@@ -358,14 +332,7 @@ class LogRecovery:
         while position < segment.size and not reason:
             position, _, reason = self.scan.check_chunk(segment, position)
         if reason:
-            damage.add(
-                segment.start + position,
-                segment.end,
-                file=segment.file.path.name,
-                reason=zero_filled.reason,
-                found_by="recovery",
-                by_checksum=False,
-            )
+            self._add(segment, segment.start + position, segment.end, zero_filled.reason, by_checksum=False)
 
     def _is_covered(self, begin: int, end: int) -> bool:
         """Returns whether all of [begin, end), within one segment, has checksums."""
@@ -377,19 +344,22 @@ class LogRecovery:
             for block in range((begin - start) // size, -(-(end - start) // size))
         )
 
-    def list_damage(self, damage: DamageRegistry, begin: int, end: int, reason: str) -> None:
+    def _list_damage(self, begin: int, end: int, reason: str) -> None:
         """Lists [begin, end), by segment: its bad blocks if all of it has checksums, else the range between two
         records."""
         for segment in self.scan.segments:
             first, stop = max(begin, segment.start), min(end, segment.end)
             if first >= stop:
                 continue
-            name = segment.file.path.name
             bad = self._bad_blocks(first, stop) if self._is_covered(first, stop) else []
             for at, until in bad:
-                damage.add(at, until, file=name, reason=reason, found_by="recovery", by_checksum=True)
+                self._add(segment, at, until, reason, by_checksum=True)
             if not bad:
-                damage.add(first, stop, file=name, reason=reason, found_by="recovery", by_checksum=False)
+                self._add(segment, first, stop, reason, by_checksum=False)
+
+    def _add(self, segment: Segment, begin: int, end: int, reason: str, *, by_checksum: bool) -> None:
+        name = segment.file.path.name
+        self._parts.damage.add(begin, end, file=name, reason=reason, found_by="recovery", by_checksum=by_checksum)
 
     def corrupt(self, end: LogEnd, reason: str) -> CorruptLog:
         """Returns the error, with file and position."""
@@ -397,4 +367,4 @@ class LogRecovery:
         return CorruptLog(segment.file.path, end.position - segment.start, reason)
 
 
-__all__ = ["LogRecovery", "Recovered", "recover_log"]
+__all__ = ["LogRecovery", "Recovered"]

@@ -14,13 +14,9 @@ from collections.abc import Callable
 
 import trio
 
-from ha.store.commitlog import CommitLog
-from ha.store.consume_queues import ConsumeQueues
-from ha.store.epochs import EpochHistory
-from ha.store.files import Disk, is_passing
-from ha.store.key_index import KeyIndex
-from ha.store.mapped_file import RunBlocking, Segment
-from ha.store.options import StoreOptions
+from ha.store.files import is_passing
+from ha.store.mapped_file import Segment
+from ha.store.store_parts import StoreParts
 
 logger = logging.getLogger(__name__)
 
@@ -30,26 +26,13 @@ _MS_PER_H = 3_600_000
 class Retention:
     """Retention of one store."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
-        options: StoreOptions,
-        *,
-        disk: Disk,
-        run_blocking: RunBlocking,
-        wall_clock_ms: Callable[[], int],
-        epochs: EpochHistory,
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._options = options
-        self._disk = disk
-        self._run_blocking = run_blocking
+    def __init__(self, parts: StoreParts, wall_clock_ms: Callable[[], int]) -> None:
+        self._parts = parts
+        self._log = parts.log
+        self._options = parts.options
+        self._disk = parts.disk
+        self._run_blocking = parts.run_blocking
         self._wall_clock_ms = wall_clock_ms
-        self._epochs = epochs
         self.lowest_needed: Callable[[], int | None] = lambda: None
         """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
         self.disk_used_ratio = 0.0
@@ -146,7 +129,7 @@ class Retention:
 
     async def _trim_derived(self) -> None:
         min_offset = self._log.min_offset
-        await self._run_blocking(self._queues.correct_min, min_offset)
-        if self._index is not None:
-            await self._run_blocking(self._index.delete_before, min_offset)
-        await self._epochs.drop_before(min_offset)
+        await self._run_blocking(self._parts.queues.correct_min, min_offset)
+        if self._parts.index is not None:
+            await self._run_blocking(self._parts.index.delete_before, min_offset)
+        await self._parts.epochs.drop_before(min_offset)

@@ -23,14 +23,10 @@ from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.protocol.store_files import ENTRY
-from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue
-from ha.store.consume_queues import ConsumeQueues
 from ha.store.index_cursor import IndexCursor
-from ha.store.key_index import KeyIndex
 from ha.store.log_scan import LogScan
-from ha.store.mapped_file import RunBlocking
-from ha.store.options import StoreOptions
+from ha.store.store_parts import StoreParts
 
 logger = logging.getLogger(__name__)
 
@@ -58,20 +54,12 @@ class ScrubStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Scrub:
     """The scrub of one store. `run` is its task; `repair_entry` is for readers."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        index: KeyIndex | None,
-        options: StoreOptions,
-        *,
-        run_blocking: RunBlocking,
-    ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._options = options
-        self._run_blocking = run_blocking
+    def __init__(self, parts: StoreParts) -> None:
+        self._log = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
+        self._options = parts.options
+        self._run_blocking = parts.run_blocking
         self._round_count = 0
         self._position = -1
         self._scrubbed_bytes = 0

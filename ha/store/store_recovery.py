@@ -15,7 +15,7 @@ from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to
 from ha.store.checkpointer import Checkpointer
 from ha.store.key_index import KeyIndex
 from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends
-from ha.store.recovery import Recovered, recover_log
+from ha.store.recovery import LogRecovery, Recovered
 from ha.store.rewrite import write_again
 from ha.store.segment_files import load_segments
 from ha.store.store_parts import StoreParts
@@ -106,21 +106,16 @@ class StoreRecovery:
         else:
             await run(queues.truncate, self._truncate_at)
             queued_to = min(queued_to, self._truncate_at)
-        recovered = await recover_log(
+        recovered = await LogRecovery(
+            parts,
             segments,
             zero_filled,
-            disk=disk,
-            options=options,
-            run_blocking=run,
+            checkpoint,
             is_clean=self._is_clean,
-            checkpoint=checkpoint,
-            queues=queues,
             are_queues_whole=are_queues_whole,
             queues_prove=not self._is_clean and await run(self._was_flushed_first),
-            checksums=checksums,
             known_end=known_end,
-            damage=parts.damage,
-        )
+        ).run()
         if not self._is_clean:
             unsure_from = max(recovered.scanned_from, known_end)
             await run(write_again, recovered.segments, unsure_from, recovered.max_offset)
