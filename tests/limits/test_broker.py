@@ -184,8 +184,7 @@ async def test_pulls_of_one_connection_that_wait(tmp_path: Path) -> None:
         for opaque in range(60):
             await peer.send(request(11, pull, bytes(1 << 19), opaque=opaque))
         for _ in range(10):
-            answer = await peer.receive()
-            assert answer is not None
+            answer = await peer.expect()
             assert answer.code == 19
         assert len(site.broker.puller.holds) == 50
         assert anonymous_bytes() - before < GROWTH_MAX, "60 bodies and fields of 700 KB each are 42 MB"
@@ -239,8 +238,7 @@ async def test_sends_in_flight(tmp_path: Path) -> None:
             assert in_flight <= 550, "what is not read waits in the peer's socket"
             await push(second, frame * 400)
             with trio.fail_after(TIMEOUT_S):
-                refused = await second.receive()
-            assert refused is not None
+                refused = await second.expect()
             assert refused.code == 2
             assert "sends wait for a flush" in str(refused.remark)
             assert await witness.is_served()
@@ -269,8 +267,7 @@ async def test_while_the_log_can_not_be_appended_to_a_connection_is_not_read_on(
             connection.close(CloseCause.CONNECTION_LOST)
             assert await ended(other)
             assert sender.in_flight_count == 1
-        answer = await peer.receive()
-        assert answer is not None
+        answer = await peer.expect()
         assert answer.code == 0
         assert sender.in_flight_count == 0
         assert site.broker.put_service.stored_count == 1

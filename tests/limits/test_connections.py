@@ -146,8 +146,7 @@ async def test_fullest_outbox_is_closed_when_all_exceed_their_limit() -> None:
         await site.closed("outbox full", 4)
         assert site.server.statistics().outbox_bytes <= 24 << 20
         assert await witness.is_served()
-        answer = await modest.receive()
-        assert answer is not None
+        answer = await modest.expect()
         assert len(answer.body) == 4 << 20
 
 

@@ -85,8 +85,7 @@ async def test_a_lost_connection_fails_what_waits_and_is_made_again() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.invoke, "a", request(0), 3)
             peer = Peer(await listener.accept())
-            asked = await peer.receive()
-            assert asked is not None
+            asked = await peer.expect()
             await peer.send(asked.reply(0))
         assert connect.made == ["a", "a"]
         assert client.statistics().closed == {"end of stream": 1}
@@ -140,8 +139,7 @@ async def test_requests_of_the_server_are_refused_politely() -> None:
     async with open_remoting_client(connect=Addresses(a=listener)) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.invoke_oneway, "a", request(0, code=40), 3)
         peer = Peer(await listener.accept())
-        told = await peer.receive()
-        assert told is not None
+        told = await peer.expect()
         assert (told.code, told.flag) == (40, 2)
         answer = await peer.ask(RemotingCommand(307, 12))
         assert (answer.opaque, answer.code, answer.remark) == (12, 3, " request type 307 not supported")

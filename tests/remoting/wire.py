@@ -1,4 +1,4 @@
-"""A remoting server over memory streams, and a peer that speaks frames to it."""
+"""A remoting server over memory streams, and a peer that exchanges frames with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](1000)
 
     def connect(self, *, lockstep: bool = False) -> trio.abc.Stream:
-        """A client's end; lockstep streams push back, memory streams never do."""
+        """Returns the client's end. Lockstep streams apply back-pressure, memory streams never do."""
         pair = trio.testing.lockstep_stream_pair() if lockstep else trio.testing.memory_stream_pair()
         try:
             self._send.send_nowait(pair[1])
@@ -69,15 +69,19 @@ class Peer:
             self._arrived = self._parser.feed(bytes(chunk))
         return self._arrived.pop(0)
 
+    async def expect(self) -> RemotingCommand:
+        """The next frame, which must come."""
+        command = await self.receive()
+        assert command is not None
+        return command
+
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
         await self.send(command)
-        answer = await self.receive()
-        assert answer is not None
-        return answer
+        return await self.expect()
 
 
 class Wire:
-    """A running server and the way to it."""
+    """A running server, and how to connect to it."""
 
     def __init__(self, server: RemotingServer, listener: MemoryListener) -> None:
         self.server = server
@@ -97,7 +101,7 @@ async def open_wire(handler: Handler, options: RemotingServerOptions | None = No
 
 
 class Recorder:
-    """A handler that notes the chunks it gets and echoes each request's body."""
+    """A handler that records the chunks it gets and echoes each request's body."""
 
     def __init__(self) -> None:
         self.chunks: list[list[RemotingCommand]] = []

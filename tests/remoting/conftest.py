@@ -1,0 +1,5 @@
+"""Fixtures shared with tests/limits."""
+
+from tests.limits.conftest import socket_clock
+
+__all__ = ["socket_clock"]
