@@ -141,7 +141,7 @@ async def test_chunk_shares_one_wait(tmp_path: Path, autojump_clock: object) -> 
             await stream.send_all(b"".join(frame(opaque) for opaque in range(20)))
             await wait_all_tasks_blocked()
             assert node.ha.statistics().waiting_request_count == 1
-            await slave.report(node.store.log.max_offset.value)
+            await slave.acknowledge()
             with trio.fail_after(1):
                 got = RemotingParser().feed(await stream.receive_some())
             assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(20)]
@@ -157,7 +157,7 @@ async def test_chunks_acknowledged_together_are_answered_with_one_send(tmp_path:
                 await wait_all_tasks_blocked()
             [server, _] = node.broker.servers
             sends_before = server.statistics().sends
-            await slave.report(node.store.log.max_offset.value)
+            await slave.acknowledge()
             with trio.fail_after(1):
                 got = RemotingParser().feed(await stream.receive_some())
             assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(3)]
@@ -223,7 +223,7 @@ async def test_sends_of_many_connections_share_appends(tmp_path: Path, puts: Put
         await send_at_once(streams, [frame(10 * n) + frame(10 * n + 1, e=99) + frame(10 * n + 2) for n in range(5)])
         await wait_all_tasks_blocked()
         assert puts[-2:] == [4, 10]
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         places = []
         for n, stream in enumerate(streams):
             with trio.fail_after(1):
@@ -256,7 +256,7 @@ async def test_sends_are_put_although_another_connection_closed(
         monkeypatch.setattr(service, "drain_soon", drain_soon_and_close)
         await send_at_once(streams, [frame(n) for n in range(3)])
         await wait_all_tasks_blocked()
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         answered = []
         for n, stream in enumerate(streams):
             with trio.fail_after(1):

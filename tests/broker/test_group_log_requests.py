@@ -80,7 +80,7 @@ async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockCl
 
         async def acknowledge() -> None:
             while True:
-                await slave.report(node.store.log.max_offset.value)
+                await slave.acknowledge()
                 await trio.sleep(0.01)
 
         async with trio.open_nursery() as nursery:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,13 @@ async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
             await node.send()
         await node.dispatched()
         yield node
+
+
+async def pull_while(node: Node, send: Callable[[], Awaitable[object]], **pull: Any) -> RemotingCommand:
+    """Pulls from the end of queue 0, while `send` runs in another task."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        return await node.pull(**{"offset": 2, **SUSPEND, **pull})
 
 
 async def test_deadline_is_exact(node: Node, autojump_clock: object) -> None:
@@ -60,9 +67,7 @@ async def test_arrival_wakes_the_pull(node: Node, autojump_clock: object) -> Non
         await node.send(b"late", e=1)
         await node.send(b"now")
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send_later)
-        answer = await node.pull(2, **SUSPEND)
+    answer = await pull_while(node, send_later)
     assert trio.current_time() - began == 0.5
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (0, "3")
     assert [record.body for record in node.records(answer)] == [b"now"]
@@ -73,9 +78,7 @@ async def test_pull_of_an_empty_queue_is_held(node: Node, autojump_clock: object
         await trio.sleep(0.5)
         await node.send(b"now", e=3)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send_later)
-        answer = await node.pull(0, queueId=3, **SUSPEND)
+    answer = await pull_while(node, send_later, offset=0, queueId=3)
     assert [record.body for record in node.records(answer)] == [b"now"]
 
 
@@ -87,18 +90,14 @@ async def test_only_a_matching_tag_wakes(node: Node, autojump_clock: object) -> 
             await trio.sleep(1)
             await node.send(i=f"TAGS\x01{tag}\x02")
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send_later)
-        answer = await node.pull(2, **SUSPEND, subscription="TagB||TagC")
+    answer = await pull_while(node, send_later, subscription="TagB||TagC")
     assert trio.current_time() - began == 2.0
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (0, "4")
     assert [record.property_map()["TAGS"] for record in node.records(answer)] == ["TagB"]
 
 
 async def test_no_match_until_the_deadline(node: Node, autojump_clock: object) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.send)
-        answer = await node.pull(2, **SUSPEND, subscription="TagB")
+    answer = await pull_while(node, node.send, subscription="TagB")
     assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (20, "NO_MATCHED_MESSAGE", "3")
 
 
@@ -184,9 +183,7 @@ async def test_answer_larger_than_a_frame_fails_only_its_pull(
             await trio.sleep(0.5)
             assert (await node.send(bytes(FRAME_SIZE_MAX - 400))).code == 0
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send_later)
-            answer = await node.pull(1, **SUSPEND)
+        answer = await pull_while(node, send_later, offset=1)
         assert answer.code == 1
         assert "the answer can't be sent: frame of" in str(answer.remark)
         assert "remoting.reply_failed" in caplog.text

@@ -20,6 +20,7 @@ from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.replication.group_transfer import AckRequest
+from ha.store.commitlog import CommitLog
 from ha.store.files import File, OsDisk
 from tests.broker.node import SEND_V2, Node, StalledSync, inline, open_node, text
 
@@ -33,12 +34,18 @@ def message(body: bytes = b"x", **properties: str) -> Message:
 class Slave:
     """The slave's side of an HA connection, driven by the test."""
 
-    def __init__(self, stream: trio.StapledStream[Any, Any]) -> None:
+    def __init__(self, stream: trio.StapledStream[Any, Any], log: CommitLog) -> None:
         self.stream = stream
+        self._log = log
 
     async def report(self, offset: int) -> None:
         await self.stream.send_all(encode_report(offset))
         await wait_all_tasks_blocked()
+
+    async def acknowledge(self, after_s: float = 0) -> None:
+        """Reports the end of the master's log at that time."""
+        await trio.sleep(after_s)
+        await self.report(self._log.max_offset.value)
 
 
 @asynccontextmanager
@@ -47,8 +54,8 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.ha.handle, theirs, "10.0.0.2:5555")
-        slave = Slave(ours)
-        await slave.report(node.store.log.max_offset.value)
+        slave = Slave(ours, node.store.log)
+        await slave.acknowledge()
 
         async def swallow() -> None:
             async for _ in ours:
@@ -120,12 +127,7 @@ async def test_silent_slave(seeded: Callable[..., Any], autojump_clock: object) 
 
 async def test_slave_acknowledges(seeded: Callable[..., Any], autojump_clock: object) -> None:
     async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
-
-        async def acknowledge_later() -> None:
-            await trio.sleep(1.5)
-            await slave.report(node.store.log.max_offset.value)
-
-        nursery.start_soon(acknowledge_later)
+        nursery.start_soon(slave.acknowledge, 1.5)
         assert await put(node) == ([PutStatus.PUT_OK], 1.5, "")
 
 
@@ -237,19 +239,14 @@ async def test_one_part_of_two_fails(seeded: Callable[..., Any], autojump_clock:
         trio.open_nursery() as nursery,
     ):
         await trio.sleep(1)
-
-        async def acknowledge_later() -> None:
-            await trio.sleep(1)
-            await slave.report(node.store.log.max_offset.value)
-
         stalled.stall_s = 2
-        nursery.start_soon(acknowledge_later)
+        nursery.start_soon(slave.acknowledge, 1)
         assert await put(node) == ([PutStatus.PUT_OK], 2.0, "")
         statuses, took_s, _ = await put(node)
         assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
         stalled.stall_s = 7
         await trio.sleep(10)
-        nursery.start_soon(acknowledge_later)
+        nursery.start_soon(slave.acknowledge, 1)
         statuses, took_s, _ = await put(node)
         assert (statuses, took_s) == ([PutStatus.FLUSH_DISK_TIMEOUT], 5.0)
         stalled.stall_s = 0
@@ -434,12 +431,7 @@ async def test_5x_waits_for_replicas(seeded: Callable[..., Any], autojump_clock:
     changes = policy(in_sync_replicas=2, all_in_sync=all_in_sync)
     async with seeded(**changes) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
         assert (await put(node))[:2] == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
-
-        async def acknowledge_later() -> None:
-            await trio.sleep(0.5)
-            await slave.report(node.store.log.max_offset.value)
-
-        nursery.start_soon(acknowledge_later)
+        nursery.start_soon(slave.acknowledge, 0.5)
         assert await put(node) == ([PutStatus.PUT_OK], 0.5, "")
 
 

@@ -118,7 +118,7 @@ async def test_step_down_answers_waiting_puts_as_unconfirmed(tmp_path: Path, aut
         await node.broker.become_slave(1)
         await wait_all_tasks_blocked()
         assert found == {"statuses": [UNKNOWN, UNKNOWN], "took_s": 0.0, "remark": STEPPED_DOWN}
-        await slave.report(node.store.log.max_offset.value)  # too late
+        await slave.acknowledge()  # too late
         assert found["statuses"] == [UNKNOWN, UNKNOWN]
         with trio.fail_after(1):
             await node.broker.put_service.acknowledgements.wait_all_answered()
@@ -130,7 +130,7 @@ async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path, au
         found = await put_later(node, nursery)
         node.broker.standing.become_slave(2)  # by another task that notices the lost lease first
         node.broker.standing.become_master(3)
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         await wait_all_tasks_blocked()
         assert found["statuses"] == [UNKNOWN]
 
@@ -140,13 +140,13 @@ async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, 
         await node.broker.become_master(1, trio.current_time() + 2)
         first = await put_later(node, nursery)
         await trio.sleep(1)
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         await wait_all_tasks_blocked()
         assert first == {"statuses": [OK], "took_s": 1.0, "remark": ""}
         second = await put_later(node, nursery)
         await trio.sleep(1)
         # No task has noticed the end of the lease, as after a pause of the process.
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         await wait_all_tasks_blocked()
         assert second["statuses"] == [UNKNOWN]
         statuses, _, remark = await put(node)
@@ -155,7 +155,7 @@ async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, 
         assert (await node.send()).code == 14
         node.broker.standing.extend(trio.current_time() + 2)
         third = await put_later(node, nursery)
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         await wait_all_tasks_blocked()
         assert third["statuses"] == [OK]
 
@@ -218,7 +218,7 @@ async def test_planned_switch_refuses_new_puts_and_acknowledges_waiting_ones(
         assert (await put(node))[0] == [REFUSED]
         refused = await node.send()
         assert (refused.code, "hands over" in (refused.remark or "")) == (14, True)
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         await wait_all_tasks_blocked()
         assert found["statuses"] == [OK]
 
@@ -456,7 +456,7 @@ async def test_sent_back_message_is_on_the_next_master(tmp_path: Path, autojump_
         nursery.start_soon(give_back)
         await wait_all_tasks_blocked()
         assert codes == []
-        await slave.report(node.store.log.max_offset.value)
+        await slave.acknowledge()
         await wait_all_tasks_blocked()
         assert codes == [0]
         nursery.start_soon(give_back)

@@ -53,7 +53,7 @@ async def followers(directory: Path, address: str) -> AsyncIterator[list[CommitL
 
 
 async def wait_for(master: Broker, slaves: int, task_count_max: int) -> dict[str, int]:
-    """Waits until `count` slaves are in sync and no other tasks run; returns their /status."""
+    """Waits until `slaves` slaves are in sync and at most `task_count_max` tasks run; returns figures of /status."""
     with trio.fail_after(30):
         while True:
             status = await trio.to_thread.run_sync(master.status)
