@@ -200,13 +200,14 @@ async def test_idle_connection_is_evicted_when_full(limit: str, socket_clock: tr
     async with open_site(Recorder(), RemotingServerOptions(**{limit: 4})) as site:
         witness = await site.witness()
         assert await witness.is_served()
-        silent = [await site.connect() for _ in range(3)]
-        await trio.sleep(5.1)
-        newcomers = [await site.witness() for _ in range(3)]
-        for newcomer in newcomers:
-            assert await newcomer.is_served()
-        for peer in silent:
-            assert await ended(peer)
+        silent = []
+        for _ in range(3):
+            silent.append(await site.connect())
+            await trio.sleep(3)
+        for oldest in silent:
+            assert await (await site.witness()).is_served()
+            assert await ended(oldest)
+            await trio.sleep(3)
         assert await ended(await site.connect())
         assert await witness.is_served()
         assert site.server.statistics().closed == {"evicted": 3}

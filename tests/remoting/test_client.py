@@ -1,4 +1,4 @@
-"""The remoting client: one connection per address, made again when it was lost, and every wait bounded."""
+"""The remoting client: one connection per address, reopened after it was lost, and a timeout for every wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.remoting.wire import MemoryListener, Peer, Recorder, open_wire, reque
 
 
 class Addresses:
-    """Connects to memory listeners by name; a name that is not there refuses, "nowhere" never answers."""
+    """Connects to memory listeners by name; an unknown name refuses, "nowhere" never answers."""
 
     def __init__(self, **listeners: MemoryListener) -> None:
         self.listeners = listeners
@@ -45,8 +45,8 @@ async def test_requests_to_one_address_share_one_connection() -> None:
             assert client.statistics().connections == 1
 
 
-async def test_what_is_signed_is_a_copy() -> None:
-    """A request that goes to several name servers is the same for each of them, whoever signs."""
+async def test_a_copy_of_the_request_is_signed() -> None:
+    """A request may go to several name servers."""
     recorder = Recorder()
 
     def sign(command: RemotingCommand) -> None:
@@ -66,7 +66,7 @@ async def test_what_is_signed_is_a_copy() -> None:
     assert seen == ["s", "s"]
 
 
-async def test_a_lost_connection_fails_what_waits_and_is_made_again() -> None:
+async def test_a_lost_connection_fails_pending_requests_and_is_reopened() -> None:
     listener = MemoryListener()
     connect = Addresses(a=listener)
     async with open_remoting_client(connect=connect) as client:
@@ -91,7 +91,7 @@ async def test_a_lost_connection_fails_what_waits_and_is_made_again() -> None:
         assert client.statistics().closed == {"end of stream": 1}
 
 
-async def test_an_address_that_refuses_fails_at_once_and_alone() -> None:
+async def test_an_address_that_refuses_fails_at_once_and_affects_no_other() -> None:
     async with open_wire(Recorder()) as wire, open_remoting_client(connect=Addresses(a=wire.listener)) as client:
         with pytest.raises(OSError, match="Connection refused"):
             await client.invoke("b", request(0), 3)
@@ -99,7 +99,9 @@ async def test_an_address_that_refuses_fails_at_once_and_alone() -> None:
         assert client.statistics().refused == 1
 
 
-async def test_connecting_is_bounded_by_itself_and_by_the_request(autojump_clock: trio.testing.MockClock) -> None:
+async def test_connecting_has_a_timeout_of_its_own_and_that_of_the_request(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async with open_remoting_client(connect=Addresses()) as client:
         with pytest.raises(trio.TooSlowError):
             await client.invoke("nowhere", request(0), 2)
@@ -112,7 +114,7 @@ async def test_connecting_is_bounded_by_itself_and_by_the_request(autojump_clock
         assert trio.current_time() == pytest.approx(6)
 
 
-async def test_a_silent_peer_is_given_up_and_connected_anew(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_silent_peer_is_closed_and_connected_again(autojump_clock: trio.testing.MockClock) -> None:
     listener = MemoryListener()
     connect = Addresses(a=listener)
     async with open_remoting_client(connect=connect) as client:
@@ -134,7 +136,7 @@ async def test_an_idle_connection_is_closed_after_120_seconds(autojump_clock: tr
         assert client.statistics().connections == 0
 
 
-async def test_requests_of_the_server_are_refused_politely() -> None:
+async def test_requests_of_the_server_are_refused() -> None:
     listener = MemoryListener()
     async with open_remoting_client(connect=Addresses(a=listener)) as client, trio.open_nursery() as nursery:
         nursery.start_soon(client.invoke_oneway, "a", request(0, code=40), 3)
@@ -145,7 +147,7 @@ async def test_requests_of_the_server_are_refused_politely() -> None:
         assert (answer.opaque, answer.code, answer.remark) == (12, 3, " request type 307 not supported")
 
 
-async def test_closing_fails_what_is_under_way() -> None:
+async def test_closing_fails_requests_in_flight() -> None:
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
 
@@ -161,7 +163,7 @@ async def test_closing_fails_what_is_under_way() -> None:
         await client.invoke("a", request(0), 1)
 
 
-async def test_there_is_a_limit_to_the_addresses() -> None:
+async def test_the_number_of_addresses_is_limited() -> None:
     async with open_wire(Recorder()) as wire:
         connect = Addresses(a=wire.listener, b=wire.listener, c=wire.listener)
         async with open_remoting_client(RemotingClientOptions(connections_max=2), connect=connect) as client:
@@ -175,11 +177,11 @@ async def test_there_is_a_limit_to_the_addresses() -> None:
     ("text", "parts"),
     [("127.0.0.1:9876", ("127.0.0.1", 9876)), (" h:1 ", ("h", 1)), ("[::1]:9876", ("::1", 9876))],
 )
-def test_addresses(text: str, parts: tuple[str, int]) -> None:
+def test_addresses_are_split(text: str, parts: tuple[str, int]) -> None:
     assert parse_address(text) == parts
 
 
 @pytest.mark.parametrize("text", ["", "host", ":9876", "host:", "host:x", "host:0", "host:65536", "host:²"])
-def test_what_is_no_address(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not host:port"):
         parse_address(text)

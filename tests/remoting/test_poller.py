@@ -1,4 +1,4 @@
-"""Sockets served in the poller's turns: who is called, when a task is woken, and what is left for a turn's end."""
+"""The poller: which task serves a chunk, when a reader is woken, and what is done at the end of a turn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RESET = struct.pack("ii", 1, 0)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Let the other tasks run until something holds: the kernel tells nobody that a socket's bytes have been read."""
+    """Lets other tasks run until `condition` holds: there is no event for a chunk that was read."""
     while not condition():
         await trio.lowlevel.checkpoint()
 
 
-async def test_chunks_are_taken_without_waking_the_reader_until_one_is_not() -> None:
+async def test_chunks_are_served_without_waking_the_reader_until_one_is_not() -> None:
     taken: list[bytes] = []
     tasks = set()
 
@@ -39,7 +39,7 @@ async def test_chunks_are_taken_without_waking_the_reader_until_one_is_not() -> 
 
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
-            moved = transport_for(ours, 65_536, poller)
+            transport = transport_for(ours, 65_536, poller)
 
             async def send() -> None:
                 for number, message in enumerate((b"one", b"two", b"wake up")):
@@ -47,32 +47,32 @@ async def test_chunks_are_taken_without_waking_the_reader_until_one_is_not() -> 
                     await wait_until(lambda: len(taken) > number)  # noqa: B023
 
             nursery.start_soon(send)
-            assert await moved.receive(take) == b"wake up"
+            assert await transport.receive(take) == b"wake up"
             assert taken == [b"one", b"two", b"wake up"]
             assert trio.lowlevel.current_task() not in tasks
             await theirs.send_all(b"nobody waits")
-            assert await moved.receive() == b"nobody waits"
+            assert await transport.receive() == b"nobody waits"
             await theirs.send_eof()
-            assert await moved.receive(take) == b""
+            assert await transport.receive(take) == b""
 
 
-async def test_what_is_raised_in_a_turn_is_raised_where_it_is_waited_for() -> None:
+async def test_an_error_in_a_turn_is_raised_in_the_waiting_task() -> None:
     def refuse(chunk: bytes) -> bool:
         raise ValueError(chunk)
 
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (ours, theirs):
-            moved = transport_for(ours, 65_536, poller)
+            transport = transport_for(ours, 65_536, poller)
             await theirs.send_all(b"nonsense")
             with pytest.raises(ValueError, match="nonsense"):
-                await moved.receive(refuse)
+                await transport.receive(refuse)
             theirs.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             await theirs.aclose()
             with pytest.raises(trio.BrokenResourceError, match="reset"):
-                await moved.receive(refuse)
+                await transport.receive(refuse)
 
 
-async def test_who_is_cancelled_waits_no_more_and_may_wait_again() -> None:
+async def test_a_cancelled_wait_can_be_repeated() -> None:
     taken: list[bytes] = []
 
     def take(chunk: bytes) -> bool:
@@ -81,20 +81,20 @@ async def test_who_is_cancelled_waits_no_more_and_may_wait_again() -> None:
 
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (ours, theirs):
-            moved = transport_for(ours, 65_536, poller)
+            transport = transport_for(ours, 65_536, poller)
             with trio.CancelScope() as scope:
                 scope.cancel()
-                await moved.receive(take)
+                await transport.receive(take)
             await theirs.send_all(b"later")
             await trio.testing.wait_all_tasks_blocked()
             assert taken == []
-            assert await moved.receive(take) == b"later"
+            assert await transport.receive(take) == b"later"
             await ours.aclose()
             with pytest.raises(trio.ClosedResourceError):
                 await transport_for(ours, 65_536, poller).receive(take)
 
 
-async def test_whose_last_chunk_was_not_taken_is_waited_for_by_its_own_task_until_one_is() -> None:
+async def test_the_reader_waits_itself_after_a_chunk_that_was_not_served_in_a_turn() -> None:
     takers: list[str] = []
 
     def take(chunk: bytes) -> bool:
@@ -103,7 +103,7 @@ async def test_whose_last_chunk_was_not_taken_is_waited_for_by_its_own_task_unti
 
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
-            moved = transport_for(ours, 65_536, poller)
+            transport = transport_for(ours, 65_536, poller)
 
             async def send() -> None:
                 for number, message in enumerate((b"slow", b"slow", b"quick", b"quick", b"slow")):
@@ -112,14 +112,14 @@ async def test_whose_last_chunk_was_not_taken_is_waited_for_by_its_own_task_unti
 
             async def read() -> None:
                 for _ in range(3):
-                    assert await moved.receive(take) == b"slow"
+                    assert await transport.receive(take) == b"slow"
 
             nursery.start_soon(send)
             nursery.start_soon(read)
     assert takers == ["_run", "read", "read", "_run", "_run"]
 
 
-async def test_who_ends_his_own_wait_or_anothers_in_a_turn_is_not_woken_twice() -> None:
+async def test_a_task_whose_wait_is_cancelled_in_a_turn_is_woken_once() -> None:
     calls: list[str] = []
     scopes = {"one": trio.CancelScope(), "two": trio.CancelScope()}
 
@@ -143,7 +143,7 @@ async def test_who_ends_his_own_wait_or_anothers_in_a_turn_is_not_woken_twice() 
     assert len(calls) == 1
 
 
-async def test_a_turns_end_comes_after_all_reads_of_it_and_early_ones_first() -> None:
+async def test_callbacks_are_called_after_all_reads_of_a_turn_early_ones_first() -> None:
     order: list[str] = []
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (one, its), socket_pair() as (two, others):
@@ -192,13 +192,13 @@ async def test_other_tasks_run_between_turns_however_much_there_is_to_read() -> 
                 await trio.lowlevel.checkpoint()
                 seen.append(len(read))
             nursery.cancel_scope.cancel()
-    # One a turn, each as often as the others; this task looks in each pass of the event loop, before or after the turn.
+    # One in each turn, all equally often; this task runs once in each pass of the event loop, before or after the turn.
     assert sorted(read[:3]) == sorted(read[3:6]) == sorted(read[6:9]) == [0, 1, 2]
     assert all(after - before <= 2 for before, after in pairwise(seen))
 
 
 async def hold(*sockets: socket.socket) -> None:
-    """Keep sockets open until cancelled."""
+    """Keeps sockets open until cancelled."""
     try:
         await trio.sleep_forever()
     finally:
@@ -206,7 +206,7 @@ async def hold(*sockets: socket.socket) -> None:
             each.close()
 
 
-async def test_it_serves_while_what_is_in_its_block_ends() -> None:
+async def test_it_serves_while_its_cancelled_block_ends() -> None:
     with trio.fail_after(WAIT_S):
         async with socket_pair() as (ours, theirs):
             with trio.CancelScope() as outer:
@@ -220,7 +220,7 @@ async def test_it_serves_while_what_is_in_its_block_ends() -> None:
 
 
 class Taker:
-    """Takes requests at once but those with the body "slow", and echoes them at the end of the turn."""
+    """Takes all requests but those with the body "slow", and echoes them at the end of the turn."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -242,7 +242,7 @@ class Taker:
             connection.send_soon(encode_command(command.reply(0, body=command.body)))
 
 
-async def test_a_server_takes_what_needs_no_wait_in_a_turn_and_the_rest_by_its_handler() -> None:
+async def test_a_server_takes_requests_in_a_turn_unless_they_have_to_wait() -> None:
     recorder = Recorder()
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
@@ -268,7 +268,7 @@ async def test_a_server_takes_what_needs_no_wait_in_a_turn_and_the_rest_by_its_h
             nursery.cancel_scope.cancel()
 
 
-async def test_nonsense_in_a_turn_ends_its_connection_alone() -> None:
+async def test_malformed_bytes_in_a_turn_close_only_their_connection() -> None:
     with trio.fail_after(WAIT_S):
         async with (
             open_poller() as poller,

@@ -1,4 +1,4 @@
-"""A socket read with the bare system calls: how often it is asked in vain, and what becomes of it when it is closed."""
+"""Sockets read and written with system calls: failed reads, time slices, closed sockets, and the eager writer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.remoting.wire import socket_pair
 
 
 class Failures:
-    """Counts the reads of a socket that found nothing."""
+    """Counts the reads that found nothing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -37,8 +37,8 @@ class Failures:
         monkeypatch.setattr(os, "read", counting)
 
 
-class Turns:
-    """Those of the loop that another task gets."""
+class Passes:
+    """Counts how often another task runs."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,8 +49,8 @@ class Turns:
             await trio.lowlevel.checkpoint()
 
 
-async def exchange(moved: Transport, theirs: trio.SocketStream, message: bytes) -> None:
-    """Receive what is sent while this waits for it."""
+async def exchange(transport: Transport, theirs: trio.SocketStream, message: bytes) -> None:
+    """Receives a message that is sent while this waits for it."""
     got = b""
     async with trio.open_nursery() as nursery:
 
@@ -60,91 +60,91 @@ async def exchange(moved: Transport, theirs: trio.SocketStream, message: bytes) 
 
         nursery.start_soon(send)
         while len(got) < len(message):
-            got += await moved.receive()
+            got += await transport.receive()
     assert got == message
 
 
-async def test_who_sends_single_messages_is_waited_for_without_a_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_single_messages_are_waited_for_without_failed_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = Failures(monkeypatch)
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs):
-            moved = transport_for(ours, 65_536)
+            transport = transport_for(ours, 65_536)
             for _ in range(2 * (WAIT_FIRST_COUNT + 1)):
-                await exchange(moved, theirs, b"a message")
+                await exchange(transport, theirs, b"a message")
     assert failures.count == 2
 
 
-async def test_after_much_at_once_the_next_bytes_are_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_long_chunk_the_next_read_does_not_wait_first(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = Failures(monkeypatch)
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs):
-            moved = transport_for(ours, 65_536)
-            await exchange(moved, theirs, b"a message")
-            await exchange(moved, theirs, b"a message")
+            transport = transport_for(ours, 65_536)
+            await exchange(transport, theirs, b"a message")
+            await exchange(transport, theirs, b"a message")
             assert failures.count == 1
             await theirs.send_all(bytes(READ_BYTES_COUNTED_MIN + 1))
             got = 0
             while got <= READ_BYTES_COUNTED_MIN:
-                got += len(await moved.receive())
-            await exchange(moved, theirs, b"a message")
+                got += len(await transport.receive())
+            await exchange(transport, theirs, b"a message")
     assert failures.count == 2
 
 
 @pytest.mark.parametrize(("time_slice_s", "is_at_once"), [(60.0, True), (0.0, False)])
-async def test_who_sends_and_reads_much_lets_others_run_when_it_takes_long(
+async def test_long_sends_and_reads_let_other_tasks_run_after_a_time_slice(
     monkeypatch: pytest.MonkeyPatch, time_slice_s: float, is_at_once: bool
 ) -> None:
     piece = READ_BYTES_COUNTED_MIN + 1
     monkeypatch.setattr(ha.transport, "TIME_SLICE_S", time_slice_s)
     monkeypatch.setattr(ha.transport, "SEND_PIECE_BYTES", piece)
-    message, got, turns = os.urandom(5 * piece), b"", Turns()
+    message, got, passes = os.urandom(5 * piece), b"", Passes()
     buffer = memoryview(bytearray(piece))
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
             sending, receiving = transport_for(ours, piece), transport_for(theirs, piece)
-            nursery.start_soon(turns.take)
+            nursery.start_soon(passes.take)
             await sending.send_all(message)
-            sent_in, turns.count = turns.count, 0
+            sent_in, passes.count = passes.count, 0
             while len(got) < len(message):
                 got += buffer[: await receiving.receive_into(buffer)]
             nursery.cancel_scope.cancel()
     assert got == message
-    assert max(sent_in, turns.count) <= 1 if is_at_once else min(sent_in, turns.count) >= 3
+    assert max(sent_in, passes.count) <= 1 if is_at_once else min(sent_in, passes.count) >= 3
 
 
-@pytest.mark.parametrize(("time_slice_s", "turns_min", "turns_max"), [(60.0, 0, 1), (0.0, 15, 22)])
-async def test_who_asks_in_few_bytes_for_what_takes_long_lets_others_run(
-    monkeypatch: pytest.MonkeyPatch, time_slice_s: float, turns_min: int, turns_max: int
+@pytest.mark.parametrize(("time_slice_s", "passes_min", "passes_max"), [(60.0, 0, 1), (0.0, 15, 22)])
+async def test_short_requests_that_take_long_let_other_tasks_run(
+    monkeypatch: pytest.MonkeyPatch, time_slice_s: float, passes_min: int, passes_max: int
 ) -> None:
-    """Pulls are such: a hundred bytes that ask for a MiB, and who reads quickly has sent the next one by then."""
+    """Such as pulls: a hundred bytes ask for one MiB, and a fast reader has sent the next request by then."""
     monkeypatch.setattr(ha.transport, "TIME_SLICE_S", time_slice_s)
-    turns = Turns()
+    passes = Passes()
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
-            moved = transport_for(ours, 8)
+            transport = transport_for(ours, 8)
             await theirs.send_all(b"question" * 20)
-            nursery.start_soon(turns.take)
+            nursery.start_soon(passes.take)
             for _ in range(20):
-                assert await moved.receive() == b"question"
+                assert await transport.receive() == b"question"
             nursery.cancel_scope.cancel()
-    assert turns_min <= turns.count <= turns_max
+    assert passes_min <= passes.count <= passes_max
 
 
-async def test_an_answer_of_a_mib_is_the_systems_before_its_reader_begins() -> None:
+async def test_the_system_accepts_one_mib_before_the_peer_reads() -> None:
     async with socket_pair() as (ours, _):
-        moved = transport_for(ours, 65_536)
+        transport = transport_for(ours, 65_536)
         piece = bytes(SEND_PIECE_BYTES)
-        assert [moved.send_nowait(piece) for _ in range(4)] == [SEND_PIECE_BYTES] * 4
+        assert [transport.send_nowait(piece) for _ in range(4)] == [SEND_PIECE_BYTES] * 4
 
 
 async def test_a_closed_socket_is_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs):
-            moved = transport_for(ours, 65_536)
-            await exchange(moved, theirs, b"a message")
+            transport = transport_for(ours, 65_536)
+            await exchange(transport, theirs, b"a message")
             await ours.aclose()
             with pytest.raises(trio.BrokenResourceError):
-                await moved.receive()
+                await transport.receive()
 
 
 class Half:
