@@ -1,1 +1,1 @@
-"""Damaged files: found, named, healed, and never served meanwhile."""
+"""Damaged files: found, logged, healed, and never served."""

@@ -1,4 +1,4 @@
-"""What can happen to a file's bytes on a disk, done to it behind its owner's back."""
+"""Damages files behind the back of the process that uses them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 Harm = Callable[[Path, int], None]
-"""Does harm to a file at, or from, a position in bytes."""
+"""Damages a file at, or from, a position in bytes."""
 
 
 def flip(path: Path, position: int) -> None:
-    """Turn one bit."""
+    """Flips one bit."""
     with path.open("r+b") as file:
         file.seek(position)
         (byte,) = file.read(1)
@@ -20,14 +20,14 @@ def flip(path: Path, position: int) -> None:
 
 
 def zero(path: Path, position: int) -> None:
-    """Zero a range, as a lost write does."""
+    """Zeroes a range, like a lost write."""
     with path.open("r+b") as file:
         file.seek(position)
         file.write(bytes(min(3000, path.stat().st_size - position)))
 
 
 def cut(path: Path, position: int) -> None:
-    """Truncate."""
+    """Truncates the file."""
     os.truncate(path, position)
 
 

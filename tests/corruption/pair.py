@@ -1,4 +1,4 @@
-"""A master and a slave in this process, on real ports and files, small and cheap; and a consumer that trusts nobody.
+"""A master and a slave in this process, on real ports and files, small and cheap; and a checking consumer.
 
 A pair's store is filled once, stopped in order, and copied for each test.
 """
@@ -71,7 +71,7 @@ class Pair:
 
     @asynccontextmanager
     async def running(self, *, without: str = "", **keys: Any) -> AsyncIterator[None]:
-        """Run both nodes, or the master alone. A master heals from its slave, a slave from its master."""
+        """Runs both nodes, or the master alone. A master heals from its slave, a slave from its master."""
         ports = self.ha_ports
         common = {"heal_from": f"127.0.0.1:{ports['slave']}", **keys}
         async with ha.open_master(
@@ -99,7 +99,7 @@ class Pair:
 
 
 async def fill(root: Path) -> None:
-    """Put messages to a pair and let the slave have them all; then stop both in order."""
+    """Puts messages to a pair, waits until the slave has them all, and stops both."""
     pair = Pair(root)
     async with pair.running():
         with trio.fail_after(TIMEOUT_S):
@@ -118,7 +118,7 @@ def message(number: int) -> ha.Message:
 
 
 async def followed(master: Node, slave: Node) -> None:
-    """Wait until a slave has, and has dispatched, all that its master has."""
+    """Waits until a slave has received and dispatched everything."""
     end = master.store.log.max_offset.value
     for offset in (slave.store.log.max_offset, slave.store.log.dispatched_offset, master.store.log.dispatched_offset):
         while offset.value < end:
@@ -126,26 +126,26 @@ async def followed(master: Node, slave: Node) -> None:
 
 
 async def healed(node: Node) -> None:
-    """Wait until nothing is damaged any more."""
+    """Waits until all damage is healed."""
     with trio.fail_after(TIMEOUT_S):
         while node.store.damage.open:
             await node.store.damage.wait_changed()
 
 
 def copied(filled: Path, root: Path) -> Pair:
-    """A pair of its own with a filled store."""
+    """A new pair with a filled store."""
     shutil.copytree(filled, root, dirs_exist_ok=True)
     return Pair(root)
 
 
 def contents(store: Path, folder: str) -> dict[str, bytes]:
-    """The files of a folder by name, below it."""
+    """Returns the files below a folder by relative name."""
     root = store / folder
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def bodies() -> dict[tuple[str, int], list[bytes]]:
-    """What each queue holds."""
+    """Returns the entries of each queue."""
     expected: dict[tuple[str, int], list[bytes]] = {queue: [] for queue in QUEUES}
     for number in range(MESSAGE_COUNT):
         expected[QUEUES[number % 3]].append(bytes(message(number).body))
@@ -153,7 +153,7 @@ def bodies() -> dict[tuple[str, int], list[bytes]]:
 
 
 class Consumer:
-    """Pulls queues to their end, and keeps what it got and how often it was told nothing."""
+    """Pulls queues to their end, and keeps the messages and the number of empty responses."""
 
     def __init__(self, client: RemotingClient, node: Node, *, subscription: str = "*") -> None:
         self._client = client
@@ -206,7 +206,7 @@ async def consumer_of(node: Node, **given: Any) -> AsyncIterator[Consumer]:
 
 
 def split(raw: bytes) -> Iterator[bytes]:
-    """The records in a pull's answer."""
+    """Returns the records in a pull response."""
     at = 0
     while at < len(raw):
         size = int.from_bytes(raw[at : at + 4], "big")

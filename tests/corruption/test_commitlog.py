@@ -1,4 +1,4 @@
-"""The commitlog: whoever meets the damage names it, nobody gets it, the peer's bytes take its place."""
+"""The commitlog: every reader logs damage, none serves it, and the peer's bytes replace it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def other(role: str) -> str:
 
 
 def in_a_body(segment: bytes) -> int:
-    """A position that a record's CRC covers, so that recovery finds harm there too."""
+    """Returns a position that a record's CRC covers, so that recovery finds damage there too."""
     return segment.index(b"TAGS\x01t", POSITION) - 60
 
 
 def check_named(pair: Pair, role: str, found_by: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The log line, the status page and the counters say what was damaged, who found it, and who had it."""
+    """Checks that log, status and counters show what was damaged, what found it, and the source of the repair."""
     node = pair.node(role)
     page = describe(node)["damage"]
     assert page.log.open_count == page.log.open_bytes == 0  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def check_named(pair: Pair, role: str, found_by: str, name: str, caplog: pytest.
 @pytest.mark.parametrize("kind", HARMS)
 @pytest.mark.parametrize("role", ["master", "slave"])
 @pytest.mark.parametrize("found_by", ["recovery", "pull", "replication", "scrub"])
-async def test_damage_is_found_named_and_healed_and_never_served(
+async def test_damage_is_logged_healed_and_never_served(
     kind: str, role: str, found_by: str, pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = contents(pair.store("master"), "commitlog")
@@ -83,7 +83,7 @@ async def test_damage_is_found_named_and_healed_and_never_served(
 
 
 async def test_a_bit_that_no_record_crc_covers_is_found_too(pair: Pair) -> None:
-    """Born time, host, queue, a property: the record looks sound, and would be served by whoever trusts its CRC."""
+    """Born time, host, queue, a property: by its CRC the record is sound."""
     whole = contents(pair.store("master"), "commitlog")
     victim = pair.store("master") / "commitlog" / NAME
     at = whole[NAME].index(b"TAGS\x01t", POSITION)
@@ -100,8 +100,8 @@ async def test_a_bit_that_no_record_crc_covers_is_found_too(pair: Pair) -> None:
     assert contents(pair.store("master"), "commitlog") == whole
 
 
-async def test_without_a_peer_the_rest_is_served_and_the_consumer_goes_on(pair: Pair) -> None:
-    """One node alone: 32 KiB of messages are told to be gone, as RocketMQ tells it, all others are delivered once."""
+async def test_without_a_peer_consumers_skip_the_damage(pair: Pair) -> None:
+    """One node alone: 32 KiB of messages are skipped as in RocketMQ, all others are delivered once."""
     victim = pair.store("master") / "commitlog" / NAME
     async with pair.running(without="slave", heal_from=""):
         HARMS["flip"](victim, POSITION)
@@ -123,7 +123,7 @@ async def test_without_a_peer_the_rest_is_served_and_the_consumer_goes_on(pair: 
             await pair.master.store.log.read(damage.begin, 100)
 
 
-async def test_a_slave_waits_at_damage_and_explain_says_why(pair: Pair, tmp_path: Path) -> None:
+async def test_a_slave_waits_at_damage_and_the_remark_explains_it(pair: Pair, tmp_path: Path) -> None:
     victim = pair.store("master") / "commitlog" / NAME
     whole = contents(pair.store("master"), "commitlog")
     async with pair.running(without="slave", heal_from=""):
@@ -153,7 +153,7 @@ async def test_a_slave_waits_at_damage_and_explain_says_why(pair: Pair, tmp_path
 
 @pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize("role", ["master", "slave"])
-async def test_a_first_segment_that_is_gone_is_missed_and_healed(
+async def test_a_missing_first_segment_is_healed(
     role: str, has_checksums: bool, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = contents(pair.store("master"), "commitlog")
@@ -178,8 +178,8 @@ async def test_a_first_segment_that_is_gone_is_missed_and_healed(
     ("kind", "found_by"),
     [(kind, by) for kind in HARMS for by in ("recovery", "pull", "scrub") if (kind, by) != ("cut", "recovery")],
 )
-async def test_a_store_of_rocketmqs_is_healed_by_its_records(kind: str, found_by: str, pair: Pair) -> None:
-    """Without checksums the records are what is checked; healed, the store has checksums like any other.
+async def test_a_rocketmq_store_is_healed_by_its_records(kind: str, found_by: str, pair: Pair) -> None:
+    """Without checksums the records are checked; the healed store has checksums like any other.
 
     Cut at its end while it was stopped: nobody knows where it ended, which is exit code 65 (tests/store/test_recovery).
     """

@@ -1,4 +1,4 @@
-"""Consume queues, key index, checkpoint, checksums, tables: detected and mended; readers get what is right."""
+"""Consume queues, key index, checkpoint, checksums, tables: detected and repaired; readers get correct data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.corruption.harm import HARMS, flip
 from tests.corruption.pair import MESSAGE_COUNT, QUEUES, SLOT_COUNT, Pair, bodies, consumer_of, contents
 
 TAGS_CODE_AT = 12
-"""Of a queue's entry."""
+"""Position of a queue entry."""
 
 
 def first_file(store: Path, folder: str) -> Path:
@@ -27,7 +27,7 @@ async def check_consumed(pair: Pair, role: str, **given: str) -> None:
 
 
 async def check_keys(index: KeyIndex | None) -> None:
-    """Every message is found by its key."""
+    """Checks that every message is found by its key."""
     assert index is not None
     await index.wait_attached()
     for number in range(0, MESSAGE_COUNT, 7):
@@ -59,8 +59,8 @@ async def test_a_consume_queue(
     )
 
 
-async def test_a_tags_code_that_is_wrong_is_mended_by_the_scrub(pair: Pair) -> None:
-    """A filter that looks at entries alone leaves such a message out; nothing but the scrub can notice."""
+async def test_the_scrub_repairs_a_wrong_tags_code(pair: Pair) -> None:
+    """A filter by tags code skips such a message; only the scrub notices."""
     whole = contents(pair.store("master"), "consumequeue/T/0")
     victim = pair.store("master") / "consumequeue/T/0" / f"{0:020d}"
     async with pair.running():
@@ -99,7 +99,7 @@ async def test_the_key_index(
 
 
 async def test_a_wrong_hash_that_stays_in_its_chain(pair: Pair) -> None:
-    """No chain is broken by it, but its key is not found: a flipped bit where the slots are a power of two."""
+    """It breaks no chain, but its key is not found: a flipped bit where the slots are a power of two."""
     victim = first_file(pair.store("master"), "index")
     position = 40 + 4 * SLOT_COUNT + 20 * 300
     with trio.fail_after(60):
@@ -118,9 +118,7 @@ async def test_a_wrong_hash_that_stays_in_its_chain(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", HARMS)
 @pytest.mark.parametrize("is_running", [True, False])
-async def test_a_checksum_file_is_made_anew_and_the_log_is_not_suspected(
-    kind: str, is_running: bool, pair: Pair
-) -> None:
+async def test_a_damaged_checksum_file_is_rebuilt(kind: str, is_running: bool, pair: Pair) -> None:
     whole = contents(pair.store("master"), "checksums")
     victim = first_file(pair.store("master"), "checksums")
     if not is_running:
@@ -153,10 +151,10 @@ async def test_a_checkpoint(kind: str, is_clean: bool, pair: Pair, caplog: pytes
 
 
 @pytest.mark.parametrize("kind", HARMS)
-async def test_a_table_that_can_not_be_read_is_named_and_the_version_before_is_used(
+async def test_a_damaged_table_is_logged_and_its_previous_version_used(
     kind: str, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The queues are there in any case: auto-creation makes the topic again when it is missing from the old table."""
+    """The queues exist in any case: auto-creation makes a topic that the old table lacks."""
     victim = pair.store("master") / "config" / "topics.json"
     backup = victim.with_name("topics.json.bak")
     backup.write_bytes(victim.read_bytes())

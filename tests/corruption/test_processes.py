@@ -68,7 +68,7 @@ def test_a_bit_flips_on_the_masters_disk(tmp_path: Path) -> None:
 
 
 def test_a_bit_flips_in_the_last_record_of_a_master_that_is_killed(tmp_path: Path) -> None:
-    """Nothing follows it that would tell it from a torn tail; the log does not end before it."""
+    """No following record distinguishes it from a torn tail; the log does not end before it."""
     with Broker(tmp_path / "m", "SYNC_MASTER", flushDiskType="SYNC_FLUSH") as master:
         master.start()
         with slave_of(master, tmp_path / "s") as slave:

@@ -1,4 +1,4 @@
-"""Random bits, hundreds of them, in the files of a running node: found, mended, and nothing wrong served meanwhile.
+"""Random bits, hundreds of them, in the files of a running node: found, repaired, and nothing wrong served.
 
 Each byte is as likely to be hit as any other. The checksum files are left out: a bit there *and* one in the part of a
 record that its own CRC doesn't cover, at the same time and in the same 2 MiB, are two faults; one of them stays hidden.
@@ -20,7 +20,7 @@ BITS_PER_ROUND = 40
 
 
 def targets(store: Path, ends: dict[str, int]) -> list[tuple[Path, int]]:
-    """The files that may be harmed, and how many bytes of each mean something."""
+    """Returns the files that may be damaged, and how many bytes of each are used."""
     found = []
     for folder in ("commitlog", "consumequeue", "index"):
         for path in sorted(path for path in (store / folder).rglob("*") if path.is_file()):
@@ -64,7 +64,7 @@ async def test_random_bits(role: str, seed: int, pair: Pair) -> None:
 
 
 def split_log(log: bytes) -> list[bytes]:
-    """The records of a whole log from offset 0 on, by its own sizes and fillers."""
+    """Returns the records of a whole log from offset 0 on, by its sizes and fillers."""
     found = []
     at = 0
     while at < len(log) and (size := int.from_bytes(log[at : at + 4], "big")):

@@ -2,7 +2,7 @@
 A write that fails may be taken in part.
 
 Fault model: names are safe at once (the seam promises synced directories). Bytes are safe after `sync`; at a power loss
-each page written since then survives or not by a coin of its own, so that records are torn in any order. A kill loses
+each page written since then survives at random, so that records are torn in any order. A kill loses
 nothing.
 """
 
@@ -84,7 +84,7 @@ class MemoryDisk(HeldFiles[Inode]):
         self.refuse: Callable[[str, Path], int | None] = lambda operation, path: None
         """Returns an errno to fail a step with"""
         self.taken_bytes = 0
-        """How much of a write that fails is written nevertheless: the disk takes a part and refuses the rest"""
+        """Size of the part of a failing write that the disk writes before it refuses the rest"""
         self.refusal: OSError | None = None
         self.total_bytes = 1 << 40
         self.free_bytes = 1 << 39
@@ -99,7 +99,7 @@ class MemoryDisk(HeldFiles[Inode]):
         self.steps.append((operation, path.name))
 
     def power_loss(self, random: Random) -> MemoryDisk:
-        """Return the disk as the machine finds it after power comes back."""
+        """Returns the disk as the machine finds it after a power loss."""
         inodes = {}
         for path, inode in self.inodes.items():
             content = bytearray(inode.content)
@@ -112,7 +112,7 @@ class MemoryDisk(HeldFiles[Inode]):
         return MemoryDisk(inodes)
 
     def kill(self) -> MemoryDisk:
-        """Return the disk as the next process finds it after a kill -9 of the first."""
+        """Returns the disk as the next process finds it after a kill -9."""
         return MemoryDisk({path: Inode(bytearray(inode.content)) for path, inode in self.inodes.items()})
 
     # the seam
@@ -156,6 +156,6 @@ class MemoryDisk(HeldFiles[Inode]):
 
 
 async def run_inline(call: Callable[..., Any], *arguments: Any) -> Any:
-    """A blocking runner for tests on a mock clock, which would leap over a real thread."""
+    """A blocking runner for tests on a mock clock, which does not wait for real threads."""
     await trio.lowlevel.checkpoint()
     return call(*arguments)

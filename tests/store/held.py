@@ -1,6 +1,6 @@
-"""What all disks in memory have in common, whatever befalls them: names, and files whose bytes are simply there.
+"""Common base of all disks in memory: names, and files that hold their bytes in memory.
 
-They differ in what a write, a sync or a crash does: `disks.py`, `recording.py`, `tests/sim/disk.py`.
+Subclasses define the effect of a write, a sync and a crash: `disks.py`, `recording.py`, `tests/sim/disk.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ha.store.files import File, write_all
 
 
 class HeldInode(Protocol):
-    """A file's content; whoever holds it open keeps it when its name is gone."""
+    """The content of a file, which open files keep when its name is removed."""
 
     content: bytearray
     modified_ms: int
@@ -25,7 +25,7 @@ Inode = TypeVar("Inode", bound=HeldInode)
 
 
 class HeldFile(Generic[Inode]):
-    """What is the same of `ha.store.files.File`: how it is read, and that a write goes on until all is taken."""
+    """Common part of `ha.store.files.File`: reads, and writes that continue until everything is written."""
 
     __slots__ = ("_inode", "path")
 
@@ -48,7 +48,7 @@ class HeldFile(Generic[Inode]):
         write_all(self._write, chunk, position)
 
     def _write(self, chunk: memoryview, position: int) -> int:
-        """Write the beginning of `chunk`, as pwrite(2) does, and return its size."""
+        """Writes the first part of `chunk`, as pwrite(2) does, and returns its size."""
         raise NotImplementedError
 
     def pread(self, size: int, position: int) -> bytes:
@@ -63,7 +63,7 @@ class HeldFile(Generic[Inode]):
 
 
 class HeldFiles(Generic[Inode]):
-    """The names of `ha.store.files.Disk`, in `inodes`; a directory is there as long as something is in it."""
+    """Names and inodes of `ha.store.files.Disk`; a directory exists while it contains something."""
 
     inodes: dict[Path, Inode]
 
@@ -104,7 +104,7 @@ class HeldFiles(Generic[Inode]):
         return bytes(self.inode(path).content)
 
     def move(self, old: Path, new: Path) -> None:
-        """Give a file, or all that is in a directory, its new name."""
+        """Renames a file, or everything in a directory."""
         for path in list(self.inodes):
             if path == old or old in path.parents:
                 self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)

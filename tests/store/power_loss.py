@@ -1,4 +1,4 @@
-"""Workloads of a SYNC_FLUSH store on a recording disk, and what every power loss in them must leave.
+"""Workloads of a SYNC_FLUSH store on a recording disk, and checks of the states after every power loss.
 
 `live_alone` and `live_replicated` run the real store (with the real put service, HAService and HAClient over streams in
 memory) and return what happened; `check_moment` takes one moment of it, draws states that the disk may be in, recovers
@@ -40,10 +40,10 @@ from tests.store.stores import ROOT, SEGMENT, small_options
 MASTER, SLAVE = "master", "slave"
 EPOCH_MS = 1_700_000_000_000
 OUTAGE_MS = 3_600_000
-"""Between the begin of one run's clock and that of the next"""
+"""Time between the starts of two runs' clocks."""
 INDEX_SLOT_COUNT = 50
 KEEPS = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Shares of the doubtful sectors that reached the disk; 1.0 is what a kill leaves"""
+"""Shares of the unsynced sectors that reached the disk; 1.0 is a kill of the process."""
 LIFE_S = 6.0
 QUEUES = (("flights", 0), ("flights", 1), ("trains", 0))
 TOPICS_MAX_SIZE = 1500
@@ -51,7 +51,7 @@ TOPICS_MAX_SIZE = 1500
 
 @dataclass
 class Recording:
-    """What a workload did: the operations of its disks, with the clients' events among them as marks."""
+    """A recorded workload: the operations of its disks, with the clients' events as marks."""
 
     seed: int
     recorder: Recorder
@@ -61,11 +61,11 @@ class Recording:
 
     @property
     def moments(self) -> int:
-        """How many moments there are to die at."""
+        """Number of moments at which the power can fail."""
         return len(self.recorder.operations) + 1
 
     def history(self, position: int) -> History:
-        """What clients had seen before operation number `position`, and then the power went on all nodes."""
+        """Returns what clients had seen before operation number `position`, at which all nodes lose power."""
         history = History()
         history.add(self.promise)
         last_s = 0.0
@@ -80,7 +80,7 @@ class Recording:
 
 
 def wall_clock_ms(outages: int = 0) -> int:
-    """Wall clock that goes with the run's own."""
+    """A wall clock that follows the run's clock."""
     return EPOCH_MS + OUTAGE_MS * outages + int(trio.current_time() * 1000)
 
 
@@ -131,7 +131,7 @@ class Client:
 
 
 class NumberedPut(PutRequest, kw_only=True):
-    """A put that knows which send it was."""
+    """A put with the number of its send."""
 
     number: int
 
@@ -244,7 +244,7 @@ async def _live_replicated(recording: Recording, chance: Random) -> None:
 
 @dataclass
 class Checked:
-    """How much was looked at."""
+    """How much was checked."""
 
     moments: int = 0
     states: int = 0
@@ -252,7 +252,7 @@ class Checked:
     second_crashes: int = 0
     acknowledged: int = 0
     doubtful: int = 0
-    """Sectors in doubt, over all moments"""
+    """Unsynced sectors, over all moments"""
 
     def add(self, other: Checked) -> None:
         for name in ("moments", "states", "recoveries", "second_crashes", "acknowledged", "doubtful"):
@@ -260,7 +260,7 @@ class Checked:
 
 
 class Losses:
-    """Goes through a recording from its begin to its end and checks what power losses leave."""
+    """Checks the states that power losses at any moment of a recording leave."""
 
     def __init__(self, recording: Recording, chance: Random) -> None:
         self._recording = recording
@@ -269,7 +269,7 @@ class Losses:
         self.checked = Checked()
 
     def check_moment(self, position: int, keeps: Sequence[float] = KEEPS) -> None:
-        """Let the power go before operation number `position`. AssertionError with what is wrong, and how to see it."""
+        """Checks a power loss before operation number `position`. AssertionError, with how to reproduce it."""
         recording = self._recording
         history = recording.history(position)
         self.checked.moments += 1
@@ -303,7 +303,7 @@ class Losses:
         return f"seed {recording.seed}, power lost before operation {position} ({str(operation)[:200]}), keep {keep}"
 
     def _recover(self, files: dict[Path, bytes], name: str, *, crashes_again: bool) -> dict[Path, bytes]:
-        """Start on these files, and stop in order; what is there then."""
+        """Starts a store on these files, stops it cleanly, and returns the files."""
         if crashes_again:
             recorder = Recorder()
             disk = RecordingDisk(recorder, files)
@@ -319,7 +319,7 @@ class Losses:
     async def _open_and_close(self, disk: RecordingDisk, name: str, outages: int) -> None:
         self.checked.recoveries += 1
         async with _open(disk, outages=outages, is_slave=name == SLAVE) as store:
-            assert not store.damage.open, "what was never flushed is no damage"
+            assert not store.damage.open, "bytes that were never flushed are no damage"
 
 
 def image_of(files: dict[Path, bytes], name: str) -> StoreImage:
@@ -328,7 +328,7 @@ def image_of(files: dict[Path, bytes], name: str) -> StoreImage:
 
 
 def check_recovered(written: StoreImage, image: StoreImage) -> list[Violation]:
-    """What holds of one recovered store, whatever was acknowledged: it is sound and whole, and nothing is invented."""
+    """Checks that a recovered store is sound and complete, and has nothing that was not put."""
     begin, end = image.log_range()
     found = soundness.check(image)
     found += derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT)

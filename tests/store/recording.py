@@ -1,11 +1,11 @@
-"""A disk in memory that writes down everything done to it, and every state a power loss can leave behind.
+"""A disk in memory that records all operations, and computes every state that a power loss can leave.
 
 Like Linux's dm-log-writes, but over the store's file seam: one `Recorder` keeps the operations of all its disks in one
 order, with marks of the test in between (what was answered when). Any moment of it can then be made the last one.
 
 Fault model. At a power loss each sector (512 bytes) of a file holds what it held at the file's last completed sync or
 anything that was written there since, whether a program wrote it in one piece or not, each sector for itself; disks
-write a sector whole or not at all. What was written while a sync was under way may or may not be part of it. Names are
+write a sector whole or not at all. Writes during a sync may or may not be part of it. Names are
 safe when `create`, `rename` and `unlink` return, as the seam promises; `create`'s content is zeros until written.
 `write_bytes` truncates, writes and syncs: the file may be found as before, empty, or as after.
 
@@ -31,7 +31,7 @@ SECTOR = 512
 
 
 class Mark(NamedTuple):
-    """Something that the test wants to find again between the operations."""
+    """An event of the test between the operations."""
 
     what: Any
 
@@ -52,7 +52,7 @@ class Wrote(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """The whole content was truncated and written again."""
+    """The whole content was replaced."""
 
     disk: RecordingDisk
     number: int
@@ -66,7 +66,7 @@ class SyncBegan(NamedTuple):
 
 
 class SyncEnded(NamedTuple):
-    """All that was written before the sync began is safe."""
+    """Everything that was written before the sync began is durable."""
 
     disk: RecordingDisk
     number: int
@@ -88,7 +88,7 @@ Operation = Mark | Created | Wrote | Replaced | SyncBegan | SyncEnded | Renamed 
 
 
 class Recorder:
-    """The operations of any number of disks, in the order in which they happened."""
+    """The operations of any number of disks, in order."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -96,17 +96,17 @@ class Recorder:
         self._last_token = 0
 
     def mark(self, what: Any) -> None:
-        """Note something of the test's own at this moment."""
+        """Records an event of the test."""
         self.observe()
         self.operations.append(Mark(what))
 
     def observe(self) -> None:
-        """Look for what was written through maps."""
+        """Records what was written through maps."""
         for disk in self.disks:
             disk.observe()
 
     def add(self, operation: Operation) -> None:
-        """Note an operation; whatever came through maps came before it. OSError if its disk is dead."""
+        """Records an operation, after all writes through maps. OSError if its disk is dead."""
         if not isinstance(operation, Mark):
             operation.disk.check_alive()
         self.observe()
@@ -122,7 +122,7 @@ class Inode:
     number: int
     content: bytearray
     shadow: bytes
-    """The content as of the last look, for files that are mapped"""
+    """The content at the last comparison, for mapped files"""
     is_mapped: bool = False
     modified_ms: int = 0
 
@@ -153,14 +153,14 @@ class RecordingFile(HeldFile[Inode]):
         self.end_sync(self.begin_sync())
 
     def begin_sync(self) -> int:
-        """The first half of a sync: what is written from now on may miss it."""
+        """The first half of a sync, which need not include later writes."""
         recorder = self._disk.recorder
         token = recorder.next_token()
         recorder.add(SyncBegan(self._disk, self._inode.number, token))
         return token
 
     def end_sync(self, token: int) -> None:
-        """The second half: it is done."""
+        """The second half of a sync."""
         self._disk.recorder.add(SyncEnded(self._disk, self._inode.number, token))
 
 
@@ -170,7 +170,7 @@ class RecordingLock:
 
 
 class RecordingDisk(HeldFiles[Inode]):
-    """Implements `ha.store.files.Disk`; its files begin as `contents`, all of it safe."""
+    """Implements `ha.store.files.Disk`; its files are initially `contents`, all durable."""
 
     def __init__(self, recorder: Recorder, contents: dict[Path, bytes] | None = None) -> None:
         self.recorder = recorder
@@ -192,13 +192,13 @@ class RecordingDisk(HeldFiles[Inode]):
         return inode
 
     def observe(self) -> None:
-        """Look for what was written through maps."""
+        """Records what was written through maps."""
         for inode in self._by_number.values():
             if inode.is_mapped:
                 self.look_at(inode)
 
     def look_at(self, inode: Inode) -> None:
-        """Note which sectors of a file have changed since the last look."""
+        """Records which sectors of a file have changed since the last comparison."""
         content, shadow = inode.content, inode.shadow
         if content == shadow:
             return
@@ -212,7 +212,7 @@ class RecordingDisk(HeldFiles[Inode]):
         self.recorder.operations.append(Wrote(self, inode.number, changed))
 
     def files(self) -> dict[Path, bytes]:
-        """What every file holds now."""
+        """Returns the content of every file."""
         return {path: bytes(inode.content) for path, inode in self.inodes.items()}
 
     # the seam
@@ -271,11 +271,11 @@ class _Version(NamedTuple):
 
 @dataclass
 class _Doubtful:
-    """A file at some moment: what is safe, and what each sector may hold instead."""
+    """A file at some moment: its durable content, and the possible contents of each sector."""
 
     durable: bytes
     wholes: list[_Version] = field(default_factory=list)
-    """Contents of the whole file that a replacement not yet synced may have left"""
+    """Possible contents of the whole file after a replacement that is not synced"""
     sectors: dict[int, list[_Version]] = field(default_factory=dict)
     """Contents written to a sector since the last sync, oldest first"""
     begun: dict[int, tuple[int, bytes]] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class _Doubtful:
         return bytes(content)
 
     def end_sync(self, token: int) -> None:
-        """What was written before the sync began is safe; what came since stays in doubt."""
+        """Makes the writes before the sync began durable; later ones stay uncertain."""
         began, self.durable = self.begun.pop(token)
         self.wholes = [version for version in self.wholes if version.time > began]
         self.sectors = {
@@ -300,7 +300,7 @@ class _Doubtful:
 
 
 class PowerLoss:
-    """One disk through a recording: `advance` it to a moment, then draw states from it."""
+    """One disk of a recording: `advance` it to a moment, then draw states of it."""
 
     def __init__(self, recorder: Recorder, disk: RecordingDisk) -> None:
         self._operations = recorder.operations
@@ -310,7 +310,7 @@ class PowerLoss:
         self.position = 0
 
     def advance(self, position: int) -> None:
-        """Go on to the moment before operation number `position`."""
+        """Advances to the moment before operation number `position`."""
         while self.position < position:
             operation = self._operations[self.position]
             self.position += 1
@@ -344,12 +344,12 @@ class PowerLoss:
 
     @property
     def doubtful_count(self) -> int:
-        """How many sectors and whole files may be found in more than one way."""
+        """Number of sectors and whole files with more than one possible content."""
         files = [self._files[number] for number in self._names.values()]
         return sum(len(file.sectors) + bool(file.wholes) for file in files)
 
     def draw(self, chance: Random, keep: float) -> dict[Path, bytes]:
-        """One state: each doubtful sector is as written with probability `keep`; 0: all is lost, 1: nothing is."""
+        """Draws a state: each unsynced sector is as written with probability `keep`; 0: all are lost, 1: none is."""
         return {path: self._draw_file(self._files[number], chance, keep) for path, number in self._names.items()}
 
     @staticmethod
@@ -368,7 +368,7 @@ class PowerLoss:
 
 
 def runner_with_slow_syncs(chance: Random, longest_s: float) -> Callable[..., Any]:
-    """A blocking runner for the mock clock in which a sync takes time, while others go on writing."""
+    """A blocking runner for the mock clock in which a sync takes time, while other tasks write."""
 
     async def run(call: Callable[..., Any], *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Small stores for tests: tiny files, a wall clock that only the test moves, blocking calls inline."""
+"""Small stores for tests: tiny files, a wall clock under the test's control, blocking calls inline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEGMENT = 4096
 
 
 class WallClock:
-    """Milliseconds since the epoch, as the test says; each look takes one."""
+    """Milliseconds since the epoch, set by the test; advances by one with each call."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms
@@ -67,7 +67,7 @@ def message(number: int, *, size: int = 100, topic: str = "T", queue_id: int = 0
 
 
 async def put_batch(log: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
-    """Append messages as one batch, as the broker's put service does: its one task adds a segment if need be."""
+    """Appends messages as one batch, like the broker's put service, adding a segment if necessary."""
     while not (results := log.append_batch(messages)):
         failure = await log.add_segment()
         if failure is not None:
@@ -76,14 +76,14 @@ async def put_batch(log: CommitLog, messages: Sequence[Message]) -> list[AppendR
 
 
 async def dispatched(store: MessageStore) -> None:
-    """Wait until everything in the log is in queues and index."""
+    """Waits until everything in the log is in queues and index."""
     with trio.fail_after(60):
         while store.log.dispatched_offset.value < store.log.max_offset.value:
             await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
 
 
 async def all_bytes(store: MessageStore) -> bytes:
-    """The whole log, read as a slave's writer would."""
+    """Returns the whole log, read as for a slave."""
     log = store.log
     position = max(log.min_offset, 0)
     pieces = []
@@ -96,7 +96,7 @@ async def all_bytes(store: MessageStore) -> bytes:
 
 
 async def records(store: MessageStore) -> list[MessageRecord]:
-    """Every record of the log, decoded and checked."""
+    """Returns every record of the log, decoded and checked."""
     raw = await all_bytes(store)
     base = max(store.log.min_offset, 0)
     size = store.log.segment_size
@@ -115,7 +115,7 @@ async def records(store: MessageStore) -> list[MessageRecord]:
 
 
 async def check_derived(store: MessageStore) -> None:
-    """Queues say exactly what the log holds, and every key is found."""
+    """Checks that the queues have exactly the records of the log, and that every key is found."""
     await dispatched(store)
     expected: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for record in await records(store):

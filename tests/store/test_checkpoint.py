@@ -1,4 +1,4 @@
-"""What the checkpoint file says beside RocketMQ's fields."""
+"""halog's additions to the checkpoint file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATH = ROOT / "checkpoint"
 CHECKPOINT = Checkpoint(physic_msg_timestamp_ms=1_700_000_000_000, logics_msg_timestamp_ms=1_600_000_000_000)
 
 
-def test_it_comes_back_as_it_was() -> None:
+def test_checkpoint_round_trip() -> None:
     disk = MemoryDisk()
     disk.make_dirs(ROOT)
     for flushed_to, begin in ((1 << 40, 1 << 30), (0, -1)):  # made, and written over
@@ -26,8 +26,8 @@ def test_it_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_file_without_an_end_of_the_log_tells_none(is_ours: bool) -> None:
-    """RocketMQ's, and that of an older halog."""
+def test_file_without_offsets(is_ours: bool) -> None:
+    """A file of RocketMQ, and one of an older halog."""
     disk = MemoryDisk()
     disk.make_dirs(ROOT)
     assert load_flushed_to(disk, PATH) == 0
@@ -39,7 +39,7 @@ def test_a_file_without_an_end_of_the_log_tells_none(is_ours: bool) -> None:
     assert load_checkpoint(disk, PATH) == CHECKPOINT
 
 
-def test_what_rocketmq_wrote_over_or_a_bit_changed_tells_none() -> None:
+def test_offsets_are_ignored_if_the_fields_changed() -> None:
     disk = MemoryDisk()
     disk.make_dirs(ROOT)
     save_checkpoint(disk, PATH, CHECKPOINT, 1 << 40, 1 << 30)

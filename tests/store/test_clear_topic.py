@@ -1,4 +1,4 @@
-"""A topic's queues begin anew where they end: what was there is never read again, and offsets go on."""
+"""Clearing a topic: its messages are never read again, and its queue offsets continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def put(store: MessageStore, count: int, topic: str = "T") -> list[int]:
 
 
 def state(store: MessageStore, topic: str = "T") -> tuple[int, int, list[int]]:
-    """Begin and end of queue 0, and which of its first hundred offsets can be read."""
+    """Returns first and last offset of queue 0, and which of its first hundred offsets are readable."""
     queue = store.queues.get(topic, 0)
     assert queue is not None
     return queue.min_offset, queue.max_offset, [offset for offset in range(100) if queue.read(offset, 1)]
@@ -26,7 +26,7 @@ def state(store: MessageStore, topic: str = "T") -> tuple[int, int, list[int]]:
 
 @pytest.mark.parametrize("count", [3, 8, 20])
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
-async def test_what_was_there_stays_away(count: int, is_clean: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cleared_messages_do_not_come_back(count: int, is_clean: bool, caplog: pytest.LogCaptureFixture) -> None:
     disk, clock = MemoryDisk(), WallClock()
     async with open_small(disk, clock) as store:
         await put(store, 2, "other")
@@ -43,7 +43,7 @@ async def test_what_was_there_stays_away(count: int, is_clean: bool, caplog: pyt
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_topic_that_has_no_queue_yet() -> None:
+async def test_clearing_a_topic_without_queues() -> None:
     async with open_small() as store:
         await store.clear_topic("T")
         assert await put(store, 1) == [0]

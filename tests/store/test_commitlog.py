@@ -33,7 +33,7 @@ from tests.store.stores import (
 )
 
 
-async def test_results_say_where_each_message_is() -> None:
+async def test_results_contain_the_offsets_of_each_message() -> None:
     clock = WallClock(1000)
     async with open_small(clock=clock) as store:
         assert (store.log.min_offset, store.log.max_offset.value) == (-1, 0)
@@ -69,8 +69,8 @@ async def test_a_filler_ends_each_segment_and_no_record_touches_its_end() -> Non
         await check_derived(store)
 
 
-async def test_no_record_is_older_than_the_one_before_it_in_another_segment() -> None:
-    """Whatever the clock says when a chunk goes on in the next segment: recovery takes store times for an order."""
+async def test_store_times_never_fall_across_segments() -> None:
+    """Even if the clock is set back within a chunk: recovery relies on the order of store times."""
 
     class SetBack(WallClock):
         def __call__(self) -> int:
@@ -106,7 +106,7 @@ async def test_a_record_may_leave_exactly_the_8_bytes_that_a_filler_needs(spare:
         (Message("T", 0, b"", b"x" * 32768), PutStatus.PROPERTIES_SIZE_EXCEEDED),
     ],
 )
-async def test_what_exceeds_a_limit_is_refused_alone_and_takes_no_queue_offset(bad: Message, status: PutStatus) -> None:
+async def test_a_message_over_a_limit_is_refused_without_using_a_queue_offset(bad: Message, status: PutStatus) -> None:
     async with open_small() as store:
         results = await store.log.put([message(0), bad, message(1)])
         assert [r.status for r in results] == [PutStatus.PUT_OK, status, PutStatus.PUT_OK]
@@ -118,8 +118,8 @@ async def test_what_exceeds_a_limit_is_refused_alone_and_takes_no_queue_offset(b
         assert len(await records(store)) == 2
 
 
-async def test_what_was_refused_leaves_no_store_time() -> None:
-    """The checkpoint's time is taken for that of a record: a later one would prove that bytes are missing."""
+async def test_a_refused_message_leaves_no_store_time() -> None:
+    """The checkpoint's time counts as that of a record: a later one would prove that bytes are missing."""
     async with open_small() as store:
         [stored] = await store.log.put([message(0)])
         await trio.sleep(0.005)
@@ -135,7 +135,7 @@ async def test_long_retry_topics_are_written_as_version_2() -> None:
         await check_derived(store)
 
 
-async def test_a_batch_lies_in_one_segment_and_keeps_its_place() -> None:
+async def test_a_batch_is_contiguous_in_one_segment() -> None:
     async with open_small() as store:
         await store.log.put([message(n, size=500) for n in range(5)])
         batches = [
@@ -164,7 +164,7 @@ async def test_a_batch_lies_in_one_segment_and_keeps_its_place() -> None:
     ids=["plain", "V2", "no queue offset", "property CRC", "IPv6"],
 )
 @pytest.mark.parametrize("queues", [1, 2])
-async def test_a_batch_is_stored_as_its_messages_one_by_one(
+async def test_a_batch_is_stored_like_single_messages(
     changes: dict[str, Any], options: dict[str, Any], queues: int
 ) -> None:
     given = [message(number, queue_id=number % queues, flag=number, **changes) for number in range(5)]
@@ -217,7 +217,7 @@ async def test_reading_stops_at_the_segment_and_at_the_end() -> None:
             assert caught.value.asked == bad
 
 
-async def test_old_bytes_are_cold_and_the_same() -> None:
+async def test_cold_bytes_are_read_correctly() -> None:
     async with open_small(hot_window_bytes=SEGMENT) as store:
         await store.log.put([message(n, size=500) for n in range(40)])
         hot_from = next(n for n in range(0, 1 << 20, 64) if store.log.read_hot(n, 1) is not None)
@@ -259,13 +259,13 @@ async def test_a_slave_copies_the_log_byte_for_byte_and_derives_the_rest() -> No
 
 
 async def three_records() -> bytes:
-    """What a master sends of them; 700 bytes are two and a part of the third."""
+    """Bytes of a master's log; 700 bytes are two records and a part of the third."""
     async with open_small() as master:
         await master.log.put([message(n, size=300) for n in range(3)])
         return await all_bytes(master)
 
 
-async def test_an_incomplete_record_waits_for_its_rest_and_a_restart_cuts_it() -> None:
+async def test_an_incomplete_record_is_completed_or_truncated_by_a_restart() -> None:
     disk = MemoryDisk()
     raw = await three_records()
     async with open_small(disk, is_slave=True) as slave:
@@ -281,8 +281,8 @@ async def test_an_incomplete_record_waits_for_its_rest_and_a_restart_cuts_it() -
         assert await all_bytes(slave) == raw
 
 
-async def test_what_a_slave_gets_is_written_by_the_kernel_which_leaves_no_holes_when_it_is_killed() -> None:
-    """A copy into the map goes in any order: a kill once left 19 zeros in a header, which no CRC covers."""
+async def test_a_kill_leaves_no_holes_in_a_slaves_log() -> None:
+    """A copy into the map has no order: a kill once left 19 zeros in a header, which no CRC covers."""
     disk = MemoryDisk()
     raw = await three_records()
     async with open_small(disk, is_slave=True) as slave:
@@ -299,7 +299,7 @@ async def test_what_a_slave_gets_is_written_by_the_kernel_which_leaves_no_holes_
         assert await all_bytes(slave) == raw
 
 
-async def test_what_is_put_together_is_one_write_of_the_kernel_which_leaves_no_holes_when_it_is_killed() -> None:
+async def test_a_kill_leaves_no_holes_in_messages_put_together() -> None:
     disk = MemoryDisk()
     writes = 0
 
@@ -318,7 +318,7 @@ async def test_what_is_put_together_is_one_write_of_the_kernel_which_leaves_no_h
         assert len(await records(store)) == 6
 
 
-async def test_a_disk_that_refuses_a_write_ends_the_put_and_nothing_of_it_is_seen() -> None:
+async def test_nothing_of_a_refused_write_is_visible() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         (first,) = await store.log.put([message(0)])
@@ -336,7 +336,7 @@ async def test_a_disk_that_refuses_a_write_ends_the_put_and_nothing_of_it_is_see
 
 
 @pytest.mark.parametrize("is_slave", [False, True])
-async def test_what_a_refused_write_left_behind_is_no_record_after_a_stop(
+async def test_remains_of_a_refused_write_are_no_record_after_a_stop(
     is_slave: bool,
 ) -> None:
     """A record's CRC covers its body: with its properties missing it would count as sound after a clean stop."""
@@ -361,7 +361,7 @@ async def test_what_a_refused_write_left_behind_is_no_record_after_a_stop(
         assert len(await records(store)) == 1
 
 
-async def test_a_stop_is_clean_once_what_the_disk_refused_is_written_after_all() -> None:
+async def test_a_stop_is_clean_after_a_refused_write_was_repeated() -> None:
     disk = MemoryDisk()
     async with open_small(disk, is_slave=True) as store:
         disk.refuse = lambda operation, path: errno.EIO if operation == "pwrite" else None
@@ -375,7 +375,7 @@ async def test_a_stop_is_clean_once_what_the_disk_refused_is_written_after_all()
         assert not store.log.is_torn
 
 
-async def test_a_disk_that_refuses_the_filler_ends_the_put() -> None:
+async def test_a_refused_filler_fails_the_put() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         await store.log.put([message(number, size=1500) for number in range(2)])
@@ -403,7 +403,7 @@ async def test_an_empty_slave_takes_the_segment_of_any_offset() -> None:
         assert slave.log.max_offset.value == 4 * SEGMENT + 1
 
 
-async def test_a_slave_waits_at_bytes_that_are_no_record_and_a_master_skips_them(
+async def test_a_slave_waits_at_invalid_bytes_and_a_master_skips_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for is_slave in (True, False):
@@ -431,7 +431,7 @@ async def test_a_record_for_a_topic_that_is_a_path_makes_no_files(tmp_path: Path
 
 
 async def test_a_record_whose_topic_is_too_long_for_a_directory_makes_no_files(tmp_path: Path) -> None:
-    """Of a master that is none: RocketMQ's topics have 255 bytes at most, and a name of a file no more, either."""
+    """From a faulty master: RocketMQ's topics have at most 255 bytes, like names of files."""
     longest, too_long = "t" * 255, "飛" * 172 + "t" * 83
     assert (len(too_long), len(too_long.encode())) == (255, 599)
     async with open_message_store(small_options(root=tmp_path, is_slave=True)) as slave:
@@ -472,7 +472,7 @@ async def test_reset_sets_the_old_log_aside_and_starts_at_the_new_offset() -> No
 # ---- no room for the next segment
 
 
-async def test_without_room_for_a_segment_puts_say_so_and_reading_goes_on(autojump_clock: object) -> None:
+async def test_without_room_for_a_segment_puts_fail_and_reads_continue(autojump_clock: object) -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         await store.log.put([message(n, size=500) for n in range(5)])
@@ -498,7 +498,7 @@ async def test_without_room_for_a_segment_puts_say_so_and_reading_goes_on(autoju
         await check_derived(store)
 
 
-async def test_a_slave_without_room_says_disk_full(autojump_clock: object) -> None:
+async def test_a_slave_without_room_raises_disk_full(autojump_clock: object) -> None:
     disk = MemoryDisk()
     async with open_small(disk, is_slave=True) as store:
         disk.refuse = lambda operation, path: errno.ENOSPC if operation == "create" else None
@@ -533,8 +533,8 @@ async def test_a_full_disk_pauses_dispatch_until_there_is_room(
         disk.refuse = lambda operation, path: None
 
 
-async def test_the_checkpoint_says_nothing_of_a_log_that_was_set_aside(autojump_clock: object) -> None:
-    """The times of the old records would vouch for those of the new log, whose master may be another one."""
+async def test_the_checkpoint_is_reset_when_a_log_is_set_aside(autojump_clock: object) -> None:
+    """The store times of the old records would apply to the new log, whose master may be another one."""
     disk = MemoryDisk()
     async with open_small(disk, is_slave=True, derived_flush_interval_s=1.0) as store:
         newest = encode_record(

@@ -1,7 +1,7 @@
-"""Power loss and kill at every operation of the file seam, and random histories against a list.
+"""Power loss and kill at every operation of the file seam, and random histories against a list model.
 
-What must hold after any of them: everything that was acknowledged as flushed is there byte for byte; what is there is a
-prefix of what was put; queues and index say exactly what the log holds; and the store goes on.
+Must hold after each of them: every acknowledged byte is there; the log is a prefix of the
+messages that were put; queues and index match the log; and the store accepts puts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(scenario: object, *arguments: object) -> object:
 
 
 class History:
-    """What a test put and what it was promised."""
+    """What a test put, and what was acknowledged."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -116,7 +116,7 @@ def test_a_crash_at_every_step_loses_nothing_flushed_and_invents_nothing(flush_m
 
 
 def test_power_loss_during_recovery_is_recovered_from() -> None:
-    """Recovery itself writes (it zeroes and deletes); it must be able to die at every step of that too."""
+    """Recovery itself zeroes and deletes, and must survive a crash at every step."""
     clock = WallClock()
     disk, history = MemoryDisk(), History()
 
@@ -162,7 +162,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, max_size=25), st.sampled_from(["SYNC_FLUSH", "ASYNC_FLUSH"]))
-def test_any_history_agrees_with_a_list(steps: Sequence[tuple[str, list[int]]], flush_mode: str) -> None:
+def test_any_history_agrees_with_a_list_model(steps: Sequence[tuple[str, list[int]]], flush_mode: str) -> None:
     run(_follow_history, steps, flush_mode)
 
 

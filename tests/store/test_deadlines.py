@@ -44,7 +44,7 @@ async def running() -> AsyncIterator[Waiting]:
         nursery.cancel_scope.cancel()
 
 
-async def test_each_deadline_is_kept_in_whatever_order_they_come(autojump_clock: MockClock) -> None:
+async def test_deadlines_are_kept_in_any_order(autojump_clock: MockClock) -> None:
     async with running() as waiting:
         for deadline in (3, 1, 2, 2):
             waiting.add(deadline)
@@ -52,7 +52,7 @@ async def test_each_deadline_is_kept_in_whatever_order_they_come(autojump_clock:
         assert [call for call in waiting.calls if call[1]] == [(1, [1]), (2, [2, 2]), (3, [3])]
 
 
-async def test_deadlines_that_come_and_go_behind_the_earliest_wake_nobody(autojump_clock: MockClock) -> None:
+async def test_deadlines_behind_the_earliest_wake_no_task(autojump_clock: MockClock) -> None:
     async with running() as waiting:
         waiting.add(3)
         await wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""What the checkpoint and a clean stop say of queues and index is true of the disk."""
+"""The checkpoint and a clean stop describe queues and index as they are on the disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.stores import ROOT, WallClock, dispatched, message, open_small,
 
 
 def unsynced(disk: MemoryDisk, folder: str) -> list[str]:
-    """Files of which the disk has other bytes than the page cache."""
+    """Returns the files whose bytes on the disk differ from the page cache."""
     return [
         path.relative_to(ROOT).as_posix()
         for path, inode in disk.inodes.items()
@@ -44,7 +44,7 @@ def sleeping_before(name: str, owner: type) -> tuple[RunBlocking, trio.Event]:
     return run, waits
 
 
-async def test_a_stop_just_before_the_periodic_write_of_the_index_leaves_out_no_key(autojump_clock: object) -> None:
+async def test_a_stop_before_the_periodic_index_write_saves_every_key(autojump_clock: object) -> None:
     disk = MemoryDisk()
     run_blocking, waits = sleeping_before("write", KeyIndex)
     options = small_options(derived_flush_interval_s=1.0)
@@ -57,7 +57,7 @@ async def test_a_stop_just_before_the_periodic_write_of_the_index_leaves_out_no_
     assert file.next_entry == 1 + 3 * 10, "UNIQ_KEY, key and tag of each"
 
 
-async def test_a_stop_just_before_the_checksums_are_written_leaves_out_none(autojump_clock: object) -> None:
+async def test_a_stop_before_the_checksums_are_written_saves_all_of_them(autojump_clock: object) -> None:
     disk = MemoryDisk()
     run_blocking, waits = sleeping_before("write_back", Checksums)
     async with open_message_store(
@@ -90,7 +90,7 @@ async def test_a_stop_in_the_middle_of_the_periodic_sync_leaves_nothing_unsynced
     assert unsynced(disk, "index") == []
 
 
-async def test_a_queues_file_that_is_gone_when_its_turn_comes_is_passed_over(autojump_clock: object) -> None:
+async def test_the_sync_skips_a_queue_file_that_was_deleted(autojump_clock: object) -> None:
     disk = MemoryDisk()
     gone: list[Path] = []
 
@@ -110,7 +110,7 @@ async def test_a_queues_file_that_is_gone_when_its_turn_comes_is_passed_over(aut
         assert unsynced(disk, "consumequeue") == []
 
 
-async def test_what_a_full_disk_did_not_sync_is_synced_in_the_next_round(autojump_clock: object) -> None:
+async def test_the_next_round_syncs_files_that_a_full_disk_refused(autojump_clock: object) -> None:
     for folder in ("consumequeue", "index"):
         disk = MemoryDisk()
         async with open_small(disk, derived_flush_interval_s=1.0) as store:
@@ -126,8 +126,8 @@ async def test_what_a_full_disk_did_not_sync_is_synced_in_the_next_round(autojum
             assert unsynced(disk, folder) == []
 
 
-async def test_an_index_file_begun_long_after_the_one_before_is_not_built_again(autojump_clock: object) -> None:
-    """Its first entry says how many seconds after the last of the file before it was stored, as RocketMQ's does."""
+async def test_an_index_file_begun_long_after_the_previous_one_is_kept(autojump_clock: object) -> None:
+    """Its first entry has the seconds since the last entry of the previous file, as in RocketMQ."""
     clock = WallClock()
     async with open_small(MemoryDisk(), clock, derived_flush_interval_s=1.0) as store:
         for number in range(30):  # three keys each, 39 a file

@@ -1,4 +1,4 @@
-"""The bound that dispatch keeps: what lies behind it is in the log, and nobody but a slave sees anything of it."""
+"""The dispatch limit: records behind it are in the log, and visible to slaves only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store.stores import ROOT, all_bytes, check_derived, message, open_sma
 
 
 async def settled(store: MessageStore) -> None:
-    """Wait until dispatch has nothing more to do."""
+    """Waits until dispatch is idle."""
     await trio.testing.wait_all_tasks_blocked(0.001)
 
 
@@ -56,7 +56,7 @@ async def test_nothing_behind_the_limit_is_in_queues_index_or_arrivals(
         await check_derived(store)
 
 
-async def test_a_limit_that_falls_takes_nothing_back_and_lets_nothing_new_through(autojump_clock: MockClock) -> None:
+async def test_a_lower_limit_keeps_dispatched_messages_and_stops_new_ones(autojump_clock: MockClock) -> None:
     async with open_small() as store:
         assert store.log.dispatch_limit.value == UNLIMITED
         first, second = await store.log.put([message(0), message(1)])
@@ -73,9 +73,7 @@ async def test_a_limit_that_falls_takes_nothing_back_and_lets_nothing_new_throug
 
 @pytest.mark.parametrize("is_slave", [True, False])
 @pytest.mark.parametrize("is_killed", [True, False])
-async def test_what_was_behind_the_limit_at_a_stop_is_behind_it_after_the_start(
-    is_slave: bool, is_killed: bool, autojump_clock: MockClock
-) -> None:
+async def test_the_limit_survives_a_restart(is_slave: bool, is_killed: bool, autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     async with open_small(disk, dispatch_confirmed=True, derived_flush_interval_s=1.0) as store:
         results = await store.log.put([message(n, size=900) for n in range(12)])
@@ -102,7 +100,7 @@ async def test_what_was_behind_the_limit_at_a_stop_is_behind_it_after_the_start(
         assert store.statistics().recovered_clean
 
 
-async def test_what_consumers_had_seen_they_see_after_a_crash_though_the_checkpoint_is_older() -> None:
+async def test_visible_messages_stay_visible_after_a_crash_with_an_older_checkpoint() -> None:
     disk = MemoryDisk()
     async with open_small(disk, dispatch_confirmed=True, checkpoint_interval_s=1e6) as store:
         results = await store.log.put([message(n) for n in range(5)])
@@ -115,7 +113,7 @@ async def test_what_consumers_had_seen_they_see_after_a_crash_though_the_checkpo
         assert ends(store) == {0: 3}
 
 
-async def test_the_limit_of_bytes_that_a_crash_took_is_not_that_of_those_that_come_instead(
+async def test_the_limit_of_lost_bytes_does_not_apply_to_new_ones(
     autojump_clock: MockClock,
 ) -> None:
     disk = MemoryDisk()

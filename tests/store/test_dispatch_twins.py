@@ -1,4 +1,4 @@
-"""The compiled twins give queues, index and arrivals what those in Python give, however the log is cut to pieces."""
+"""Compiled and Python code produce the same queues, index and arrivals, for any chunks of the log."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ properties = st.one_of(
     usual, usual, st.lists(pieces, max_size=5), st.lists(st.binary(max_size=20), max_size=2)
 ).flatmap(lambda parts: st.sampled_from([b"".join(parts), b"".join(parts).removesuffix(b"\x02")]))
 queue_steps = st.one_of(*[st.just(0)] * 8, st.sampled_from([-3, -1, 1, 5, 100, 1 << 62]))
-"""How far a record's queue offset is from the next one of its queue"""
+"""Difference between a record's queue offset and the next one of its queue."""
 messages = st.tuples(
     st.builds(
         Message,
@@ -87,7 +87,7 @@ damages = st.lists(st.tuples(st.integers(0, 1 << 14), st.integers(0, 255)), max_
 
 
 def raw_log(records: list[Any]) -> bytes:
-    """The records one after another over segments, with fillers."""
+    """Returns the records in segments, with fillers."""
     log = bytearray()
     next_offsets: dict[tuple[str, int], int] = {}
     now_ms = 1_700_000_000_000
@@ -176,7 +176,7 @@ async def outcome(
 
 
 def state(store: MessageStore) -> list[Any]:
-    """How far it is, all queues, and all of the index."""
+    """Returns the dispatched offset, all queues, and the whole index."""
     index_files = []
     if store.index is not None:
         for file in store.index.files:
@@ -208,7 +208,7 @@ def both(log: bytes, cuts: list[int], **options: Any) -> tuple[list[Any], list[A
     st.booleans(),
     st.sampled_from([0, 0, 0, 1, 60]),
 )
-def test_both_twins_leave_the_same(
+def test_both_implementations_have_the_same_result(
     records: list[Any],
     damage: list[tuple[int, int]],
     cuts: list[int],
@@ -251,7 +251,7 @@ def test_scheduled_messages_are_due_when_their_level_says() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 700, 5000])
-def test_records_that_came_before_are_passed_over_among_new_ones(cut: int) -> None:
+def test_records_dispatched_before_are_skipped(cut: int) -> None:
     records = [(Message("T", n % 2, b"body", b"KEYS\x01k%d\x02" % n), 0, bytes(8), 0) for n in range(80)]
     log = raw_log(records)
     compiled, python = both(log, [cut], again=True)

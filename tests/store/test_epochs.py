@@ -1,4 +1,4 @@
-"""The history of terms: what it says, that it is on the disk when a call returns, and what a crash or damage leaves."""
+"""The epoch history: its content, its durability when a call returns, crashes and damage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_log_that_never_failed_over_has_no_history_and_no_file() -> None
     assert (pairs_of(found), found.last, disk.inodes) == ([], None, {})
 
 
-async def test_what_was_appended_is_in_the_file_and_its_copy_and_found_again() -> None:
+async def test_an_appended_term_is_in_the_file_and_its_copy() -> None:
     disk = MemoryDisk()
     found = await history(disk, (7, 7000), (8, 8000))
     # The example of the format's description.
@@ -61,7 +61,7 @@ async def test_only_a_later_term_at_a_later_place_can_follow(pair: tuple[int, in
     ("offset", "left"),
     [(0, []), (7000, []), (7001, [(7, 7000)]), (8000, [(7, 7000)]), (8001, [(7, 7000), (8, 8000)])],
 )
-async def test_terms_that_begin_at_or_behind_a_cut_go(offset: int, left: list[tuple[int, int]]) -> None:
+async def test_truncation_drops_terms_that_begin_at_or_behind_it(offset: int, left: list[tuple[int, int]]) -> None:
     disk = MemoryDisk()
     found = await history(disk, (7, 7000), (8, 8000))
     await found.truncate_from(offset)
@@ -80,7 +80,7 @@ async def test_a_term_that_begins_at_the_very_end_of_the_log_stays_at_a_start() 
     ("min_offset", "left"),
     [(0, [1, 4, 9]), (200, [1, 4, 9]), (201, [4, 9]), (500, [4, 9]), (501, [9]), (1 << 40, [9])],
 )
-async def test_terms_of_which_retention_left_nothing_go(min_offset: int, left: list[int]) -> None:
+async def test_terms_deleted_by_retention_are_dropped(min_offset: int, left: list[int]) -> None:
     disk = MemoryDisk()
     found = await history(disk, (1, 100), (4, 200), (9, 500))
     await found.drop_before(min_offset)
@@ -119,7 +119,7 @@ async def test_logs_are_the_same_up_to_the_end_of_the_newest_term_that_both_have
 # ---- crashes and damage
 
 
-async def test_whatever_moment_the_power_goes_either_all_or_nothing_of_a_change_is_found() -> None:
+async def test_a_change_is_atomic_at_a_power_loss() -> None:
     recorder = Recorder()
     disk = RecordingDisk(recorder)
     found = await history(disk)
@@ -145,7 +145,7 @@ async def test_whatever_moment_the_power_goes_either_all_or_nothing_of_a_change_
 
 @pytest.mark.parametrize("lost", [PATH, BACKUP])
 @pytest.mark.parametrize("how", ["gone", "empty", "flipped"])
-async def test_one_of_the_two_files_is_enough_and_the_other_is_made_anew(lost: object, how: str) -> None:
+async def test_one_of_the_two_files_is_enough_and_the_other_is_rewritten(lost: object, how: str) -> None:
     disk = MemoryDisk()
     await history(disk, (7, 7000), (8, 8000))
     assert lost in (PATH, BACKUP)
@@ -158,7 +158,7 @@ async def test_one_of_the_two_files_is_enough_and_the_other_is_made_anew(lost: o
     assert disk.read_bytes(PATH) == disk.read_bytes(BACKUP)
 
 
-async def test_of_two_that_differ_the_file_itself_is_believed() -> None:
+async def test_the_file_wins_over_a_different_copy() -> None:
     disk = MemoryDisk()
     await history(disk, (7, 7000))
     older = disk.read_bytes(PATH)
@@ -168,7 +168,7 @@ async def test_of_two_that_differ_the_file_itself_is_believed() -> None:
     assert len(decode_epoch_file(disk.read_bytes(BACKUP))) == 2
 
 
-async def test_without_a_readable_history_the_node_does_not_start_and_says_what_helps() -> None:
+async def test_without_a_readable_history_the_node_does_not_start() -> None:
     disk = MemoryDisk()
     await history(disk, (7, 7000))
     disk.write_bytes(PATH, b"")
@@ -179,7 +179,7 @@ async def test_without_a_readable_history_the_node_does_not_start_and_says_what_
 
 
 @pytest.mark.parametrize(("code", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, DiskFailed)])
-async def test_what_the_disk_refuses_is_not_in_the_history(code: int, raised: type[HalogError]) -> None:
+async def test_a_refused_write_leaves_the_history_unchanged(code: int, raised: type[HalogError]) -> None:
     disk = MemoryDisk()
     found = await history(disk, (7, 7000))
     seen = iter((None, code))  # the first of the two files can still be written

@@ -1,4 +1,4 @@
-"""The operating system behind the seam: whole files or none, locks, cold reads, and a disk that is really full."""
+"""The operating system behind the seam: atomic creation, locks, cold reads, and a full file system."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_range_is_written_back(tmp_path: Path) -> None:
 
 
 def dirty_pages(path: Path, position: int, size: int) -> int:
-    """Pages of a range that are not on the disk, by cachestat(2) (Linux 6.5); -1 where the kernel can't tell."""
+    """Returns the number of dirty pages of a range, by cachestat(2) (Linux 6.5); -1 if not supported."""
     found = (ctypes.c_uint64 * 5)()  # cached, dirty, under write-back, evicted, recently evicted
     with open(path, "rb") as file:
         asked = (ctypes.c_uint64 * 2)(position, size)
@@ -68,7 +68,7 @@ def dirty_pages(path: Path, position: int, size: int) -> int:
 
 
 def test_a_range_that_the_disk_refuses_is_an_error(tmp_path: Path) -> None:
-    """The kernel would not tell the sync that follows of it again."""
+    """The kernel would not report the error again to the following sync."""
     reading, writing = os.pipe()
     os.close(reading)
     with pytest.raises(OSError, match=os.strerror(errno.ESPIPE)):
@@ -77,7 +77,7 @@ def test_a_range_that_the_disk_refuses_is_an_error(tmp_path: Path) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond `size` bytes: a write across that is taken in part, the next refused."""
+    """Limits the size of files of this process: a write across the limit is done in part, the next one refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -87,7 +87,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def test_a_buffer_can_grow_while_the_error_of_its_write_is_kept(tmp_path: Path) -> None:
-    """The traceback keeps the frames of the write, and whatever they hold."""
+    """The traceback keeps the frames of the write, and all their references."""
     file = OsDisk().create(tmp_path / "a", 4096, allocate=False)
     chunk = bytearray(b"x" * 8192)
     with largest_file(4096), pytest.raises(OSError, match="too large") as refused:
@@ -97,13 +97,13 @@ def test_a_buffer_can_grow_while_the_error_of_its_write_is_kept(tmp_path: Path) 
     assert refused.value.errno == errno.EFBIG
 
 
-def test_a_small_file_of_which_the_disk_takes_a_part_is_an_error(tmp_path: Path) -> None:
+def test_a_partly_written_small_file_is_an_error(tmp_path: Path) -> None:
     with largest_file(4096), pytest.raises(OSError, match="too large"):
         OsDisk().write_bytes(tmp_path / "a", b"x" * 8192)
 
 
-def test_a_new_directory_is_safe_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Syncing a file and the directory that it is in does not keep the directory itself through a power cut."""
+def test_a_new_directory_is_synced_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing a file and its directory does not make the name of the directory durable."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -137,7 +137,7 @@ def test_zeroing_keeps_the_space(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_blocks * 512 >= 1 << 16
 
 
-def test_what_is_reserved_is_no_data_again_although_it_was_read(tmp_path: Path) -> None:
+def test_reserved_space_is_no_data_after_it_was_read(tmp_path: Path) -> None:
     size = 8 << 20
     file = OsDisk().create(tmp_path / "a", size, allocate=True)
     file.pwrite(b"x" * 4096, 0)
@@ -167,7 +167,7 @@ def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 5
 
 
-def test_fewer_descriptors_later(tmp_path: Path) -> None:
+def test_the_limit_of_open_files_can_be_lowered(tmp_path: Path) -> None:
     disk = OsDisk()
     files = OpenFiles(disk, count_max=50)
     before = len(os.listdir("/proc/self/fd"))
@@ -183,7 +183,9 @@ def test_fewer_descriptors_later(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 5
 
 
-def test_many_files_are_synced_at_once_but_those_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_files_are_synced_in_parallel_without_deleted_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = OsDisk()
     paths = [tmp_path / str(number) for number in range(30)]
     for path in paths:
@@ -303,7 +305,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-async def test_a_really_full_disk_refuses_puts_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+async def test_a_full_file_system_refuses_puts_until_there_is_room(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(300_000))
     options = small_options(
@@ -333,7 +335,7 @@ async def test_a_really_full_disk_refuses_puts_and_goes_on_when_there_is_room(sm
         await check_derived(store)
 
 
-def test_what_a_large_deleted_file_held_is_given_back_by_another_thread(
+def test_another_thread_frees_the_space_of_a_large_deleted_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closing: dict[int, threading.Thread] = {}
@@ -362,8 +364,8 @@ def test_what_a_large_deleted_file_held_is_given_back_by_another_thread(
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_the_pages_of_large_memory_are_there_before_it_is_used() -> None:
-    """The event loop writes to it later: what is made by a worker is not to be waited for then."""
+def test_pages_of_large_memory_are_allocated_in_advance() -> None:
+    """The event loop writes to it later, and must not wait for page faults."""
     step = resource.getpagesize()
     count = 5000
 

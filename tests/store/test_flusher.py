@@ -1,4 +1,4 @@
-"""Group commit and interval flushing, at exact virtual times, and what a failed sync means."""
+"""Group commit and interval flushing, at exact virtual times, and failed syncs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SlowSync:
         return call(*arguments)
 
 
-async def test_one_sync_serves_all_that_came_before_it(autojump_clock: MockClock) -> None:
+async def test_one_sync_serves_all_earlier_requests(autojump_clock: MockClock) -> None:
     runner = SlowSync(0.010)
     answers: list[tuple[float, int, PutStatus]] = []
     options = small_options(flush_mode="SYNC_FLUSH", segment_size=1 << 16, derived_flush_interval_s=1e6)
@@ -109,7 +109,7 @@ async def test_async_flush_by_pages_and_thoroughly(autojump_clock: MockClock) ->
         assert store.log.flushed_offset.value == store.log.max_offset.value
 
 
-async def test_of_much_the_tail_goes_to_the_disk_last(autojump_clock: MockClock) -> None:
+async def test_the_tail_of_a_large_range_is_synced_last(autojump_clock: MockClock) -> None:
     """A write waits for the pages of a sync that its own page is among (page lock, Linux)."""
     disk = MemoryDisk()
     kib = 1 << 10
@@ -133,8 +133,8 @@ async def test_of_much_the_tail_goes_to_the_disk_last(autojump_clock: MockClock)
         assert await append(1200 * kib) == [(f"write back 0 to {1152 * kib}", second), ("sync", second)]
 
 
-async def test_what_can_not_be_written_back_is_not_synced_either(autojump_clock: MockClock) -> None:
-    """The kernel has told of the failure then: the sync would report success."""
+async def test_a_failed_write_back_fails_the_sync(autojump_clock: MockClock) -> None:
+    """The kernel has reported the failure by then: the sync would report success."""
     disk = MemoryDisk()
     disk.refuse = lambda operation, path: errno.EIO if operation.startswith("write back") else None
     with pytest.RaisesGroup(DiskFailed, flatten_subgroups=True):
@@ -147,9 +147,7 @@ async def test_what_can_not_be_written_back_is_not_synced_either(autojump_clock:
 
 
 @pytest.mark.parametrize("flush_mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
-async def test_a_failed_sync_ends_the_store_and_is_never_tried_again(
-    autojump_clock: MockClock, flush_mode: str
-) -> None:
+async def test_a_failed_sync_ends_the_store_and_is_never_retried(autojump_clock: MockClock, flush_mode: str) -> None:
     disk = MemoryDisk()
     answers: list[PutStatus] = []
     failures = [0]

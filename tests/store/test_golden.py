@@ -49,7 +49,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
     return Golden(request.param, tmp_path)
 
 
-async def test_it_opens_and_says_what_the_manifest_says(golden: Golden) -> None:
+async def test_an_opened_store_matches_its_manifest(golden: Golden) -> None:
     async with open_message_store(golden.options) as store:
         assert store.statistics().recovered_clean
         expected = golden.manifest["commitlog"]
@@ -79,7 +79,7 @@ async def test_it_opens_and_says_what_the_manifest_says(golden: Golden) -> None:
     golden.assert_unchanged("commitlog", "consumequeue", "index")
 
 
-async def test_queues_and_index_rebuilt_from_the_commitlog_are_theirs(golden: Golden) -> None:
+async def test_rebuilt_queues_and_index_equal_rocketmqs(golden: Golden) -> None:
     shutil.rmtree(golden.root / "consumequeue")
     index_name = next((golden.root / "index").iterdir()).name
     shutil.rmtree(golden.root / "index")
@@ -90,7 +90,7 @@ async def test_queues_and_index_rebuilt_from_the_commitlog_are_theirs(golden: Go
     golden.assert_unchanged("commitlog", "consumequeue", "index")
 
 
-async def test_the_tag_index_is_what_tells_5_from_4(tmp_path: Path) -> None:
+async def test_the_tag_index_of_release_5(tmp_path: Path) -> None:
     golden = Golden("5.5.0", tmp_path)
     async with open_message_store(golden.options) as store:
         assert store.index is not None

@@ -1,4 +1,4 @@
-"""What the scrub asks of an index file's entries: each leads to the one before it in its slot."""
+"""The scrub's check of index entries: each refers to the previous one of its slot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ hashes = st.lists(st.sampled_from([0, 1, 6, 7, 8, 13, 14, 0x7FFFFFFF]), min_size
 
 
 def entries_of(key_hashes: list[int]) -> bytes:
-    """Entries of records of 100 bytes one after the other, one key each, chained as the specification says."""
+    """Returns entries of contiguous records of 100 bytes, one key each, chained according to the specification."""
     newest: dict[int, int] = {}
     raw = b""
     for number, key_hash in enumerate(key_hashes, 1):
@@ -33,7 +33,7 @@ def entries_of(key_hashes: list[int]) -> bytes:
 
 
 def follow(twin: Any, raw: bytes, cuts: list[int]) -> tuple[int, int, int, list[int]]:
-    """Over all pieces: how many fit and were first in their slots, the last offset, the slots."""
+    """Returns, over all chunks, the number of consistent entries and of used slots, the last offset, the slots."""
     newest = np.zeros(SLOT_COUNT, np.intc)
     fitting, free, last_physical = 0, 0, -1
     count = len(raw) // INDEX_ENTRY_SIZE
@@ -47,7 +47,7 @@ def follow(twin: Any, raw: bytes, cuts: list[int]) -> tuple[int, int, int, list[
 
 
 @given(hashes, st.lists(st.integers(0, 60), max_size=3))
-def test_sound_entries_fit_however_they_are_read(key_hashes: list[int], cuts: list[int]) -> None:
+def test_sound_entries_are_accepted_in_chunks_of_any_size(key_hashes: list[int], cuts: list[int]) -> None:
     newest = [0] * SLOT_COUNT
     for number, key_hash in enumerate(key_hashes, 1):
         newest[key_hash % SLOT_COUNT] = number
@@ -64,7 +64,7 @@ def test_sound_entries_fit_however_they_are_read(key_hashes: list[int], cuts: li
     [(0, -1), (0, 5), (1, 100), (1, -1), (2, -1), (3, 0), (3, 1), (3, 4), (3, -1)],
     ids=lambda value: str(value),
 )
-def test_an_entry_that_does_not_fit_is_the_first_that_is_not_counted(twin: Any, field: int, value: int) -> None:
+def test_counting_stops_at_an_inconsistent_entry(twin: Any, field: int, value: int) -> None:
     fields = list(INDEX_ENTRY.iter_unpack(entries_of([0, 1, 7, 14, 8])))
     assert fields[3] == (14, 300, 1, 3)
     fields[3] = (*fields[3][:field], value, *fields[3][field + 1 :])
@@ -75,7 +75,7 @@ def test_an_entry_that_does_not_fit_is_the_first_that_is_not_counted(twin: Any, 
 
 
 @given(hashes, st.lists(st.tuples(st.integers(0, 1 << 11), st.integers(0, 255)), max_size=3), st.integers(0, 60))
-def test_both_twins_say_the_same_of_damaged_entries(
+def test_both_implementations_agree_on_damaged_entries(
     key_hashes: list[int], damage: list[tuple[int, int]], cut: int
 ) -> None:
     raw = bytearray(entries_of(key_hashes))

@@ -1,4 +1,4 @@
-"""What is looked at behind the end of a log whose last segment is reserved and mostly unwritten."""
+"""Scans behind the end of a log whose last segment is reserved and mostly unwritten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READ_AHEAD = 128 << 10
 
 
 class ReservedFile:
-    """As ext4 has it after posix_fallocate: what was only reserved is no data until somebody has read it; then its
+    """Like ext4 after posix_fallocate: reserved space is no data until it is read; then its
     pages are in the cache, with some more that the kernel read ahead, and count as data."""
 
     path = Path("00000000000000000000")
@@ -55,7 +55,7 @@ def record(physical_offset: int, queue_offset: int) -> bytes:
 
 
 def log_of(count: int, gap: int = 0) -> tuple[bytes, int]:
-    """So many records, and after a gap of zeros, if any, one more; and where the first ones end."""
+    """Makes `count` records, and one more behind a gap of zeros, if any; returns the end of the first ones."""
     log = b""
     for number in range(count):
         log += record(len(log), number)
@@ -67,14 +67,14 @@ def log_of(count: int, gap: int = 0) -> tuple[bytes, int]:
 
 
 def look_behind(content: bytes, end: int) -> tuple[int | None, int]:
-    """Where the next good record is, and how much was read to find it."""
+    """Returns the position of the next good record, and how much was read to find it."""
     file: File = ReservedFile(content)  # type: ignore[assignment]
     scan = LogScan([Segment(0, SIZE, file)], StoreOptions(root=Path("/store"), segment_size=SIZE), is_clean=True)
     found = scan.next_good_record(end, 1_700_000_000_000)
     return None if found is None else found.physical_offset, file.read_bytes  # type: ignore[attr-defined]
 
 
-def test_what_is_reserved_is_not_read() -> None:
+def test_reserved_space_is_not_read() -> None:
     content, end = log_of(50)
     found, read_bytes = look_behind(content, end)
     assert found is None
@@ -87,7 +87,7 @@ def test_a_record_behind_a_gap_is_found() -> None:
     assert found == end + 100_000
 
 
-def test_what_is_reserved_needs_no_zeros() -> None:
+def test_reserved_space_is_not_zeroed() -> None:
     content, end = log_of(50)
     file = ReservedFile(content + b"a torn record")
     OsFile.zero(file, end, SIZE - end)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_what_is_reserved_needs_no_zeros() -> None:
     assert file.read_bytes < MIB
 
 
-def test_no_start_reads_more_than_the_one_before() -> None:
+def test_repeated_starts_do_not_read_more() -> None:
     content, end = log_of(50)
     file = ReservedFile(content)
     read_bytes = []

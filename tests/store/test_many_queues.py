@@ -1,4 +1,4 @@
-"""A start costs little for each queue: files of queues are nearly empty, and stay so."""
+"""The start with many queues, whose files are sparse and stay so."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_start_reads_and_writes_no_holes(tmp_path: Path, monkeypatch: py
         assert sum(queue.max_offset for queue in store.queues) == 100
         assert synced == []
         assert 0 < sum(read_bytes) <= QUEUE_COUNT * 16384
-    (tmp_path / "abort").touch()  # as after a kill: what is behind the entries is made sure of
+    (tmp_path / "abort").touch()  # as after a kill: the bytes behind the entries are synced
     async with open_message_store(options, disk=OsDisk(), run_blocking=run_inline, wall_clock_ms=WallClock()) as store:
         assert sum(queue.max_offset for queue in store.queues) == 100
         assert len(set(synced)) == len(synced) == QUEUE_COUNT
@@ -56,7 +56,7 @@ async def test_a_start_reads_and_writes_no_holes(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("stray", [None, 30, 200_000])
-def test_what_stands_behind_the_entries_is_found_wherever_it_is(tmp_path: Path, stray: int | None) -> None:
+def test_data_behind_the_entries_is_found_anywhere(tmp_path: Path, stray: int | None) -> None:
     queues = ConsumeQueues(OsDisk(), tmp_path, 300_000)
     entries = [ENTRY.pack(100 * number, 100, 0) for number in range(5)]
     queues.get_or_create("T", 0).append(0, entries)
@@ -72,8 +72,8 @@ def test_what_stands_behind_the_entries_is_found_wherever_it_is(tmp_path: Path, 
     assert path.read_bytes() == b"".join(entries).ljust(300_000 * ENTRY_SIZE, b"\0")
 
 
-def test_after_a_kill_zeros_behind_the_entries_are_on_the_disk() -> None:
-    """The process had zeroed an entry and was killed before it synced that: it must not be back after a power loss."""
+def test_after_a_kill_the_zeros_behind_the_entries_are_synced() -> None:
+    """A process was killed before it synced a zeroed entry, which must not return after a power loss."""
     for is_clean in (True, False):
         disk = MemoryDisk()
         queue = ConsumeQueues(disk, ROOT, 8).get_or_create("T", 0)

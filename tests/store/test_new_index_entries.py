@@ -1,4 +1,4 @@
-"""New entries of the index are in memory until a worker writes them: found there, written once, never lost."""
+"""New index entries, in memory until a worker writes them: found, written once, never lost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NO_LIMIT = 1 << 30
 
 
 def put(file: IndexFile, begin: int, end: int) -> None:
-    """One key each of records number `begin` to `end`, which are 100 bytes long and a second apart."""
+    """Returns one key of each record from number `begin` to `end`, 100 bytes long and a second apart."""
     keys = b"".join(KEY.pack(number * 7, number * 100, 1000 * number) for number in range(begin, end))
     assert file.put(keys, NO_LIMIT) == end - begin
 
 
 def chained(count: int) -> list[Entry]:
-    """The entries of records 1 to `count`, as the specification chains them."""
+    """Returns the entries of records 1 to `count`, chained according to the specification."""
     newest: dict[int, int] = {}
     entries = []
     for number in range(1, count + 1):
@@ -50,7 +50,7 @@ def new_file() -> IndexFile:
 
 
 @pytest.mark.parametrize("written", [0, 1, 12, 30])
-def test_entries_are_read_whether_they_are_written_or_not(written: int) -> None:
+def test_entries_are_read_before_and_after_they_are_written(written: int) -> None:
     file = new_file()
     put(file, 1, written + 1)
     file.write(file.take_unwritten())
@@ -71,7 +71,7 @@ def test_entries_are_read_whether_they_are_written_or_not(written: int) -> None:
 
 @pytest.mark.parametrize("written", [2, 12, 20, 30])
 @pytest.mark.parametrize("kept", [1, 11, 12, 13, 29])
-def test_a_cut_leaves_what_is_before_it_wherever_that_is(written: int, kept: int) -> None:
+def test_truncation_keeps_earlier_entries_in_file_and_memory(written: int, kept: int) -> None:
     file = new_file()
     put(file, 1, written + 1)
     file.write(file.take_unwritten())
@@ -87,7 +87,7 @@ def test_a_cut_leaves_what_is_before_it_wherever_that_is(written: int, kept: int
 
 
 def index_steps(disk: MemoryDisk) -> list[tuple[str, str]]:
-    """What was done to index files; their names are the only ones of 17 digits."""
+    """Operations on index files, whose names are the only ones of 17 digits."""
     return [step for step in disk.steps if len(step[1]) == 17]
 
 
@@ -106,7 +106,7 @@ async def test_dispatch_leaves_the_index_file_alone(autojump_clock: object) -> N
         assert "sync" in [operation for operation, _ in index_steps(disk)]
 
 
-async def test_more_than_is_left_to_a_worker_is_written_by_who_brings_it_unless_one_is_at_it(
+async def test_put_writes_excess_entries_unless_a_worker_saves(
     autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "_NEW_BYTES_MAX", 10 * INDEX_ENTRY_SIZE)
@@ -134,7 +134,7 @@ async def test_more_than_is_left_to_a_worker_is_written_by_who_brings_it_unless_
         assert await writes(19, 25) == [21]
 
 
-async def test_a_full_disk_is_met_by_who_brings_too_much(
+async def test_put_of_excess_entries_notices_a_full_disk(
     autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "_NEW_BYTES_MAX", 10 * INDEX_ENTRY_SIZE)
@@ -161,7 +161,7 @@ async def test_a_full_disk_is_met_by_who_brings_too_much(
 
 
 @pytest.mark.parametrize("taken_bytes", [1, INDEX_ENTRY_SIZE, 150])
-def test_entries_of_which_the_disk_took_a_part_are_written_again(taken_bytes: int) -> None:
+def test_partly_written_entries_are_written_again(taken_bytes: int) -> None:
     disk = MemoryDisk()
     path = Path("/index/20231114221320000")
     file = IndexFile(disk.create(path, index_file_size(SLOTS, ENTRIES), allocate=False), SLOTS, ENTRIES)

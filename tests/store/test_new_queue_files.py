@@ -1,4 +1,4 @@
-"""Files of queues and index are made where nobody waits for the disk, and only those that are needed stay."""
+"""A worker makes new files of queues and index, and deletes those that are not needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def derived_files(disk: MemoryDisk) -> list[str]:
     return sorted(str(path) for path in disk.inodes if path.is_relative_to(QUEUES) or path.parent == INDEX)
 
 
-async def test_a_worker_makes_them() -> None:
+async def test_a_worker_makes_new_queue_files() -> None:
     """The first, the next ones, and the one of a queue that begins in the middle, which has to be filled."""
     disk = MemoryDisk()
     is_working = False
@@ -58,7 +58,7 @@ async def test_a_worker_makes_them() -> None:
     assert [path for path, by_worker in made if not by_worker] == []
 
 
-async def test_those_of_what_was_cut_off_meanwhile_go_again(autojump_clock: MockClock) -> None:
+async def test_new_files_of_truncated_records_are_deleted(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     is_slow, is_making, go_on = False, trio.Event(), trio.Event()
 
@@ -87,7 +87,7 @@ async def test_those_of_what_was_cut_off_meanwhile_go_again(autojump_clock: Mock
         assert len(derived_files(disk)) == len(before) + 3
 
 
-async def test_a_stop_leaves_to_the_next_start_what_it_has_no_time_for(autojump_clock: MockClock) -> None:
+async def test_the_next_start_makes_files_that_a_stop_had_no_time_for(autojump_clock: MockClock) -> None:
     """Each chunk's files take 2 s to make, as if there were thousands."""
     disk = MemoryDisk()
     is_slow = True

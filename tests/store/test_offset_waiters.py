@@ -1,4 +1,4 @@
-"""OffsetWaiters: found by offset, found by deadline, never both, and nothing piles up."""
+"""OffsetWaiters: found by offset or by deadline, never twice, and without leftovers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ha.store.offset_waiters import OffsetWaiters
 
 
-def test_reach_takes_what_the_offset_satisfies_lowest_first() -> None:
+def test_reach_returns_satisfied_items_lowest_first() -> None:
     waiters: OffsetWaiters[str] = OffsetWaiters()
     waiters.add(300, 9.0, "c")
     waiters.add(100, 9.0, "a")
@@ -21,7 +21,7 @@ def test_reach_takes_what_the_offset_satisfies_lowest_first() -> None:
     assert len(waiters) == 1
 
 
-def test_expire_takes_what_is_late_whatever_its_offset() -> None:
+def test_expire_returns_late_items_of_any_offset() -> None:
     waiters: OffsetWaiters[str] = OffsetWaiters()
     waiters.add(100, 5.0, "patient")
     waiters.add(999, 1.0, "hasty")
@@ -33,7 +33,7 @@ def test_expire_takes_what_is_late_whatever_its_offset() -> None:
     assert waiters.next_deadline == math.inf
 
 
-def test_late_items_do_not_pile_up_while_nothing_is_reached() -> None:
+def test_expired_items_do_not_accumulate() -> None:
     waiters: OffsetWaiters[int] = OffsetWaiters()
     for number in range(1000):
         waiters.add(number, float(number), number)

@@ -48,8 +48,8 @@ def test_power_loss_at_random_moments(live: Callable[[int], Recording]) -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-async def test_a_slave_that_has_a_part_of_a_record_forgets_that_part(is_clean: bool) -> None:
-    """The CRC covers the body alone: with half of its properties a record looked whole, the slave's log too long."""
+async def test_a_slave_truncates_an_incomplete_record(is_clean: bool) -> None:
+    """The CRC covers the body alone: a record with half of its properties looked complete."""
     first = _record(0, 0)
     second = _record(1, len(first))
     log = first + second
@@ -91,7 +91,7 @@ async def test_a_master_keeps_its_last_record_whatever_its_properties_end_with()
 
 
 async def test_a_crash_while_segments_behind_a_torn_record_are_deleted() -> None:
-    """They go from the last one on, so that no gap is left, which the next start would refuse."""
+    """They are deleted from the last one on: the next start would refuse a gap."""
     disk = MemoryDisk()
     async with open_small(disk, flush_interval_s=1e6) as store:
         await store.log.put([message(n, size=900) for n in range(30)])
@@ -150,7 +150,7 @@ async def test_index_files_stay_in_order_when_the_clock_is_set_back() -> None:
 
 
 async def test_a_torn_queue_entry_is_written_again() -> None:
-    """Its first half, which says where the record is, may have reached the disk without its tags code."""
+    """Its first half, with the physical offset, may have reached the disk without its tags code."""
     disk = MemoryDisk()
     async with open_small(disk, queue_entry_count=100) as store:
         await store.log.put([message(n) for n in range(30)])
@@ -166,8 +166,8 @@ async def test_a_torn_queue_entry_is_written_again() -> None:
     assert bytes(disk.inodes[path].content) == before
 
 
-async def test_what_a_kill_left_unsynced_is_safe_before_anything_is_acknowledged() -> None:
-    """A log that spans segments is found in the page cache; its end alone was synced, and all of it called flushed."""
+async def test_bytes_unsynced_at_a_kill_are_synced_at_the_start() -> None:
+    """A log over several segments is in the page cache; once only its end was synced."""
     disk = MemoryDisk()
     async with open_small(disk, flush_interval_s=1e6) as store:
         await store.log.put([message(n, size=900) for n in range(20)])
@@ -187,8 +187,8 @@ def _segments(disk: MemoryDisk) -> list[Path]:
     return sorted(path for path in disk.inodes if path.parent.name == "commitlog")
 
 
-async def test_keys_that_come_while_the_index_is_written_are_found_after_a_restart() -> None:
-    """It is written in a worker: slots that changed behind its back were taken for written, and their keys lost."""
+async def test_keys_put_during_an_index_write_survive_a_restart() -> None:
+    """Slots that changed during the write of a worker once counted as written, and their keys were lost."""
     disk, clock = MemoryDisk(), WallClock()
     async with open_small(disk, clock, index_slot_count=5000, derived_flush_interval_s=1e6) as store:
         assert store.index is not None
@@ -205,7 +205,7 @@ async def test_keys_that_come_while_the_index_is_written_are_found_after_a_resta
 
 
 def test_power_loss_with_a_wall_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came after that looked older than what was flushed: a torn tail was taken for damage of flushed data."""
+    """Later records looked older than flushed ones: a torn tail was taken for damage of flushed data."""
     steady = power_loss.wall_clock_ms
 
     def set_back(outages: int = 0) -> int:
@@ -220,8 +220,8 @@ def test_power_loss_with_a_wall_clock_that_is_set_back(monkeypatch: pytest.Monke
         losses.check_moment(position)
 
 
-async def test_a_sector_as_it_was_before_the_rest_of_a_record_came_is_not_taken_for_whole() -> None:
-    """A slave writes a record in parts: an old version of one sector beside a new one of the next has zeros between."""
+async def test_a_sector_written_before_the_rest_of_its_record_is_torn() -> None:
+    """A slave writes a record in parts: between an old sector and the next new one there are zeros."""
     first = _record(0, 0, body_size=235)
     log = first + _record(1, len(first))
     assert len(first) + 88 + 40 + 9 < SECTOR - 2 < len(log) - 2  # a sector ends inside the properties of the second

@@ -1,4 +1,4 @@
-"""What pulls have read and verified serves those of other queues, and nobody who asks for other bytes."""
+"""The cache of verified bytes serves pulls of other queues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 16
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 100)), max_size=30))
-def test_what_is_found_is_what_is_there(reads: list[tuple[int, int]]) -> None:
+def test_cached_bytes_equal_the_log(reads: list[tuple[int, int]]) -> None:
     log = bytes(number % 251 for number in range(1000))
     recent = RecentReads(BLOCK, bytes_max=200)
     kept: list[tuple[int, int]] = []
@@ -38,7 +38,7 @@ def test_what_is_found_is_what_is_there(reads: list[tuple[int, int]]) -> None:
     assert all(recent.find(offset) is None for offset in range(1000))
 
 
-async def test_queues_in_turns_have_what_lies_between_verified_once() -> None:
+async def test_interleaved_queues_are_verified_once() -> None:
     disk = MemoryDisk()
     async with open_small(disk, segment_size=1 << 20) as store:
         results = await store.log.put([message(number, size=400, queue_id=number % 4) for number in range(256)])
@@ -53,7 +53,7 @@ async def test_queues_in_turns_have_what_lies_between_verified_once() -> None:
         assert store.verified.verified_bytes - before == len(expected)
 
 
-async def test_what_was_cut_off_is_not_served_again() -> None:
+async def test_truncated_bytes_are_not_served() -> None:
     disk = MemoryDisk()
     async with open_small(disk, segment_size=1 << 20, hot_window_bytes=0) as store:
         await store.log.put([message(number, size=400) for number in range(8)])
@@ -67,7 +67,7 @@ async def test_what_was_cut_off_is_not_served_again() -> None:
         assert b"9." in await store.log.read_all(begin, after.size, "pull")
 
 
-async def test_what_is_damaged_or_about_to_be_cut_off_is_not_served_from_memory() -> None:
+async def test_damaged_or_truncating_bytes_are_not_served_from_memory() -> None:
     disk = MemoryDisk()
     async with open_small(disk, segment_size=1 << 20) as store:
         await store.log.put([message(number, size=400) for number in range(8)])
@@ -87,7 +87,7 @@ async def test_what_is_damaged_or_about_to_be_cut_off_is_not_served_from_memory(
         log.truncated = None
 
 
-async def test_what_retention_took_is_not_served_from_memory() -> None:
+async def test_deleted_segments_are_not_served_from_memory() -> None:
     disk = MemoryDisk()
     async with open_small(disk, hot_window_bytes=0) as store:
         results = await store.log.put([message(number, size=400) for number in range(40)])
@@ -103,7 +103,7 @@ async def test_what_retention_took_is_not_served_from_memory() -> None:
             await store.log.read(0, place.size, "pull")
 
 
-def test_who_goes_on_is_given_twice_as_much_as_the_last_time() -> None:
+def test_read_ahead_doubles() -> None:
     recent = RecentReads(BLOCK)
     assert recent.ahead(0) == 0
     recent.keep(10 * BLOCK, memoryview(bytes(3 * BLOCK)))
@@ -113,10 +113,8 @@ def test_who_goes_on_is_given_twice_as_much_as_the_last_time() -> None:
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-async def test_what_comes_next_is_read_ahead_if_that_takes_no_disk(
-    is_cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And that it is damaged there is found when it is asked for, not before."""
+async def test_read_ahead_uses_the_page_cache_only(is_cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damage there is found when it is requested, not before."""
     disk = MemoryDisk()
     async with open_small(disk, segment_size=1 << 20, checksum_block_size=1024) as store:
         results = await store.log.put([message(number, size=400) for number in range(200)])

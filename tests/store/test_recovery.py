@@ -1,4 +1,4 @@
-"""Where the log ends, what is cut, and what must not be."""
+"""Recovery: the end of the log, torn tails, and damage."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ async def made(count: int = 30, *, size: int = 400, is_clean: bool = True) -> tu
 
 
 def forget_checksums(disk: MemoryDisk) -> None:
-    """Make it a store of RocketMQ's, or of an older halog."""
+    """Removes what RocketMQ, or an older halog, does not write."""
     for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
         del disk.inodes[path]
     forget_flushed_to(disk)
 
 
 def forget_flushed_to(disk: MemoryDisk) -> None:
-    """Let only the times of the checkpoint tell what was flushed."""
+    """Leaves only the times of the checkpoint as a proof of what was flushed."""
     checkpoint = load_checkpoint(disk, ROOT / "checkpoint")
     save_checkpoint(disk, ROOT / "checkpoint", checkpoint, 0, load_begin(disk, ROOT / "checkpoint"))
 
@@ -76,7 +76,7 @@ def snapshot(disk: MemoryDisk) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-async def test_a_whole_store_comes_back_as_it_was(is_clean: bool) -> None:
+async def test_a_clean_store_is_unchanged_by_a_restart(is_clean: bool) -> None:
     disk, offsets = await made(is_clean=is_clean)
     before = snapshot(disk)
     async with open_small(disk) as store:
@@ -124,7 +124,7 @@ async def test_the_begin_of_a_first_record_is_no_other_format(is_clean: bool) ->
             assert [record.body for record in await records(store)] == [message(0).body]
 
 
-async def test_a_torn_tail_is_cut_and_zeroed_with_its_queue_entries() -> None:
+async def test_a_torn_tail_is_zeroed_with_its_queue_entries() -> None:
     disk, offsets = await made(is_clean=False)
     bad = offsets[-3][0]
     damage(disk, bad + 100)
@@ -210,7 +210,7 @@ async def test_damage_before_flushed_records_is_listed_after_a_crash_too() -> No
 
 
 async def test_leftovers_behind_the_end_are_not_damage() -> None:
-    """RocketMQ does not zero what it truncates: an older good record behind the end says nothing."""
+    """RocketMQ does not zero what it truncates: an older good record behind the end proves nothing."""
     disk, offsets = await made(is_clean=True)
     end = sum(offsets[-1])
     path, position = segment(disk, end)
@@ -227,7 +227,7 @@ async def test_leftovers_behind_the_end_are_not_damage() -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("folder", ["consumequeue", "index"])
-async def test_missing_queues_or_index_are_built_again(folder: str, is_clean: bool) -> None:
+async def test_missing_queues_or_index_are_rebuilt(folder: str, is_clean: bool) -> None:
     disk, _ = await made(is_clean=is_clean)
     before = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
     for path in before:
@@ -238,14 +238,14 @@ async def test_missing_queues_or_index_are_built_again(folder: str, is_clean: bo
     assert sorted(after.values()) == sorted(before.values())
 
 
-async def test_a_missing_queue_file_is_noticed_and_the_queue_built_again() -> None:
+async def test_a_queue_with_a_missing_file_is_rebuilt() -> None:
     disk, _ = await made(60)
     del disk.inodes[ROOT / "consumequeue" / "T" / "0" / f"{160:020d}"]
     async with open_small(disk) as store:
         await check_derived(store)
 
 
-async def test_a_stale_index_goes_on_where_it_ended() -> None:
+async def test_a_stale_index_continues_where_it_ended() -> None:
     disk, _ = await made(10)
     stale = disk.kill()
     async with open_small(disk, WallClock(1_800_000_000_000)) as store:
@@ -259,7 +259,7 @@ async def test_a_stale_index_goes_on_where_it_ended() -> None:
 
 @pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize("has_file", [True, False])
-async def test_a_missing_and_a_short_segment_are_made_whole_and_listed(has_file: bool, has_checksums: bool) -> None:
+async def test_missing_and_short_segments_are_completed_and_listed(has_file: bool, has_checksums: bool) -> None:
     disk, offsets = await made()
     disk = disk.kill()
     if not has_checksums:
@@ -288,7 +288,7 @@ async def test_a_missing_and_a_short_segment_are_made_whole_and_listed(has_file:
 async def test_segments_behind_missing_ones_are_kept_after_a_crash_that_nothing_is_known_of(
     count: int, is_slave: bool
 ) -> None:
-    """No crash leaves that: files are made, and their directory synced, one after another. Somebody moved them."""
+    """No crash leaves that, as files are made and synced in order: they were moved."""
     disk, offsets = await made(60, is_clean=False)
     others = ("checkpoint", "queueends", "consumequeue", "index")
     for path in [path for path in disk.inodes if path.relative_to(ROOT).parts[0] in others]:
@@ -311,9 +311,7 @@ async def test_segments_behind_missing_ones_are_kept_after_a_crash_that_nothing_
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-async def test_the_first_segments_are_missed_when_they_are_gone(
-    count: int, has_checksums: bool, is_clean: bool
-) -> None:
+async def test_missing_first_segments_are_listed(count: int, has_checksums: bool, is_clean: bool) -> None:
     disk, offsets = await made(is_clean=is_clean)
     if not has_checksums:
         forget_checksums(disk)
@@ -350,7 +348,7 @@ async def test_too_many_first_segments_that_are_gone_are_refused_with_what_to_do
 
 
 async def test_a_slave_whose_log_was_deleted_misses_nothing_of_it() -> None:
-    """Its master's log begins where it begins by now."""
+    """Its master's log has another first offset by now."""
     disk, _ = await made()
     for name in disk.list_dir(LOG):
         del disk.inodes[LOG / name]
@@ -363,7 +361,7 @@ async def test_a_slave_whose_log_was_deleted_misses_nothing_of_it() -> None:
 
 
 async def test_a_store_that_rocketmq_used_meanwhile_may_begin_later() -> None:
-    """It deletes old segments, too, and says nothing of that."""
+    """RocketMQ deletes old segments without recording it."""
     disk, _ = await made()
     checkpoint = load_checkpoint(disk, ROOT / "checkpoint")
     theirs = msgspec.structs.replace(checkpoint, physic_msg_timestamp_ms=checkpoint.physic_msg_timestamp_ms + 1)
@@ -456,7 +454,7 @@ async def test_a_record_with_keys_in_two_index_files_keeps_them_when_the_second_
 
 
 async def test_a_disk_too_full_for_checksums_keeps_no_store_from_opening() -> None:
-    """They are made again when there is room."""
+    """Checksums are recomputed when there is room."""
     disk, offsets = await made()
     disk = disk.kill()
     forget_checksums(disk)
@@ -501,7 +499,7 @@ async def two_generations(
 
 
 def set_store_times(content: bytearray, offsets: list[int]) -> None:
-    """Put records far into the future: no CRC covers that."""
+    """Moves store times far into the future: no CRC covers them."""
     for offset in offsets:
         content[offset + 56 : offset + 64] = (1 << 60).to_bytes(8, "big")
 
@@ -518,7 +516,7 @@ def set_store_times(content: bytearray, offsets: list[int]) -> None:
     ids=["damage", "next_in_the_future", "some_in_the_future", "last_in_the_future", "all_in_the_future"],
 )
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-async def test_what_was_flushed_behind_damage_is_kept_after_a_crash(
+async def test_flushed_records_behind_damage_survive_a_crash(
     mutilate: Callable[[bytearray, list[int]], None], has_checkpoint: bool
 ) -> None:
     disk, put_at, put_end = await two_generations(mutilate=mutilate, has_checkpoint=has_checkpoint)
@@ -541,8 +539,8 @@ async def test_a_store_time_hit_before_damage_does_not_make_leftovers_of_what_fo
 
 
 @pytest.mark.parametrize("is_slave", [True, False])
-async def test_a_record_that_says_that_it_was_flushed_is_no_torn_tail(is_slave: bool) -> None:
-    """Nothing sound follows, so nobody can know where the log ended; a slave gets it again."""
+async def test_a_damaged_record_with_a_flushed_store_time_is_no_torn_tail(is_slave: bool) -> None:
+    """No sound record follows, so the end of the log is unknown; a slave gets it again."""
     disk, offsets = await made(6, is_clean=False)
     for offset, size in offsets[4:]:
         damage(disk, offset + 100, size - 100)
@@ -592,7 +590,7 @@ async def test_more_bad_heads_than_a_few_do_not_hide_the_good_records_behind() -
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_record_with_zeros_in_its_properties_that_was_flushed_for_sure_is_kept(is_known: bool) -> None:
-    """Without a checksum it looks as if one of its pages had never been written."""
+    """Without a checksum it looks as if one of its pages was never written."""
     disk = MemoryDisk()
     async with open_small(disk) as store:
         [result] = await store.log.put([Message("T", 0, b"x", b"A\x01" + bytes(1000) + b"\x02")])
@@ -605,7 +603,7 @@ async def test_a_record_with_zeros_in_its_properties_that_was_flushed_for_sure_i
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_zeros_in_a_sector_in_which_the_next_record_begins_were_written(is_shared: bool) -> None:
-    """A RocketMQ broker that was killed within a record takes it for whole, and goes on behind it; a page that never
+    """A RocketMQ broker that was killed within a record takes it for complete and appends to it; a page that never
     reached the disk has nothing of the next record."""
     disk = MemoryDisk()
     places = []
@@ -637,7 +635,7 @@ def after_power_loss(disk: MemoryDisk) -> MemoryDisk:
 
 
 async def rolled_by_rocketmq() -> tuple[MemoryDisk, int]:
-    """A segment is full and flushed. RocketMQ gives it the store time of the message that did not fit any more."""
+    """A segment is full and flushed. RocketMQ gives it the store time of the message that did not fit."""
     disk, offsets = await made(30)
     last_start = offsets[-1][0] - offsets[-1][0] % SEGMENT
     async with open_small(disk.kill()) as store:
@@ -669,7 +667,7 @@ async def slave_whose_log_was_set_aside() -> tuple[MemoryDisk, int]:
 
 
 async def slave_of_a_broker_whose_clock_was_set_back() -> tuple[MemoryDisk, int]:
-    """RocketMQ stores whatever its clock says."""
+    """RocketMQ stores the time of its clock, even if it was set back."""
     disk = MemoryDisk()
     async with open_small(disk, is_slave=True) as store:
         for number, store_ms in enumerate([1_700_000_000_000, 1_600_000_000_000]):
@@ -698,7 +696,7 @@ async def slave_of_a_broker_whose_clock_was_set_back() -> tuple[MemoryDisk, int]
 async def test_a_checkpoint_that_is_newer_than_the_last_record_is_no_proof_of_a_loss(
     found: Callable[[], Awaitable[tuple[MemoryDisk, int]]],
 ) -> None:
-    """None of these lacks anything but what a slave may lack, and a master goes on with it."""
+    """These logs lack only bytes that a slave may lack; a master continues with them."""
     disk, end = await found()
     checkpoint = Checkpoint.unpack(disk.read_bytes(ROOT / "checkpoint"))
     async with open_small(disk) as store:
@@ -708,10 +706,8 @@ async def test_a_checkpoint_that_is_newer_than_the_last_record_is_no_proof_of_a_
 
 
 @pytest.mark.parametrize("which", [17, 18, 19])
-async def test_damage_before_what_has_no_checksum_yet_keeps_nobody_from_it(
-    which: int, autojump_clock: MockClock
-) -> None:
-    """The last block has a checksum of its begin, where the damage is; a process killed since had gone on behind."""
+async def test_bytes_without_checksum_behind_damage_are_readable(which: int, autojump_clock: MockClock) -> None:
+    """The checksum of the last block covers its damaged first part; a process killed since appended to it."""
     disk = MemoryDisk()
     results = []
     async with open_small(disk, flush_mode="SYNC_FLUSH", checkpoint_interval_s=1.0) as store:
@@ -759,10 +755,10 @@ def zero(disk: MemoryDisk, physical_offset: int) -> None:
 
 @pytest.mark.parametrize("harm", [cut, zero, damage])
 @pytest.mark.parametrize("which", [-1, -2, 21, 18])
-async def test_what_the_queues_of_a_sync_flush_master_know_was_flushed_and_is_damage(
+async def test_queue_entries_of_a_sync_flush_master_prove_damage(
     harm: Callable[[MemoryDisk, int], None], which: int, autojump_clock: MockClock
 ) -> None:
-    """The log does not end where its checksums end; the slaves have the rest."""
+    """The log extends beyond its checksums; the slaves have the rest."""
     disk, offsets = await sync_flushed(index_enabled=False)
     whole = snapshot(disk)
     end = next_offset = sum(offsets[-1])
@@ -780,7 +776,7 @@ async def test_what_the_queues_of_a_sync_flush_master_know_was_flushed_and_is_da
                 next_offset = result.next_offset
                 await store.flusher.flush()
                 await dispatched(store)
-            else:  # what the queues know of more than one segment is not passed
+            else:  # damage over several segments is not skipped, even if queues have its records
                 assert which in (18, 21)
                 assert "to be healed" in reason
             disk = disk.kill()
@@ -803,10 +799,10 @@ def segment_paths(disk: MemoryDisk, *, from_offset: int) -> list[Path]:
 
 @pytest.mark.parametrize("is_slave", [False, True])
 @pytest.mark.parametrize("flush_mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
-async def test_queues_of_others_prove_no_flush(
+async def test_queues_of_slaves_and_async_masters_prove_no_flush(
     is_slave: bool, flush_mode: Literal["SYNC_FLUSH", "ASYNC_FLUSH"], autojump_clock: MockClock
 ) -> None:
-    """A slave gets its bytes again, and whoever dispatches before it flushes may lose the record and keep the entry."""
+    """A slave gets its bytes again, and an async master may lose a record and keep its entry."""
     disk, offsets = await made(6, is_clean=False)
     async with open_small(disk, is_slave=is_slave, flush_mode=flush_mode) as store:
         await dispatched(store)
@@ -822,10 +818,10 @@ async def test_queues_of_others_prove_no_flush(
 
 @pytest.mark.parametrize("segment_size", [SEGMENT, 1 << 16])
 @pytest.mark.parametrize("newest", [3, 4, 20, 41, 59])
-async def test_after_a_crash_little_is_looked_at_that_is_known_to_be_flushed(
+async def test_after_a_crash_the_scan_skips_flushed_records(
     newest: int, segment_size: int, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    """The checkpoint tells the store time of the newest message in log and queues that was synced; 3 s are kept off."""
+    """The checkpoint has the store time of the newest synced message in log and queues; 3 s are subtracted."""
     disk, clock = MemoryDisk(), WallClock()
     names: dict[str, Any] = {"segment_size": segment_size, "recovery_scan_bytes": 500, "index_enabled": False}
     async with open_small(disk, clock, **names) as store:
@@ -848,7 +844,7 @@ async def test_after_a_crash_little_is_looked_at_that_is_known_to_be_flushed(
     assert begins[max(newest - 3 - 3, 0)] <= dispatched_from <= begins[newest - 3]
 
 
-async def test_a_damaged_queue_entry_makes_up_no_record(autojump_clock: MockClock) -> None:
+async def test_a_damaged_queue_entry_fakes_no_record(autojump_clock: MockClock) -> None:
     disk, offsets = await sync_flushed()
     end = sum(offsets[-1])
     for path in [path for path in disk.inodes if "consumequeue" in path.parts]:
@@ -862,7 +858,7 @@ async def test_a_damaged_queue_entry_makes_up_no_record(autojump_clock: MockCloc
         await check_derived(store)
 
 
-async def test_a_file_that_is_gone_where_the_queues_know_records_is_missed(autojump_clock: MockClock) -> None:
+async def test_a_missing_file_with_queued_records_is_refused(autojump_clock: MockClock) -> None:
     disk, offsets = await sync_flushed()
     forget_checksums(disk)
     for path in segment_paths(disk, from_offset=offsets[-1][0]):
@@ -873,9 +869,7 @@ async def test_a_file_that_is_gone_where_the_queues_know_records_is_missed(autoj
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-async def test_damage_that_only_queues_tell_from_a_torn_tail_is_remembered(
-    is_clean: bool, autojump_clock: MockClock
-) -> None:
+async def test_damage_proven_by_queues_alone_stays_damage(is_clean: bool, autojump_clock: MockClock) -> None:
     """By the checkpoint: the queues of the next process, which does not flush at once, prove nothing."""
     disk, offsets = await sync_flushed()
     end = sum(offsets[-1])
@@ -892,7 +886,7 @@ async def test_damage_that_only_queues_tell_from_a_torn_tail_is_remembered(
 @pytest.mark.parametrize("is_slave", [False, True])
 @pytest.mark.parametrize("harm", [cut, zero, damage])
 @pytest.mark.parametrize("which", [-1, 12])
-async def test_the_checkpoint_tells_where_a_masters_log_ended(
+async def test_the_checkpoint_records_the_end_of_a_masters_log(
     harm: Callable[[MemoryDisk, int], None], which: int, is_slave: bool, autojump_clock: MockClock
 ) -> None:
     """A power loss took the checksums and the queues, which were not synced. A slave gets the bytes again."""
@@ -916,7 +910,7 @@ async def test_the_checkpoint_tells_where_a_masters_log_ended(
         assert load_flushed_to(killed, ROOT / "checkpoint") == (0 if is_slave else end)
 
 
-async def test_what_a_checkpoint_says_of_a_log_that_was_deleted_is_forgotten_at_once() -> None:
+async def test_the_checkpoint_of_a_deleted_log_is_rewritten_at_once() -> None:
     disk, _ = await made()
     for path in [path for path in disk.inodes if path.parent == LOG]:
         del disk.inodes[path]
@@ -950,7 +944,7 @@ def lose_the_queue(disk: MemoryDisk) -> None:
 async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
     harm: Callable[[MemoryDisk], None], is_clean: bool
 ) -> None:
-    """Nothing in the queue itself tells: it looks as one that ends there. Its next offsets would be used twice."""
+    """The queue itself looks as if it ended there. Its next offsets would be used twice."""
     disk, clock = MemoryDisk(), WallClock()
     async with open_small(disk, clock) as store:
         for number in range(30):
@@ -967,7 +961,7 @@ async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
         await check_derived(store)
 
 
-async def test_ends_of_queues_that_can_not_be_read_are_unknown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreadable_queue_ends_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     disk, _ = await made()
     content = disk.inodes[ROOT / QUEUE_ENDS_FILE].content
     content[-3] ^= 1
@@ -976,8 +970,8 @@ async def test_ends_of_queues_that_can_not_be_read_are_unknown(caplog: pytest.Lo
     assert "queue.ends_damaged" in caplog.text
 
 
-async def test_a_queue_that_ends_later_than_it_did_is_left_alone() -> None:
-    """RocketMQ went on with the store meanwhile."""
+async def test_a_queue_that_ends_later_than_recorded_is_kept() -> None:
+    """RocketMQ used the store meanwhile."""
     disk, _ = await made()
     early = bytes(disk.inodes[ROOT / QUEUE_ENDS_FILE].content)
     async with open_small(disk) as store:

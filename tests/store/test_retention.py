@@ -1,4 +1,4 @@
-"""What is deleted, when, how much at a time, and what keeps it."""
+"""Retention: what is deleted and when, and what prevents it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def at_hour(hour: int) -> WallClock:
     return WallClock(int(day) * 1000)
 
 
-async def test_at_the_hour_expired_segments_go_oldest_first_at_most_so_many_a_round() -> None:
+async def test_at_the_hour_expired_segments_are_deleted_oldest_first_up_to_the_limit() -> None:
     clock = at_hour(3)
     disk = MemoryDisk()
     disk.now_ms = clock.now_ms
@@ -119,7 +119,7 @@ async def test_a_filling_disk_deletes_at_any_hour_then_at_any_age_then_refuses_p
         assert store.is_writable == (True, "")
 
 
-async def test_what_a_slave_needs_stays_up_to_the_bound() -> None:
+async def test_segments_that_a_slave_needs_are_kept_up_to_the_limit() -> None:
     clock = at_hour(4)
     async with open_small(clock=clock, retain_bytes_max=10 * SEGMENT) as store:
         await fill(store)
@@ -137,7 +137,7 @@ async def test_what_a_slave_needs_stays_up_to_the_bound() -> None:
         assert 9 * SEGMENT <= store.log.max_offset.value - store.log.min_offset <= 11 * SEGMENT
 
 
-async def test_a_slave_that_is_away_does_not_stop_producers_when_the_disk_fills(autojump_clock: MockClock) -> None:
+async def test_a_disconnected_slave_does_not_stop_producers_when_the_disk_fills(autojump_clock: MockClock) -> None:
     clock = at_hour(12)
     disk = MemoryDisk()
     disk.now_ms = clock.now_ms
@@ -152,7 +152,7 @@ async def test_a_slave_that_is_away_does_not_stop_producers_when_the_disk_fills(
         assert await store.retention.clean() > 0
 
 
-async def test_rounds_begin_after_a_minute_and_come_every_ten_seconds(autojump_clock: MockClock) -> None:
+async def test_rounds_begin_after_a_minute_and_run_every_ten_seconds(autojump_clock: MockClock) -> None:
     clock = at_hour(4)
     async with open_small(clock=clock, clean_first_s=60.0, delete_files_max=1) as store:
         await fill(store)
@@ -164,10 +164,8 @@ async def test_rounds_begin_after_a_minute_and_come_every_ten_seconds(autojump_c
         assert store.log.min_offset == 2 * SEGMENT
 
 
-async def test_the_room_of_a_deleted_segment_is_given_back_by_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever closes a deleted file last frees its blocks: for a segment of 1 GiB that takes the kernel tens of ms."""
+async def test_a_worker_frees_the_space_of_a_deleted_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last close of a deleted file frees its blocks, which takes tens of ms for a segment of 1 GiB."""
     closed_by: dict[str, threading.Thread] = {}
     close = OsFile.__del__
 
@@ -179,7 +177,7 @@ async def test_the_room_of_a_deleted_segment_is_given_back_by_a_worker(
     async with open_message_store(options, disk=OsDisk(), run_blocking=run_in_thread) as store:
         await fill(store)
         with trio.fail_after(20):
-            # Whoever cools or syncs a segment holds it.
+            # Releasing pages and syncing reference the segment.
             while min(store.log._released_to, store.log.flushed_offset.value) < store.log.segments[0].end:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         oldest = store.log.segments[0].file.path.name
@@ -193,9 +191,9 @@ async def test_the_room_of_a_deleted_segment_is_given_back_by_a_worker(
 
 
 async def dying(disk: MemoryDisk, store: MessageStore, step: int | None) -> int:
-    """Wait until all is flushed, and the checkpoint says where the log begins; return how many steps there were.
+    """Waits until the checkpoint has the first offset of the flushed log; returns the number of disk steps.
 
-    With a `step` the disk dies after so many more.
+    With a `step` the disk fails after that many more.
     """
     await trio.sleep(30)
     if step is not None:
@@ -208,7 +206,7 @@ def run_virtually(life: Callable[..., Awaitable[Any]], *arguments: object) -> An
 
 
 @pytest.mark.parametrize("is_power_loss", [True, False])
-def test_a_crash_in_the_middle_of_a_deletion_leaves_nothing_that_is_missed(is_power_loss: bool) -> None:
+def test_after_a_crash_during_a_deletion_no_segment_counts_as_missing(is_power_loss: bool) -> None:
     clock = at_hour(4)
 
     async def life(disk: MemoryDisk, step: int | None) -> int:
@@ -235,7 +233,7 @@ def test_a_crash_in_the_middle_of_a_deletion_leaves_nothing_that_is_missed(is_po
     assert begins == {0, 1, 2, 3}
 
 
-def test_a_crash_while_a_log_is_set_aside_leaves_nothing_that_is_missed() -> None:
+def test_after_a_crash_during_a_reset_no_segment_counts_as_missing() -> None:
     clock = at_hour(4)
 
     async def made() -> bytes:

@@ -1,4 +1,4 @@
-"""A store whose node changes between following a master and being one, while it is open."""
+"""An open store whose node changes between the roles master and slave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def append(store: MessageStore, log: bytes, end: int) -> None:
 
 
 async def check_puts(store: MessageStore) -> None:
-    """What is put now goes on in each queue where its records end, dispatched or not."""
+    """Checks that puts continue each queue behind its last record, dispatched or not."""
     expected: dict[int, int] = {}
     for record in await records(store):
         expected[record.queue_id] = record.queue_offset + 1
@@ -40,7 +40,7 @@ async def check_puts(store: MessageStore) -> None:
     assert [each.queue_offset for each in results] == [expected.get(n, 0) for n in range(4)]
 
 
-async def test_a_new_master_goes_on_behind_what_nobody_may_see_yet(autojump_clock: MockClock) -> None:
+async def test_a_new_master_appends_behind_undispatched_records(autojump_clock: MockClock) -> None:
     log = await made_log()
     disk = MemoryDisk()
     async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
@@ -71,8 +71,8 @@ async def test_a_new_master_goes_on_behind_what_nobody_may_see_yet(autojump_cloc
         await check_derived(store)
 
 
-async def test_a_new_master_with_an_earlier_clock_goes_on_at_the_time_of_what_nobody_may_see_yet() -> None:
-    """Recovery takes store times for an order: they never fall, whoever's clock they are of."""
+async def test_a_new_master_with_an_earlier_clock_keeps_store_times_ascending() -> None:
+    """Recovery relies on the order of store times: they never fall, even with another node's clock."""
     ahead = WallClock()
     ahead.now_ms += 3_600_000
     async with open_small(clock=ahead) as master:
@@ -88,7 +88,7 @@ async def test_a_new_master_with_an_earlier_clock_goes_on_at_the_time_of_what_no
         assert last == before[-1] > 1_700_003_600_000
 
 
-async def test_what_came_of_a_record_in_part_is_cut_off_by_a_new_master(autojump_clock: MockClock) -> None:
+async def test_a_new_master_truncates_an_incomplete_record(autojump_clock: MockClock) -> None:
     log = await made_log()
     begins = [0]
     while begins[-1] < len(log):
@@ -115,7 +115,7 @@ async def test_what_came_of_a_record_in_part_is_cut_off_by_a_new_master(autojump
                 await check_derived(store)
 
 
-async def test_bytes_that_are_no_record_let_nobody_become_master(autojump_clock: MockClock) -> None:
+async def test_a_slave_with_invalid_bytes_can_not_become_master(autojump_clock: MockClock) -> None:
     log = bytearray(await made_log())
     first = int.from_bytes(log[:4], "big")
     log[first + 4 : first + 8] = b"what"
@@ -128,7 +128,7 @@ async def test_bytes_that_are_no_record_let_nobody_become_master(autojump_clock:
         assert store.log.max_offset.value == 3000
 
 
-async def test_a_record_that_gets_no_place_in_its_queue_does_not_count(autojump_clock: MockClock) -> None:
+async def test_records_without_queue_entries_do_not_change_queue_offsets(autojump_clock: MockClock) -> None:
     async with open_small() as master:
         await master.log.put([message(0), message(1, sys_flag=int(SysFlag.TRANSACTION_PREPARED))])
         log = await all_bytes(master)

@@ -24,7 +24,7 @@ async def made(disk: MemoryDisk, clock: WallClock, count: int = 60) -> None:
 
 
 def heads_of(raw: bytes) -> list[RecordHead]:
-    """The records at the begin of a log."""
+    """Returns the first records of a log."""
     heads: list[RecordHead] = []
     while isinstance(found := scan_record(raw, sum(head.total_size for head in heads), len(raw)), RecordHead):
         heads.append(found)
@@ -32,8 +32,8 @@ def heads_of(raw: bytes) -> list[RecordHead]:
 
 
 @pytest.mark.parametrize("known_from", [5, 60])
-async def test_keys_of_the_oldest_records_are_missed(known_from: int, autojump_clock: object) -> None:
-    """As after a crash that cost the index, where those records were damaged, and not readable, just then."""
+async def test_missing_keys_of_the_oldest_records_are_noticed(known_from: int, autojump_clock: object) -> None:
+    """As after a crash that lost the index while those records were damaged."""
     disk, clock = MemoryDisk(), WallClock()
     await made(disk, clock)
     async with open_small(disk, clock) as store:
@@ -53,9 +53,7 @@ async def test_keys_of_the_oldest_records_are_missed(known_from: int, autojump_c
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5])
-async def test_keys_of_records_that_retention_has_deleted_are_passed_over(
-    segments: int, autojump_clock: object
-) -> None:
+async def test_keys_of_deleted_records_are_skipped(segments: int, autojump_clock: object) -> None:
     disk, clock = MemoryDisk(), WallClock()
     await made(disk, clock)
     for name in disk.list_dir(ROOT / "commitlog")[:segments]:
@@ -72,10 +70,8 @@ async def test_keys_of_records_that_retention_has_deleted_are_passed_over(
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-async def test_nor_are_keys_of_records_missed_that_retention_deletes_meanwhile(
-    is_damaged: bool, autojump_clock: object
-) -> None:
-    """And what is behind them is compared in the same round."""
+async def test_keys_of_records_deleted_during_the_round_are_skipped(is_damaged: bool, autojump_clock: object) -> None:
+    """The same round compares the records behind them."""
     disk, clock = MemoryDisk(), WallClock()
     await made(disk, clock)
     async with open_small(disk, clock, scrub_bytes_per_s=500) as store:
@@ -96,7 +92,7 @@ async def test_nor_are_keys_of_records_missed_that_retention_deletes_meanwhile(
 
 
 async def test_a_healed_range_is_compared_at_once(autojump_clock: object) -> None:
-    """Not after the next pause: what is derived of it could not be looked at while it was damaged."""
+    """Without waiting for the next round: its entries could not be compared while it was damaged."""
     disk, clock = MemoryDisk(), WallClock()
     await made(disk, clock)
     async with open_small(disk, clock) as store:
@@ -108,8 +104,8 @@ async def test_a_healed_range_is_compared_at_once(autojump_clock: object) -> Non
         assert store.scrub.statistics().round_count == 2
 
 
-async def test_a_round_ends_where_the_rest_of_a_filler_has_not_come_yet() -> None:
-    """A slave's log may end anywhere; dispatch knows from a filler's head that the segment ends."""
+async def test_a_round_ends_at_an_incomplete_filler() -> None:
+    """A slave's log may end anywhere; a filler's head is enough for dispatch to end the segment."""
     async with open_small() as master:
         await master.log.put([message(number, size=400) for number in range(20)])
         raw = await master.log.read_all(0, SEGMENT)

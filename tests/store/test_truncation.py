@@ -1,4 +1,4 @@
-"""Cutting the end off an open store's log: what is gone, what goes on, and what a crash at any moment leaves."""
+"""Truncation of an open store's log: what is removed, what continues, and crashes at any moment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def filled(store: MessageStore, count: int = 30, size: int = 300) -> list[
 
 
 async def keys_found(store: MessageStore, numbers: range) -> list[int]:
-    """Those of some messages' numbers of which the index names a record that the log holds or held."""
+    """Returns which of some messages the index finds."""
     return [number for number in numbers if await store.query("T", f"k{number}", 9, 0, 1 << 62)]
 
 
@@ -60,7 +60,7 @@ async def keys_found(store: MessageStore, numbers: range) -> list[int]:
 @pytest.mark.parametrize("kept", [0, 1, 9, 10, 11, 17, 29])
 @pytest.mark.parametrize("is_slave", [True, False])
 @pytest.mark.parametrize("flush_mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_nothing_of_what_lay_behind_the_cut_is_left(
+async def test_truncation_removes_everything_behind_it(
     kept: int, is_slave: bool, flush_mode: str, autojump_clock: MockClock
 ) -> None:
     disk = MemoryDisk()
@@ -105,7 +105,7 @@ async def test_nothing_of_what_lay_behind_the_cut_is_left(
             assert store.scrub.statistics().index_rebuilt_count == 0
 
 
-async def test_a_cut_at_the_end_changes_nothing() -> None:
+async def test_truncation_at_the_end_changes_nothing() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         await store.truncate(0)
@@ -115,7 +115,7 @@ async def test_a_cut_at_the_end_changes_nothing() -> None:
         assert (len(disk.steps), store.log.generation) == (steps, generation)
 
 
-async def test_only_places_between_two_records_of_the_log_will_do() -> None:
+async def test_truncation_is_refused_except_at_record_boundaries() -> None:
     async with open_small(delete_files_max=2) as store:
         results = await filled(store, 60)
         store.retention.disk_used_ratio = 0.86  # by force, as on a full disk
@@ -139,7 +139,7 @@ async def test_only_places_between_two_records_of_the_log_will_do() -> None:
         await check_derived(store)
 
 
-async def test_who_waits_for_an_offset_is_woken_and_who_waits_for_a_flush_is_told_no(autojump_clock: MockClock) -> None:
+async def test_truncation_wakes_offset_waiters_and_fails_flush_waiters(autojump_clock: MockClock) -> None:
     async with open_small(flush_interval_s=1e6) as store:
         first, second = await store.log.put([message(0), message(1)])
         await dispatched(store)
@@ -166,7 +166,7 @@ async def test_who_waits_for_an_offset_is_woken_and_who_waits_for_a_flush_is_tol
         await store.log.put([message(3)])
 
 
-async def test_a_flush_that_comes_too_late_is_not_told_of_other_bytes() -> None:
+async def test_a_flush_request_of_truncated_bytes_fails() -> None:
     async with open_small(flush_interval_s=1e6) as store:
         first, second = await store.log.put([message(0), message(1)])
         answers: list[PutStatus] = []
@@ -178,7 +178,7 @@ async def test_a_flush_that_comes_too_late_is_not_told_of_other_bytes() -> None:
 
 
 async def test_the_dispatch_limit_falls_with_the_log(autojump_clock: MockClock) -> None:
-    """What comes instead isn't confirmed because the other bytes were."""
+    """The bytes that replace confirmed ones are not confirmed."""
     async with open_small() as store:
         results = await store.log.put([message(n) for n in range(5)])
         store.log.limit_dispatch(results[3].next_offset)
@@ -193,7 +193,7 @@ async def test_the_dispatch_limit_falls_with_the_log(autojump_clock: MockClock) 
         await check_derived(store)
 
 
-async def test_what_is_kept_but_not_dispatched_counts_for_the_next_queue_offsets(autojump_clock: MockClock) -> None:
+async def test_undispatched_records_count_for_the_next_queue_offsets(autojump_clock: MockClock) -> None:
     async with open_small() as store:
         store.log.limit_dispatch(0)
         results = await store.log.put([message(n, queue_id=n % 2) for n in range(6)])
@@ -204,8 +204,8 @@ async def test_what_is_kept_but_not_dispatched_counts_for_the_next_queue_offsets
         await check_derived(store)
 
 
-async def test_keys_over_several_index_files_are_cut_too(autojump_clock: MockClock) -> None:
-    """Three keys a record, ten to a file: a cut takes whole files, and a part of one, or of a record's keys none."""
+async def test_keys_in_several_index_files_are_truncated(autojump_clock: MockClock) -> None:
+    """Three keys per record, ten per file: truncation removes whole files, and part of one."""
     for kept in range(12):
         disk = MemoryDisk()
         async with open_small(disk, index_entry_count=11, derived_flush_interval_s=1.0) as store:
@@ -224,8 +224,8 @@ async def test_keys_over_several_index_files_are_cut_too(autojump_clock: MockClo
             assert store.scrub.statistics().index_rebuilt_count == 0
 
 
-async def test_what_is_before_the_cut_is_not_taken_for_resident(autojump_clock: MockClock) -> None:
-    """A fault of the map would stop the event loop; what is put from now on is there again."""
+async def test_bytes_before_the_truncation_are_not_taken_for_resident(autojump_clock: MockClock) -> None:
+    """A page fault would stop the event loop; bytes put from now on are resident again."""
     async with open_small(hot_window_bytes=1000) as store:
         results = await filled(store)
         cut = results[5].physical_offset
@@ -241,8 +241,8 @@ async def test_what_is_before_the_cut_is_not_taken_for_resident(autojump_clock: 
         await check_derived(store)
 
 
-async def test_store_times_do_not_fall_behind_a_cut_after_records_of_no_queue() -> None:
-    """Of a topic that was deleted, here; whoever has the log next may have an earlier clock than who stored them."""
+async def test_store_times_do_not_fall_after_a_truncation_behind_unqueued_records() -> None:
+    """Of a deleted topic, here; the next master may have an earlier clock than the one that stored them."""
     clock = WallClock()
     async with open_small(clock=clock) as store:
         await store.log.put([message(0)])
@@ -261,7 +261,7 @@ async def test_store_times_do_not_fall_behind_a_cut_after_records_of_no_queue() 
         assert times[-1] == times[-2] < cut.store_timestamp_ms
 
 
-async def test_terms_that_begin_behind_the_cut_go_with_it() -> None:
+async def test_truncation_drops_the_terms_behind_it() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         results = await filled(store, 10)
@@ -278,7 +278,7 @@ async def test_terms_that_begin_behind_the_cut_go_with_it() -> None:
         assert not store.epochs.entries
 
 
-async def test_a_term_that_begins_behind_the_end_that_a_crash_left_is_no_more(autojump_clock: MockClock) -> None:
+async def test_a_start_drops_terms_behind_the_end_of_the_log(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     async with open_small(disk, flush_interval_s=1e6) as store:
         first, second = await store.log.put([message(0), message(1)])
@@ -290,7 +290,7 @@ async def test_a_term_that_begins_behind_the_end_that_a_crash_left_is_no_more(au
         assert [entry.epoch for entry in store.epochs.entries] == [1]
 
 
-async def test_terms_go_with_the_segments_that_retention_deletes(autojump_clock: MockClock) -> None:
+async def test_terms_are_dropped_with_deleted_segments(autojump_clock: MockClock) -> None:
     async with open_small(delete_files_max=2) as store:
         results = await filled(store, 60)
         for epoch, number in ((3, 1), (4, 2), (7, 40)):
@@ -304,8 +304,8 @@ async def test_terms_go_with_the_segments_that_retention_deletes(autojump_clock:
 # ---- beside everything else
 
 
-async def test_a_read_under_way_when_the_log_is_cut_finds_no_damage(autojump_clock: MockClock) -> None:
-    """It has the checksum from before and the bytes from after."""
+async def test_a_read_during_a_truncation_finds_no_damage(autojump_clock: MockClock) -> None:
+    """It has the checksum from before the truncation and the bytes from after it."""
     disk = MemoryDisk()
     gates: list[trio.Event] = []
 
@@ -342,8 +342,8 @@ async def test_a_read_under_way_when_the_log_is_cut_finds_no_damage(autojump_clo
         assert store.damage.found_count == 0
 
 
-def test_whatever_else_runs_a_cut_leaves_what_was_there_before_it() -> None:
-    """Puts, saves, scrub, cold reads and cuts at once, with calls that take their time; at last the power goes."""
+def test_truncation_beside_all_other_services_keeps_earlier_bytes() -> None:
+    """Puts, saves, scrub, cold reads and truncations at once, with slow calls; finally the power fails."""
     for seed in range(40):
         run(_cut_amid_everything, seed)
 
@@ -428,7 +428,7 @@ async def _cut_amid_everything(seed: int) -> None:
             await check_derived(store)
 
 
-async def test_damage_behind_the_cut_is_forgotten_and_before_it_stays(autojump_clock: MockClock) -> None:
+async def test_truncation_forgets_only_damage_behind_it(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     async with open_small(disk, checksum_block_size=1024) as store:
         results = await filled(store)
@@ -467,7 +467,7 @@ OPTIONS: dict[str, Any] = {"derived_flush_interval_s": 0.5, "checkpoint_interval
 
 
 class Life:
-    """What a run of `cut_once` did, as far as it came."""
+    """Progress of a run of `cut_once`."""
 
     def __init__(self) -> None:
         self.before = b""
@@ -475,14 +475,14 @@ class Life:
         self.is_cut = False
         """`truncate` has returned"""
         self.began_at = 0
-        """Number of operations done before it"""
+        """Number of operations before it"""
         self.ended_at = 0
 
 
 async def cut_once(
     disk: MemoryDisk | RecordingDisk, life: Life, count_operations: Callable[[], int], **changes: Any
 ) -> None:
-    """Fill a store, cut it, and stop as a crash does; whatever the disk refuses ends it earlier."""
+    """Fills a store, truncates it, and stops like a crash, earlier if the disk fails."""
     try:
         async with open_small(disk, WallClock(), **{**OPTIONS, **changes}) as store:
             results = await filled(store, 30)
@@ -504,7 +504,7 @@ async def cut_once(
 
 
 def other_bytes(begin: int, end: int, queue_offset: int) -> bytes:
-    """One record that is another one than any before, from `begin` to exactly `end`."""
+    """Returns a new record from `begin` to exactly `end`."""
 
     def record(size: int) -> bytes:
         return encode_record(
@@ -558,7 +558,7 @@ async def check_after(disk: MemoryDisk, life: Life, random: Random, **changes: A
 
 
 def old_begins(log: bytes) -> list[int]:
-    """Where the records of a log begin."""
+    """Returns where the records of a log begin."""
     found, at = [], 0
     while at < len(log):
         size = int.from_bytes(log[at : at + 4], "big")
@@ -576,7 +576,7 @@ def old_begins(log: bytes) -> list[int]:
         (False, "ASYNC_FLUSH", "power loss"),
     ],
 )
-def test_a_crash_at_every_step_of_a_cut_leaves_all_or_nothing(is_slave: bool, flush_mode: str, how: str) -> None:
+def test_truncation_is_atomic_at_a_crash_at_any_step(is_slave: bool, flush_mode: str, how: str) -> None:
     changes = {"is_slave": is_slave, "flush_mode": flush_mode}
     whole, life = MemoryDisk(), Life()
     run(cut_once_with, whole, life, changes)
@@ -604,8 +604,8 @@ async def check_with(disk: MemoryDisk, life: Life, random: Random, changes: dict
 
 
 @pytest.mark.parametrize("is_slave", [True, False])
-def test_power_lost_at_any_moment_of_a_cut_leaves_all_or_nothing(is_slave: bool) -> None:
-    """Of every write of it, and the states that a disk may be in then (recording.py)."""
+def test_truncation_is_atomic_at_a_power_loss(is_slave: bool) -> None:
+    """At every write, in every state that the disk may have then (recording.py)."""
     recorder = Recorder()
     disk, life = RecordingDisk(recorder), Life()
 
@@ -628,7 +628,7 @@ def test_power_lost_at_any_moment_of_a_cut_leaves_all_or_nothing(is_slave: bool)
 
 
 def half_recovered(files: dict[Path, bytes], chance: Random, *, is_slave: bool) -> dict[Path, bytes]:
-    """What is found if the power goes once more while the store recovers."""
+    """Checks a second power loss during the recovery."""
     recorder = Recorder()
     disk = RecordingDisk(recorder, files)
 
@@ -645,7 +645,7 @@ def half_recovered(files: dict[Path, bytes], chance: Random, *, is_slave: bool) 
     return loss.draw(chance, chance.choice((0.0, 0.5, 1.0)))
 
 
-async def test_a_disk_that_fails_in_the_middle_stops_the_store_and_the_next_start_finishes(
+async def test_the_next_start_completes_a_truncation_that_the_disk_failed(
     autojump_clock: MockClock,
 ) -> None:
     for refused in ("zero", "unlink", "rename"):
@@ -672,7 +672,7 @@ def refuse_in_the_middle(disk: MemoryDisk, refused: str, operation: str, path: P
     return errno.EIO if operation == refused and INTENT in disk.inodes else None
 
 
-async def test_on_a_full_disk_a_cut_does_not_begin_and_the_store_goes_on(autojump_clock: MockClock) -> None:
+async def test_truncation_on_a_full_disk_does_not_begin(autojump_clock: MockClock) -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         results = await filled(store)
@@ -690,7 +690,7 @@ async def test_on_a_full_disk_a_cut_does_not_begin_and_the_store_goes_on(autojum
 
 
 @pytest.mark.parametrize("content", [b"", b"0", b"1234", b"00000000\n100", b"deadbeef\n"])
-async def test_an_intent_that_was_not_written_whole_is_none(content: bytes) -> None:
+async def test_an_incomplete_intent_is_ignored(content: bytes) -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         await filled(store)
@@ -706,7 +706,7 @@ async def test_an_intent_that_was_not_written_whole_is_none(content: bytes) -> N
     assert load_intent(disk, INTENT) == 12345
 
 
-async def test_a_cut_that_is_cancelled_is_complete_or_has_not_begun(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_truncation_is_complete_or_has_not_begun(autojump_clock: MockClock) -> None:
     for checkpoints in range(12):
         disk = MemoryDisk()
         async with open_small(disk) as store:

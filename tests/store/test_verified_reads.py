@@ -1,4 +1,4 @@
-"""What proves that bytes for a damaged range are the right ones."""
+"""Proofs of the bytes for a damaged range, and reads beside other tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.stores import ROOT, WallClock, check_derived, dispatched, messa
 
 @pytest.mark.parametrize("size_max", [4 << 20, 12 << 20])
 async def test_a_damaged_record_of_any_size_is_proven_as_a_whole(size_max: int) -> None:
-    """Without checksums nothing less than all of it proves it; records can be as large as the frame they came in."""
+    """Without checksums only the whole record proves it; records can be as large as a frame."""
     async with open_small(MemoryDisk(), segment_size=16 << 20, message_size_max=size_max) as store:
         largest = Message(topic="T", queue_id=0, body=b"x" * size_max)
         results = await store.log.put([message(0), largest, message(2)])
@@ -31,8 +31,8 @@ async def test_a_damaged_record_of_any_size_is_proven_as_a_whole(size_max: int) 
         assert await store.repair.is_sound(damage)
 
 
-async def test_the_begin_of_a_range_is_proven_by_records_that_the_queues_know() -> None:
-    """Of another history, sound and in the same places, none is: its queue, its queue offset or its tags are others."""
+async def test_the_first_part_of_a_range_is_proven_by_queued_records() -> None:
+    """Sound records of another history in the same places differ in queue, queue offset or tags."""
     async with open_small(MemoryDisk()) as other:
         results = await other.log.put([message(number, size=400, queue_id=(number == 3)) for number in range(6)])
         foreign = await other.log.read_all(0, results[-1].next_offset)
@@ -53,7 +53,7 @@ async def test_the_begin_of_a_range_is_proven_by_records_that_the_queues_know() 
         assert await repair.proves_alone(damage, begin, tampered) == results[2].physical_offset - begin
 
 
-async def test_what_is_before_a_range_that_became_shorter_is_read_and_dispatched() -> None:
+async def test_the_healed_part_of_a_range_is_read_and_dispatched() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
         results = await store.log.put([message(number, size=400) for number in range(6)])
@@ -85,10 +85,10 @@ async def test_what_is_before_a_range_that_became_shorter_is_read_and_dispatched
         await check_derived(store)
 
 
-async def test_a_read_that_waits_for_checksums_of_what_comes_meanwhile_finds_no_damage(
+async def test_a_read_that_waits_for_checksums_of_new_bytes_finds_no_damage(
     autojump_clock: MockClock,
 ) -> None:
-    """It knew where the log ended before, and took a block whose checksum covers more for one that is cut short."""
+    """It compared a block up to an old end of the log with a checksum that covers more."""
     gate = trio.Event()
 
     async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -117,8 +117,8 @@ async def test_a_read_that_waits_for_checksums_of_what_comes_meanwhile_finds_no_
         assert store.damage.found_count == 0
 
 
-async def test_a_read_that_waits_while_a_walk_finds_damage_gets_none_of_it(autojump_clock: MockClock) -> None:
-    """It had looked for damage before, and took what was walked meanwhile for sound."""
+async def test_a_read_that_waits_for_a_walk_returns_no_damaged_bytes(autojump_clock: MockClock) -> None:
+    """It had checked for damage before the walk, and took the walked bytes for sound."""
     disk = MemoryDisk()
     async with open_small(disk) as store:
         results = await store.log.put([message(number, size=400) for number in range(6)])

@@ -35,7 +35,7 @@ async def test_raising_to_a_lower_offset_changes_nothing() -> None:
     assert offset.value == 5
 
 
-async def test_waiting_for_what_has_already_come_returns_at_once() -> None:
+async def test_waiting_for_a_passed_offset_returns_at_once() -> None:
     assert await WatchedOffset(10).wait_beyond(9) == 10
 
 
