@@ -1,11 +1,11 @@
-"""Who may see the admin port's pages, and who may change something through it.
+"""Access control of the admin port.
 
-Reading is open while no token is set (the port is on loopback unless the operator says otherwise). With a token every
-page needs it, /live and /ready too: as `Authorization: Bearer TOKEN`, or as the password of basic authentication, which
-browsers and old probes know. Whatever may change something (any method but GET and HEAD) needs a token to be set, and
-takes it as a bearer token only: a password is sent along by a browser whichever page makes it ask.
+Without adminToken, anybody who reaches the port (by default on loopback) can read. With a token, all pages require it,
+including /live and /ready: as `Authorization: Bearer TOKEN`, or as the password of basic authentication, which browsers
+and simple probes support. Changes (all methods except GET and HEAD) require a configured token, and accept it only as a
+bearer token, because a browser would send a password along with a request from any page.
 
-The dashboard asks for the token with a form of its own, and reads with the cookie that it gives (sessions.py).
+The dashboard has its own login form, and reads with a session cookie (sessions.py).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DASHBOARD_PATH = "/dashboard"
 LOGIN_PATH = f"{DASHBOARD_PATH}/login"
 LOGOUT_PATH = f"{DASHBOARD_PATH}/logout"
 STATIC_PATH = f"{DASHBOARD_PATH}/static"
-"""Style, scripts and pictures, which hold nothing of the node; the form needs them."""
+"""Style sheets, scripts and images, which the login form needs; they contain nothing about the node."""
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class AdminGuard:
-    """Stands before an ASGI application. A `key` without a token: reading is open, and nothing else possible."""
+    """Guards an ASGI application. With a `key` without a token, anybody can read and nobody can make changes."""
 
     def __init__(self, key: AdminKey) -> None:
         self._key = key
@@ -47,7 +47,7 @@ class AdminGuard:
         self._log_limiter = LogRateLimiter()
 
     def around(self, application: Application) -> Application:
-        """The application, behind this guard."""
+        """Returns the guarded application."""
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -55,16 +55,16 @@ class AdminGuard:
 
         return guarded
 
-    def knows(self, token: str) -> bool:
-        """Whether it is the token."""
-        return self._key.fits(token.encode())
+    def accepts(self, token: str) -> bool:
+        """Whether `token` is the configured one."""
+        return self._key.matches(token.encode())
 
     def _refusal(self, scope: Any) -> Response | None:
         is_reading = scope["method"] in READING
         if not self._key.is_set:
             if is_reading:
                 return None
-            return self._refuse(scope, 403, "nothing can be changed here: adminToken is not set")
+            return self._refuse(scope, 403, "changes are disabled: adminToken is not set")
         path: str = scope["path"]
         if path in (LOGIN_PATH, LOGOUT_PATH) or self._is_known(scope, takes_password=is_reading):
             return None
@@ -76,7 +76,7 @@ class AdminGuard:
                 return RedirectResponse(
                     f"{LOGIN_PATH}?next={quote(asked, safe='')}", 303, {"Cache-Control": "no-store"}
                 )
-        return self._refuse(scope, 401, "adminToken is needed: Authorization: Bearer …")
+        return self._refuse(scope, 401, "adminToken required: Authorization: Bearer …")
 
     def _has_session(self, scope: Any) -> bool:
         assert self.sessions is not None
@@ -99,19 +99,19 @@ class AdminGuard:
                     return False
             case _:
                 return False
-        return self._key.fits(token)
+        return self._key.matches(token)
 
     def _refuse(self, scope: Any, status: int, text: str) -> PlainTextResponse:
-        self.note_refused(scope, status)
+        self.log_rejected(scope, status)
         headers = {}
         if status == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="halog", Basic realm="halog"'
         if scope.get("http_version", "1.1").startswith("1"):
-            headers["Connection"] = "close"  # one try for each connection
+            headers["Connection"] = "close"  # one attempt per connection
         return PlainTextResponse(text + "\n", status, headers)
 
-    def note_refused(self, scope: Any, status: int) -> None:
-        """Log that somebody was refused, the first time and then now and again."""
+    def log_rejected(self, scope: Any, status: int) -> None:
+        """Logs a rejected request, rate-limited."""
         host = (scope.get("client") or ("?",))[0]
         count = self._log_limiter.admit((host, status), trio.current_time())
         if count:

@@ -1,4 +1,4 @@
-"""The last log lines, for /status, and how many there were: what happened here before somebody looked."""
+"""Keeps the last log lines for /status, and counts lines by level."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class RecentEvents(logging.Handler):
-    """Keeps the last records of level INFO and above that the package logs, while `kept` runs."""
+    """Keeps the last records at INFO and above, while `kept` runs."""
 
     def __init__(self, count_max: int = EVENT_COUNT_MAX) -> None:
         super().__init__(logging.INFO)
         self._events: deque[Event] = deque(maxlen=count_max)
         self.counts: Counter[str] = Counter()
-        """Records by level; of DEBUG none, as they are not kept"""
+        """Number of records by level, without DEBUG"""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record; called by logging."""
+        """Called by logging."""
         try:
             text = escape(record.getMessage())
         except (TypeError, ValueError):
@@ -44,12 +44,12 @@ class RecentEvents(logging.Handler):
         self._events.append(Event(record.created, record.levelname, record.name, text[:TEXT_LENGTH_MAX]))
 
     def newest_first(self) -> list[Event]:
-        """Return the events kept."""
+        """Returns the events, newest first."""
         return list(reversed(self._events))
 
     @contextmanager
     def kept(self, logger_name: str = "ha") -> Iterator[RecentEvents]:
-        """Listen to a logger and all below it during the block."""
+        """Collects the records of a logger and its descendants during the block."""
         logger = logging.getLogger(logger_name)
         logger.addHandler(self)
         try:

@@ -1,9 +1,9 @@
-"""/log-level: how much each logger says, and how to change that while the node runs.
+"""/log-level: shows and changes the levels of loggers at run time.
 
-    GET                                        the levels in force, by logger, as JSON
-    POST ?logger=ha.replication&level=DEBUG    set one, until the process ends; level=UNSET: what the one above it has
+    GET                                        the levels of all loggers, as JSON
+    POST ?logger=ha.replication&level=DEBUG    set a level until the process ends; level=UNSET inherits the parent's
 
-"" is the root, above all. Only loggers that exist can be set: strangers' names make none.
+"" is the root logger. Only existing loggers can be set, so that requests create none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ UNSET = "UNSET"
 
 
 class LoggerLevel(msgspec.Struct, frozen=True):
-    """A logger: what it was set to (UNSET: nothing), and what follows from that."""
+    """The level set for a logger (or UNSET), and its effective level."""
 
     level: str
     effective: str
 
 
 def levels() -> dict[str, LoggerLevel]:
-    """The root, everything of this package, and whatever else was set."""
+    """Returns the levels of the root logger, of this package, and of other loggers with a level."""
     found = {"": logging.getLogger()}
     for name in sorted(_names()):
         each = logging.getLogger(name)
@@ -44,19 +44,19 @@ def levels() -> dict[str, LoggerLevel]:
 
 
 def set_level(name: str, level: str) -> str:
-    """Set one; return why that can't be, or ""."""
+    """Sets a level; returns why it can't be set, or ""."""
     if level not in (*LEVELS, UNSET):
-        return f"level is one of {', '.join((*LEVELS, UNSET))}"
+        return f"level must be one of {', '.join((*LEVELS, UNSET))}"
     if name and name not in _names():
-        return "there is no such logger; GET /log-level lists those there are"
+        return "unknown logger; GET /log-level lists the existing ones"
     if not name and level == UNSET:
-        return "the root has nobody above it"
+        return "the root logger has no parent"
     logging.getLogger(name).setLevel(logging.NOTSET if level == UNSET else level)
     return ""
 
 
 def _names() -> set[str]:
-    """Loggers that exist, and those above them."""
+    """Returns the names of existing loggers and their ancestors."""
     return set(logging.root.manager.loggerDict)
 
 

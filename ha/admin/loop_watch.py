@@ -1,13 +1,13 @@
-"""How long the event loop is held, for /loop: measured only while somebody has asked for it.
+"""Measures what blocks the event loop, for /loop, while a watch is active.
 
-Two figures. A *delay*: how much later than due a task runs that wants to run every BEAT_S. A *hold*: for how long one
-step of one task, from await to await, kept everybody else waiting. Those of LONG_S and more are kept, with what of them
-was work and what was standing in the queue for a processor; the rest is sleep (in the kernel for a disk, or for the
-GIL): on a busy machine most of it is somebody else's doing. Of a hold there is the task's name, too, where it waited
-then, and Python's garbage collections, in whichever thread they were: all others wait for them.
+A *delay* is how late a task runs that is due every BEAT_S. A *hold* is the duration of one step of a task (from await
+to await), during which no other task runs. Those of at least LONG_S are recorded with their processor time and the time
+spent in the run queue; the rest is time asleep, in the kernel or waiting for the GIL. On a busy machine, most of it is
+caused by other processes. A hold also has the task's name, the stack where it awaited next, and the time of garbage
+collections in any thread, which stop all others.
 
-No thread looks where the loop is meanwhile: it would ask for the GIL just then, and on a busy machine whoever is given
-the GIL may have to wait for a processor with it. That alone made holds of 20 to 60 ms.
+The stack is not sampled by a thread during a hold: the thread would compete for the GIL, and that alone caused holds of
+20 to 60 ms on a busy machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import trio
 BEAT_S = 0.005
 LONG_S = 0.02
 HOLD_COUNT_MAX = 1000
-"""Holds that are kept, the longest ones; as many delays."""
+"""Maximum number of holds recorded, the longest ones; the same for delays."""
 FRAME_COUNT_MAX = 8
 SECONDS_MAX = 3600.0
 
@@ -34,9 +34,11 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """One long step. `at_s`: wall clock at its end, seconds since the epoch; `cpu_s` and `queued_s` are parts of
-    `seconds`, the second None where Linux does not tell. So is `collection_s`, whichever thread collected. `stack`:
-    where the task waited then, innermost function last; empty if the step was its last."""
+    """A long step. `at_s` is the wall clock at its end, seconds since the epoch.
+
+    Parts of `seconds` are `cpu_s`, `queued_s` (time in the run queue; None if unknown) and `collection_s` (garbage
+    collection in any thread). `stack` is where the task awaited next, innermost function last; empty if it ended.
+    """
 
     at_s: float
     seconds: float
@@ -48,7 +50,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delay(msgspec.Struct, frozen=True, kw_only=True):
-    """One long delay: when it ended, its seconds, and parts of them as in Hold."""
+    """A long delay; fields as in Hold."""
 
     at_s: float
     seconds: float
@@ -57,7 +59,7 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen since the watch began; `delays` and `holds` are the longest ones, longest first."""
+    """Measurements since the start of the watch; `delays` and `holds` are the longest ones, longest first."""
 
     is_watching: bool
     seconds: float = 0.0
@@ -73,22 +75,22 @@ class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopWatch(trio.abc.Instrument):
-    """Watches the loop in which `serve` runs, when and for as long as `begin` says."""
+    """Watches the event loop of `serve` when `begin` requests it."""
 
     def __init__(
         self, *, clock: Callable[[], float] = time.perf_counter, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
-        self._asked = trio.Event()
-        self._for_s = 0.0
+        self._requested = trio.Event()
+        self._duration_s = 0.0
         self._scope = trio.CancelScope()
         self._is_watching = False
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._started = self._ended = self._clock()
-        self._delay_counts: dict[int, int] = {}  # how many, by tenths of a millisecond
+        self._delay_counts: dict[int, int] = {}  # count by tenths of a millisecond
         self._delays: list[Delay] = []
         self._beat_count = 0
         self._delay_max_s = 0.0
@@ -103,13 +105,13 @@ class LoopWatch(trio.abc.Instrument):
         self._in_step = False
 
     def begin(self, seconds: float) -> None:
-        """Watch anew, for so long."""
-        self._for_s = seconds
-        self._asked.set()
+        """Starts a new watch of `seconds`."""
+        self._duration_s = seconds
+        self._requested.set()
         self._scope.cancel()
 
     def report(self) -> LoopReport:
-        """Return what the last watch has seen so far."""
+        """Returns the measurements of the last watch."""
         return LoopReport(
             is_watching=self._is_watching,
             seconds=round((self._clock() if self._is_watching else self._ended) - self._started, 3),
@@ -125,12 +127,12 @@ class LoopWatch(trio.abc.Instrument):
         )
 
     async def serve(self) -> None:
-        """Wait to be asked and watch, until cancelled."""
+        """Waits for requests and watches, until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
-            self._forget()
-            with trio.CancelScope() as self._scope, trio.move_on_after(self._for_s), self._watching() as queued_s:
+            await self._requested.wait()
+            self._requested = trio.Event()
+            self._reset()
+            with trio.CancelScope() as self._scope, trio.move_on_after(self._duration_s), self._watching() as queued_s:
                 await self._beat(queued_s)
 
     async def _beat(self, queued_s: Callable[[], float | None]) -> None:
@@ -146,10 +148,12 @@ class LoopWatch(trio.abc.Instrument):
             self._delay_counts[tenths] = self._delay_counts.get(tenths, 0) + 1
             if delay_s >= LONG_S:
                 self._long_delay_count += 1
-                self._keep_delay(delay_s, time.thread_time() - cpu_before, queued_before, queued_s())
+                self._record_delay(delay_s, time.thread_time() - cpu_before, queued_before, queued_s())
 
-    def _keep_delay(self, seconds: float, cpu_s: float, queued_before: float | None, queued_now: float | None) -> None:
-        # Of the whole beat, BEAT_S of which may have been before the task was due.
+    def _record_delay(
+        self, seconds: float, cpu_s: float, queued_before: float | None, queued_now: float | None
+    ) -> None:
+        # These cover the whole beat, up to BEAT_S of it before the task was due.
         cpu_s, queued_s = min(cpu_s, seconds), None
         if queued_before is not None and queued_now is not None:
             queued_s = min(queued_now - queued_before, seconds - cpu_s)
@@ -159,7 +163,7 @@ class LoopWatch(trio.abc.Instrument):
 
     @contextmanager
     def _watching(self) -> Iterator[Callable[[], float | None]]:
-        """Steps are timed in the block; it gets a function that tells how long this thread has stood in the queue."""
+        """Times steps during the block; yields a function that returns this thread's time in the run queue."""
         with _schedstat_clock() as self._queue_clock:
             self._is_watching = True
             trio.lowlevel.add_instrument(self)
@@ -181,20 +185,20 @@ class LoopWatch(trio.abc.Instrument):
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         """Called by trio."""
-        if not self._in_step:  # the step in which the watch began
+        if not self._in_step:  # the watch began in this step
             return
         self._in_step = False
         seconds = self._clock() - self._step_began
         self._hold_max_s = max(self._hold_max_s, seconds)
         if seconds >= LONG_S:
             self._long_hold_count += 1
-            self._keep(task, seconds, time.thread_time() - self._step_cpu)
+            self._record_hold(task, seconds, time.thread_time() - self._step_cpu)
         self._step_count += 1
 
-    def _keep(self, task: trio.lowlevel.Task, seconds: float, cpu_s: float) -> None:
+    def _record_hold(self, task: trio.lowlevel.Task, seconds: float, cpu_s: float) -> None:
         queued_now, queued_s = self._queue_clock(), None
         if queued_now is not None and self._queued_s is not None:
-            # Since the last beat, which may be a little longer than the step.
+            # Measured since the last beat, which can be slightly longer than the step.
             queued_s = min(queued_now - self._queued_s, max(0.0, seconds - cpu_s))
             self._queued_s = queued_now
         hold = Hold(
@@ -226,7 +230,7 @@ def _stack(task: trio.lowlevel.Task) -> tuple[str, ...]:
 
 @contextmanager
 def _schedstat_clock() -> Iterator[Callable[[], float | None]]:
-    """How many seconds the calling thread has stood in the queue for a processor; None where Linux does not tell."""
+    """Yields a function that returns the calling thread's time in the run queue in seconds; None if unknown."""
     try:
         descriptor = os.open(_SCHEDSTAT, os.O_RDONLY)
     except OSError:
@@ -245,7 +249,7 @@ def _schedstat_clock() -> Iterator[Callable[[], float | None]]:
 
 
 def _quantile(counts: dict[int, int], share: float) -> int:
-    """The least key that at least `share` of all are not above; 0 of nothing."""
+    """Returns the smallest key that is not exceeded by at least `share` of all; 0 without counts."""
     left = share * sum(counts.values())
     for key in sorted(counts):
         left -= counts[key]

@@ -1,6 +1,6 @@
-"""/metrics: what a node counts, in the text formats of Prometheus and OpenMetrics.
+"""/metrics: the metrics of a node in the text formats of Prometheus and OpenMetrics.
 
-The figures are read when the page is asked for; nothing is counted for it besides. Each node has a registry of its own.
+Values are read at each scrape. Each node has its own registry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 class MetricsPage:
-    """What `samples` tell, and the process's own figures."""
+    """Renders `samples` and the process metrics."""
 
     def __init__(self, *samples: Samples) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -32,13 +32,13 @@ class MetricsPage:
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type, in the format that the header `accept` asks for."""
+        """Returns the page and its content type, in the format that the header `accept` requests."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
 
 class SampleCollector(Collector):
-    """Makes prometheus-client's families of samples, whose names and labels must be those of METRICS."""
+    """Converts samples, whose names and labels are defined in METRICS, to prometheus-client's families."""
 
     def __init__(self, samples: Iterable[Samples]) -> None:
         self._samples = tuple(samples)

@@ -1,23 +1,23 @@
-"""What the admin port answers: a Starlette application on Hypercorn's HTTP protocol. Connections come from port.py.
+"""The admin port's HTTP server: a Starlette application on Hypercorn's HTTP protocol, for connections from port.py.
 
-    /live     200 while the event loop turns
-    /ready    200 if the node serves its role, else 503 and why, one line of text
-    /status   everything, as JSON; for `ha status`, health checks and people
-    /dashboard   the same for people with a browser, and topics, messages and groups (dashboard/)
-    /metrics  the figures of metrics.py, for Prometheus
-    /switch   POST ?to=2&reason=…&wait_s=10: have another member of the failover group become master, and wait for that
-    /log-level   POST ?logger=ha.replication&level=DEBUG: let a logger say more or less; GET: what each says (logs.py)
-    /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
+    /live     200 while the event loop runs
+    /ready    200 if the node serves its role, otherwise 503 and the reason as one line of text
+    /status   the node's state as JSON, for `ha status`, health checks and people
+    /dashboard   the same for browsers, and topics, messages and groups (dashboard/)
+    /metrics  metrics for Prometheus (metrics.py)
+    /switch   POST ?to=2&reason=…&wait_s=10: switch the failover group to another master, and wait for it
+    /log-level   POST ?logger=ha.replication&level=DEBUG: set a logger's level; GET: all levels (logs.py)
+    /loop     POST ?seconds=60: watch the event loop for that time; GET: the result as JSON (loop_watch.py)
 
-Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
-place, HEADER_S_MAX for its first question, CONNECTION_S_MAX of time, and an end of its own if the parser fails. Closing
-the socket is what ends one, because Hypercorn's sends are shielded from cancellation.
+Hypercorn parses untrusted input, so each connection is limited beyond what Hypercorn's own accept loop does: a slot,
+HEADER_S_MAX for its first request, CONNECTION_S_MAX in total, and an error in the parser ends only this connection. A
+connection is ended by closing its socket, because Hypercorn shields its sends from cancellation.
 
-There are CONNECTION_COUNT_MAX places, at most CONNECTIONS_PER_HOST_MAX of them for one address. With none left, the
-connection that has been kept for a next question for the longest time is closed, or else the oldest one that has asked
-nothing for SILENT_S_MIN. If there is none, the newcomer gets one of RESERVED_COUNT places for RESERVED_S_MAX, where
-/live and /ready are answered and nothing else: an orchestrator's probe gets in whatever others do, and restarts no node
-that is well. Of these the oldest makes way, whatever it does.
+There are CONNECTION_COUNT_MAX slots, at most CONNECTIONS_PER_HOST_MAX per address. If all are in use, the connection
+that has been idle after a response for longest is closed, or else the oldest without a request for SILENT_S_MIN. If
+there is neither, the new connection gets one of RESERVED_COUNT reserved slots for RESERVED_S_MAX. They serve only /live
+and /ready, so that an orchestrator's probe always gets through and does not restart a healthy node. If those are in use
+as well, the oldest of them is closed.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ logger = logging.getLogger(__name__)
 CONNECTION_COUNT_MAX = 64
 CONNECTIONS_PER_HOST_MAX = 48
 HEADER_S_MAX = 5.0
-"""From the accept to the end of the first request's header, a TLS handshake included"""
+"""Maximum time from the accept to the end of the first request's header, including the TLS handshake."""
 SILENT_S_MIN = 1.0
-"""So long a connection may ask nothing before it makes way for another"""
+"""Time without a request after which a connection can be closed for another."""
 RESERVED_COUNT = 8
 RESERVED_S_MAX = 2.0
 PROBES = frozenset({"/live", "/ready"})
 CONNECTION_S_MAX = 12.5 * POLL_S
-"""Ends between two questions of an overview, which asks every POLL_S."""
+"""Ends between two requests of an overview, which come every POLL_S."""
 KEPT_S = 2 * POLL_S
-"""How long a connection is kept that asks nothing: longer than an open overview waits before it asks again."""
+"""Keep-alive timeout; longer than an open overview waits between requests."""
 SWITCH_WAIT_S_MAX = 25.0
 REASON_SIZE_MAX = 200
 
@@ -93,13 +93,13 @@ def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, g
             except (KeyError, ValueError):
                 seconds = 0.0
             if not 0.0 < seconds <= SECONDS_MAX:
-                return PlainTextResponse(f"seconds is a number above 0 and at most {SECONDS_MAX:g}\n", 400)
+                return PlainTextResponse(f"seconds must be greater than 0 and at most {SECONDS_MAX:g}\n", 400)
             loop_watch.begin(seconds)
         return _json(loop_watch.report())
 
     async def switch(request: Request) -> Response:
         if view.switch is None:
-            return PlainTextResponse("this node is in no failover group: etcdEndpoints is not set\n", 404)
+            return PlainTextResponse("this node is not in a failover group: etcdEndpoints is not set\n", 404)
         asked = request.query_params
         try:
             to = int(asked["to"]) if "to" in asked else None
@@ -107,7 +107,7 @@ def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, g
         except ValueError:
             to, wait_s = None, 0.0
         if not 0.0 < wait_s <= SWITCH_WAIT_S_MAX:
-            text = f"to is a broker id, wait_s a number of seconds above 0 and at most {SWITCH_WAIT_S_MAX:g}\n"
+            text = f"to must be a broker ID, wait_s greater than 0 and at most {SWITCH_WAIT_S_MAX:g}\n"
             return PlainTextResponse(text, 400)
         outcome = await view.switch(to, asked.get("reason", "")[:REASON_SIZE_MAX], wait_s)
         return _json(outcome, 200 if outcome["is_done"] else 409)
@@ -132,13 +132,13 @@ def _json(answer: object, code: int = 200) -> Response:
 
 
 class _SendFailedError(Exception):
-    """Hypercorn couldn't send: the peer's doing, whatever it looks like."""
+    """Hypercorn could not send, because of the peer."""
 
 
 def _guarded(application: Application) -> ASGIFramework:
-    """Keep Hypercorn's failures to send apart from our own bugs, which alone deserve the traceback that it logs.
+    """Distinguishes failed sends from bugs, so that Hypercorn logs a traceback only for the latter.
 
-    Websockets are refused by saying nothing: Hypercorn stumbles over Starlette's refusal.
+    Websockets are rejected by closing them, because Hypercorn fails on Starlette's rejection.
     """
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
@@ -159,13 +159,13 @@ def _guarded(application: Application) -> ASGIFramework:
 
 
 class _State(enum.Enum):
-    SILENT = "it has asked nothing yet"
-    ANSWERED = "at least one of its requests is being answered"
-    KEPT = "all it asked is answered"
+    NEW = "no request yet"
+    BUSY = "at least one request in progress"
+    IDLE = "all requests answered"
 
 
 class _Connection:
-    """One connection and what it is doing: SILENT, then ANSWERED and KEPT by turns."""
+    """A connection and its state: NEW, then alternately BUSY and IDLE."""
 
     __slots__ = ("host", "is_reserved", "scope", "since", "state")
 
@@ -173,7 +173,7 @@ class _Connection:
         self.host = host
         self.scope = scope
         self.is_reserved = is_reserved
-        self.enter(_State.SILENT)
+        self.enter(_State.NEW)
 
     def enter(self, state: _State) -> None:
         self.state = state
@@ -181,7 +181,7 @@ class _Connection:
 
 
 class AdminServer:
-    """Serves `view` on one connection after the other, by HTTPS if `secure` is given, to whom `key` lets in."""
+    """Serves `view` on connections, over HTTPS if `secure` is given, to users that `key` accepts."""
 
     def __init__(self, view: AdminView, secure: Secure | None, key: AdminKey) -> None:
         guard = AdminGuard(key)
@@ -189,7 +189,7 @@ class AdminServer:
         metrics = MetricsPage(view.metrics, self._own_metrics)
         application = guard.around(_application(view, loop_watch, metrics, guard))
         self.watch = loop_watch.serve
-        """A task that has to run besides"""
+        """A task that must run as long as the server."""
         self._secure = secure
         self._log_limiter = LogRateLimiter()
         self._config = HypercornConfig()
@@ -197,27 +197,27 @@ class AdminServer:
         self._config.errorlog = logging.getLogger(f"{__name__}.http")
         self._config.include_server_header = False
         self._config.read_timeout = 10
-        self._config.keep_alive_timeout = KEPT_S  # a connection that the peer has closed lingers for as long, too
+        self._config.keep_alive_timeout = KEPT_S  # also how long a closed connection lingers
         self._app = _guarded(application)
         self._context = WorkerContext(None)
         self._connections: dict[_Connection, None] = {}
-        """Those that have a place, oldest first"""
+        """Open connections, oldest first"""
 
     @property
     def connection_count(self) -> int:
-        """How many connections there are."""
+        """Number of open connections."""
         return len(self._connections)
 
     def _own_metrics(self) -> Iterator[Sample]:
         yield "halog_connections", ("admin",), self.connection_count
 
     async def handle(self, stream: trio.SocketStream) -> None:
-        """Serve one connection until it ends."""
+        """Serves a connection until it ends."""
         peer = _peer(stream)
         host = peer.rpartition(":")[0]
-        is_reserved = not self._has_place(host)
+        is_reserved = not self._find_slot(host)
         if is_reserved:
-            self._make_room_in_reserve()
+            self._free_reserved_slot()
             times = self._log_limiter.admit("full", trio.current_time())
             if times:
                 text = 'admin.connections_full connections=%d peer=%s times=%d hint="only /live and /ready are served"'
@@ -226,36 +226,36 @@ class AdminServer:
             connection = _Connection(host, nursery.cancel_scope, is_reserved=is_reserved)
             self._connections[connection] = None
             try:
-                nursery.start_soon(_close_in_the_end, stream, connection)
+                nursery.start_soon(_close_at_deadline, stream, connection)
                 await self._serve_securely(stream, peer, connection)
                 nursery.cancel_scope.cancel()
             finally:
                 self._connections.pop(connection, None)
 
-    def _has_place(self, host: str) -> bool:
-        """Whether there is one for a connection from `host`, or another one makes way for it."""
+    def _find_slot(self, host: str) -> bool:
+        """Returns whether a slot is free for `host`, after closing another connection if necessary."""
         placed = [each for each in self._connections if not each.is_reserved]
         own = [each for each in placed if each.host == host]
         if len(own) >= CONNECTIONS_PER_HOST_MAX:
-            return self._end_one(own)
-        return len(placed) < CONNECTION_COUNT_MAX or self._end_one(placed)
+            return self._close_one(own)
+        return len(placed) < CONNECTION_COUNT_MAX or self._close_one(placed)
 
-    def _end_one(self, connections: list[_Connection]) -> bool:
-        """End one that is not being answered; False if none can be. It is gone when the event loop has turned."""
+    def _close_one(self, connections: list[_Connection]) -> bool:
+        """Closes a connection that is not busy; False if there is none. It ends when its task next runs."""
         now = trio.current_time()
-        for state, age_s_min in ((_State.KEPT, 0.0), (_State.SILENT, SILENT_S_MIN)):
+        for state, age_s_min in ((_State.IDLE, 0.0), (_State.NEW, SILENT_S_MIN)):
             found = [each for each in connections if each.state is state and now - each.since >= age_s_min]
             if found:
-                self._end(min(found, key=lambda each: each.since))
+                self._close(min(found, key=lambda each: each.since))
                 return True
         return False
 
-    def _make_room_in_reserve(self) -> None:
+    def _free_reserved_slot(self) -> None:
         reserved = [each for each in self._connections if each.is_reserved]
         if len(reserved) >= RESERVED_COUNT:
-            self._end(reserved[0])
+            self._close(reserved[0])
 
-    def _end(self, connection: _Connection) -> None:
+    def _close(self, connection: _Connection) -> None:
         del self._connections[connection]
         connection.scope.cancel()
 
@@ -273,24 +273,24 @@ class AdminServer:
             await self._serve(secured, peer, connection)
 
     async def _serve(self, stream: trio.abc.Stream, peer: str, connection: _Connection) -> None:
-        request_count = under_way = 0  # of HTTP/2 several at once
+        request_count = active_count = 0  # HTTP/2 has several at once
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
-            nonlocal request_count, under_way
+            nonlocal request_count, active_count
             request_count += scope["type"] == "http"
-            under_way += 1
-            connection.enter(_State.ANSWERED)
-            is_welcome = not connection.is_reserved or scope["type"] != "http" or scope["path"] in PROBES
-            await (self._app if is_welcome else _BUSY)(scope, receive, send)
-            under_way -= 1
-            if not under_way:
-                connection.enter(_State.KEPT)
+            active_count += 1
+            connection.enter(_State.BUSY)
+            is_allowed = not connection.is_reserved or scope["type"] != "http" or scope["path"] in PROBES
+            await (self._app if is_allowed else _BUSY)(scope, receive, send)
+            active_count -= 1
+            if not active_count:
+                connection.enter(_State.IDLE)
 
         app = wrap_app(counted, self._config.wsgi_max_body_size, "asgi")
         try:
             await TCPServer(app, self._config, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
-            # Anything: the bytes are a stranger's, the code another project's, and one connection must not end a node.
+            # Any exception: untrusted input in another project's parser must not stop the node.
             logger.warning("admin.connection_failed peer=%s reason=%r", peer, group.exceptions[0])
         else:
             if not request_count:
@@ -306,15 +306,15 @@ def _peer(stream: trio.SocketStream) -> str:
 
 
 _BUSY = _guarded(PlainTextResponse("all connections are in use\n", 503, headers={"Connection": "close"}))
-"""What a connection of the reserve is told that is no probe's"""
+"""Response to other requests on a reserved connection."""
 
 
-async def _close_in_the_end(stream: trio.SocketStream, connection: _Connection) -> None:
+async def _close_at_deadline(stream: trio.SocketStream, connection: _Connection) -> None:
     life_s = RESERVED_S_MAX if connection.is_reserved else CONNECTION_S_MAX
     header_s = min(HEADER_S_MAX, life_s)
     try:
         await trio.sleep(header_s)
-        if connection.state is not _State.SILENT:
+        if connection.state is not _State.NEW:
             await trio.sleep(life_s - header_s)
     finally:
         stream.socket.close()

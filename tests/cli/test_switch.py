@@ -124,8 +124,8 @@ def test_why_not(answer: dict[str, Any], exit_code: int, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("code", "text", "said"),
     [
-        (403, "nothing can be changed here: adminToken is not set\n", "adminToken is not set"),
-        (401, "adminToken is needed\n", "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"),
+        (403, "changes are disabled: adminToken is not set\n", "adminToken is not set"),
+        (401, "adminToken required\n", "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"),
         (500, "", "Internal Server Error"),
         (200, "{}", "invalid response from the admin port"),
     ],

@@ -161,7 +161,7 @@ async def test_an_address_that_shows_nothing_says_what_would(path: str) -> None:
     async with dashboard() as client:
         answer = await client.get(f"/dashboard{path}")
         assert answer.status_code == 400
-        assert "That address shows nothing" in answer.text
+        assert "Invalid address" in answer.text
 
 
 # ---- what messages say

@@ -122,7 +122,7 @@ def test_every_page_of_an_empty_node(viewer: Viewer, empty: str) -> None:
     page = viewer.page()
     log_in(page, empty, "", TOKEN)
     expect(page.get_by_text("No slave is connected.")).to_be_visible()
-    expect(page.get_by_role("img", name=re.compile("doesn't know it")).first).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("not registered")).first).to_be_visible()
     go(page, f"{empty}/dashboard/topics")
     expect(page.get_by_text("There is no topic yet.")).to_be_visible()
     go(page, f"{empty}/dashboard/groups")
@@ -438,7 +438,7 @@ def test_with_a_token_nothing_is_shown_before_it(viewer: Viewer, empty: str) -> 
     with page.expect_response("**/login") as refused:
         page.get_by_role("button", name="Log in").click()
     assert refused.value.status == 401
-    expect(page.get_by_role("alert")).to_have_text("That is not this node's adminToken.")
+    expect(page.get_by_role("alert")).to_have_text("Wrong adminToken.")
     assert context.cookies() == []
     assert context.request.get(f"{empty}/dashboard/topics", max_redirects=0).status == 303
     page.get_by_label("This node's adminToken").fill(TOKEN)

@@ -120,7 +120,7 @@ async def test_a_node_of_no_group_switches_nothing() -> None:
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
         async with open_admin(view, port.listen(), key=AdminKey(TOKEN)):
             code, body = await ask(port.port, POST.format("/switch?to=2", TOKEN))
-            assert (code, "no failover group" in body) == (404, True)
+            assert (code, "not in a failover group" in body) == (404, True)
 
 
 async def test_a_bug_behind_a_page_is_a_500_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

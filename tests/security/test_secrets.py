@@ -252,7 +252,7 @@ def test_all_secrets_are_compared_in_constant_time() -> None:
     places = {
         "protocol/acl.py": {"has_signed"},
         "protocol/ha_handshake.py": {"is_slave_proof", "is_master_proof"},
-        "admin/sessions.py": {"fits"},
+        "admin/sessions.py": {"matches"},
         "config/secret.py": {"__eq__"},
     }
     for file, names in places.items():

@@ -1,10 +1,10 @@
-"""The dashboard: pages for people on the admin port. Knows none of the other rooms: what it shows is handed to it.
+"""The dashboard: web pages on the admin port. It knows no other package; the node passes it a DashboardSource.
 
-source.py     what is asked of the node, and the shapes of its answers
-pages.py      addresses, and what each page needs; login.py: the form for adminToken
-live.py       what changes on the overview, made once for all viewers; drawing.py: where everybody stands
-bodies.py     strangers' bytes as text; formats.py: numbers and times
-assets.py     style, scripts and pictures (static/), and the headers of every answer
+source.py     the interface to the node, and its data types
+pages.py      routes and pages; login.py: the login form
+live.py       the updates of the overview, shared by all viewers; drawing.py: the diagram of the cluster
+bodies.py     message bodies as text; formats.py: numbers and times
+assets.py     style sheets, scripts and images (static/), and the headers of all responses
 """
 
 from .source import (

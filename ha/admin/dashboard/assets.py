@@ -1,7 +1,7 @@
-"""Style, scripts and pictures out of the package, and the headers that every answer of the dashboard has.
+"""Serves style sheets, scripts and images from the package, and defines the headers of the dashboard's responses.
 
-An asset's address holds a hash of all of them, so that a browser keeps them for good and another version of halog is
-another address. Scripts import one another by their relative names.
+The address of an asset contains a hash of all assets, so that browsers can cache it permanently. Scripts import each
+other by relative names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Nothing from elsewhere, nothing written into a page, nobody's frame; addresses, which name topics, told to nobody."""
+"""No foreign or inline content, no frames, and no referrers, because addresses contain names of topics."""
 UNCACHED = {**HEADERS, "Cache-Control": "no-store"}
 _KEPT = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 
@@ -35,7 +35,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 @cache
 def _assets() -> tuple[str, dict[str, tuple[bytes, str]]]:
-    """A hash of all assets, and by name each one's content and type."""
+    """Returns a hash of all assets, and their contents and types by name."""
     found = {}
     for entry in sorted(files(__package__).joinpath("static").iterdir(), key=lambda each: each.name):
         media_type = _TYPES.get(entry.name.rpartition(".")[2])
@@ -46,14 +46,14 @@ def _assets() -> tuple[str, dict[str, tuple[bytes, str]]]:
 
 
 def asset_url(name: str) -> str:
-    """The address of an asset; KeyError if there is none."""
+    """Returns the address of an asset. KeyError for an unknown name."""
     version, found = _assets()
     found[name]
     return f"{STATIC_PATH}/{version}/{name}"
 
 
 async def serve_asset(request: Request) -> Response:
-    """Answer with an asset."""
+    """Handles the request for an asset."""
     version, found = _assets()
     asset = found.get(request.path_params["name"])
     if asset is None or request.path_params["version"] != version:

@@ -1,7 +1,7 @@
-"""Bytes of strangers as text that can be looked at: nothing in it acts on whoever reads it, and nothing is hidden.
+"""Converts untrusted bytes to text that is safe to display.
 
-A template escapes what is markup. Here characters become visible that a browser would swallow, or obey: controls,
-and marks that turn the direction of writing round or take no room.
+Templates escape markup. This module makes characters visible that a browser would hide or interpret: control
+characters, and marks that change the writing direction or have no width.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import msgspec
 
 BODY_SHOWN_MAX = 32 * 1024
-"""Bytes of a body on its page."""
+"""Maximum bytes of a body on its page."""
 HEX_SHOWN_MAX = 8 * 1024
-"""The same as a hex dump, which is five times as long."""
+"""The same for a hex dump, which is five times as long."""
 _ROW = 16
 
 _KEPT = frozenset("\n\t")
-_UNSEEN = (
+_INVISIBLE = (
     *range(0x80, 0xA0),
     0xAD,
     0x61C,
@@ -30,13 +30,13 @@ _UNSEEN = (
 _VISIBLE = (
     {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT}
     | {0x7F: "\u2421"}
-    | {code: f"⟨U+{code:04X}⟩" for code in _UNSEEN}
+    | {code: f"⟨U+{code:04X}⟩" for code in _INVISIBLE}
 )
 _VISIBLE_IN_LINE = _VISIBLE | {ord("\n"): "\u240a", ord("\t"): "\u2409"}
 
 
 class ShownBody(msgspec.Struct, frozen=True):
-    """A body for its page. `kind`: JSON, text, hex or empty; `shown_size`: how many of its bytes `text` tells of."""
+    """A body for its page. `kind`: JSON, text, hex or empty; `shown_size`: number of bytes that `text` represents."""
 
     kind: str
     text: str
@@ -44,12 +44,12 @@ class ShownBody(msgspec.Struct, frozen=True):
 
 
 def in_line(text: str) -> str:
-    """The text with each control made visible, line ends and tabs too."""
+    """Returns the text with visible control characters, including line ends and tabs."""
     return text.translate(_VISIBLE_IN_LINE)
 
 
 def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
-    """Show a body, or its begin if it `is_cut`: as indented JSON, as text if it is UTF-8, else as a hex dump."""
+    """Formats a body, or its beginning if it `is_cut`, as indented JSON, UTF-8 text or a hex dump."""
     if not body:
         return ShownBody("empty", "", 0)
     text = None if as_hex else _text(body, is_cut=is_cut)
@@ -57,7 +57,7 @@ def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
         return ShownBody("hex", _hex_dump(body[:HEX_SHOWN_MAX]), min(len(body), HEX_SHOWN_MAX))
     if not is_cut and body.lstrip()[:1] in (b"{", b"["):
         try:
-            # Formatted, not decoded: numbers and repeated keys stay as they were sent.
+            # Formatted without decoding, which would change numbers and repeated keys.
             return ShownBody("JSON", msgspec.json.format(body, indent=2).decode().translate(_VISIBLE), len(body))
         except (msgspec.DecodeError, RecursionError):
             pass
@@ -65,7 +65,7 @@ def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
 
 
 def _text(body: bytes, *, is_cut: bool) -> str | None:
-    """The body as UTF-8, without a character that the cut goes through; None if it is none."""
+    """Decodes UTF-8, without an incomplete character at the cut; None for other bytes."""
     try:
         return body.decode()
     except UnicodeDecodeError as error:

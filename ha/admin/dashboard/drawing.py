@@ -1,13 +1,12 @@
-"""The cluster as this node sees it, as boxes and lines with their places; a template makes an SVG of it.
+"""Lays out the cluster around this node as boxes and lines, which a template draws as SVG.
 
-Two drawings of the same: a wide one, where peers stand side by side, and a narrow one for phones.
+There are two drawings: a wide one with several boxes per row, and a narrow one for phones.
 
-            its master, name servers         as many rows as they need
+            its master, name servers         one or more rows
             this node
-            its slaves                       as many rows as they need
+            its slaves                       one or more rows
 
-A connection leaves a box straight up or down. One to another row than the next goes around the boxes, along the left
-edge. Coordinates in px of the drawing.
+Lines leave a box vertically. A line to a row that is not adjacent runs along the left edge. Coordinates are pixels.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ BOX_WIDTH_MAX = 264
 GAP = 16
 ROW_GAP = 52
 EDGE = 12
-"""Room for connections at the left"""
+"""Margin for lines on the left"""
 NAME_SERVERS_MAX = 6
 SLAVES_MAX = 12
-"""More are told as a number: the table below has them all."""
+"""Further slaves are shown as a number; the table below lists all."""
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +43,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection: the path of its line, and what is to be said of it, at (x, y)."""
+    """A connection: the path of its line, and its label at (x, y)."""
 
     path: str
     tone: str
@@ -54,7 +53,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """Boxes and links of a drawing."""
 
     width: float
     height: float
@@ -63,7 +62,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody whom this node is connected with, or would be."""
+    """A node or name server that this node is, or should be, connected to."""
 
     title: str
     lines: Sequence[str]
@@ -72,14 +71,14 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """This node and everybody around it."""
+    """This node and its peers."""
 
     above: Sequence[Peer]
     here: Peer
     below: Sequence[Peer]
 
     def described(self) -> str:
-        """The same in one sentence, for who does not see the drawing."""
+        """Returns a text alternative for the drawing."""
         return "; ".join(
             ", ".join([peer.title, *peer.lines, *([peer.label] if peer.label else [])])
             for peer in (self.here, *self.above, *self.below)
@@ -87,7 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def surroundings(status: Mapping[str, Any]) -> Surroundings:
-    """Read who is there off what /status shows."""
+    """Returns the peers in the data of /status."""
     role, link = status["role"], status["ha_client"]
     follows = link is not None and role == "SLAVE"
     here = Peer(
@@ -98,7 +97,7 @@ def surroundings(status: Mapping[str, Any]) -> Surroundings:
     name_servers = [
         Peer(
             title=each["address"],
-            lines=("name server", "knows this node" if each["is_registered"] else "doesn't know it"),
+            lines=("name server", "registered" if each["is_registered"] else "not registered"),
             tone="good" if each["is_registered"] else "bad",
         )
         for each in status["name_servers"]
@@ -108,7 +107,7 @@ def surroundings(status: Mapping[str, Any]) -> Surroundings:
     if len(slaves) > SLAVES_MAX:
         below.append(Peer(title=f"{len(slaves) - SLAVES_MAX} more", lines=("slaves",), tone="quiet"))
     if not below and not follows:
-        below = [Peer(title="no slave", lines=("is connected",), tone="quiet")]
+        below = [Peer(title="no slaves", lines=("connected",), tone="quiet")]
     above = [*([_master(link)] if follows else []), *name_servers[:NAME_SERVERS_MAX]]
     return Surroundings(above=above, here=here, below=below)
 
@@ -116,7 +115,7 @@ def surroundings(status: Mapping[str, Any]) -> Surroundings:
 def _slave(slave: Mapping[str, Any]) -> Peer:
     state = slave["state"].replace("_", " ")
     tone = "bad" if slave["state"] in ("out_of_range", "shutdown") else "warn"
-    behind = "up to date" if slave["lag_bytes"] <= 0 else f"{size(slave['lag_bytes'])} behind"
+    behind = "caught up" if slave["lag_bytes"] <= 0 else f"{size(slave['lag_bytes'])} behind"
     return Peer(
         title=slave["identity"],
         lines=("slave" if slave["broker_id"] is None else f"slave {slave['broker_id']}", state),
@@ -132,12 +131,12 @@ def _master(link: Mapping[str, Any]) -> Peer:
         title=link["master_address"] or "no master known",
         lines=("master",),
         tone="good" if is_there and link["condition"] == "connected" else "bad",
-        label=f"{size(link['received_bytes_per_s'])} a second" if is_there else condition,
+        label=f"{size(link['received_bytes_per_s'])}/s" if is_there else condition,
     )
 
 
 def draw(around: Surroundings, *, width: float, columns: int) -> Drawing:
-    """Place everybody, at most `columns` in a row."""
+    """Lays out all peers with at most `columns` per row."""
     box_width = min(BOX_WIDTH_MAX, (width - 2 * EDGE - GAP * (columns - 1)) / columns)
 
     def row(peers: Sequence[Peer], y: float, *, is_here: bool = False) -> list[Box]:
@@ -174,7 +173,7 @@ def draw(around: Surroundings, *, width: float, columns: int) -> Drawing:
 
 
 def _link(here: Box, box: Box, peer: Peer, direction: int, *, is_next: bool) -> Link:
-    """From this node to a box above (`direction` -1) or below (1) it."""
+    """Returns the line to a box above (`direction` -1) or below (1) this node."""
     from_x, to_x = here.x + here.width / 2, box.x + box.width / 2
     from_y, to_y = (here.y + BOX_HEIGHT, box.y) if direction > 0 else (here.y, box.y + BOX_HEIGHT)
     leaves_y, arrives_y = from_y + direction * ROW_GAP * 0.3, to_y - direction * ROW_GAP * 0.7

@@ -1,4 +1,4 @@
-"""Numbers and times as the pages write them: the same everywhere, in UTC, with their units."""
+"""Formats numbers with units, and times in UTC, for all pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 NONE = "–"
 
 _TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999: what a record claims can be anything."""
+"""End of the year 9999; records can contain any number."""
 
 
 def count(number: int | None) -> str:
@@ -28,7 +28,7 @@ def size(byte_count: int | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """12.345 → 12.3; large ones without a fraction."""
+    """12.345 → 12.3; 100 and above without a fraction."""
     if per_s is None:
         return NONE
     return f"{per_s:,.1f}" if 0 < abs(per_s) < 100 else f"{per_s:,.0f}"
@@ -58,7 +58,7 @@ def percent(ratio: float) -> str:
 
 
 def time_ms(ms: int) -> str:
-    """A time to the millisecond, such as 2025-03-09 07:05:01.250 UTC; of what is no time, the number."""
+    """Formats a time as 2025-03-09 07:05:01.250 UTC; an invalid one as a number."""
     if not 0 < ms <= _TIME_MS_MAX:
         return f"{ms} ms"
     at = datetime.fromtimestamp(ms // 1000, UTC)
@@ -66,12 +66,12 @@ def time_ms(ms: int) -> str:
 
 
 def time_s(seconds: float) -> str:
-    """A time to the second, without its date's year: events are of the last days."""
+    """Formats a time in seconds without the year, for recent events."""
     return f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S}"
 
 
 def iso_ms(ms: int) -> str:
-    """A time for <time datetime>, "" of what is none."""
+    """Formats a time for <time datetime>; "" for an invalid one."""
     if not 0 < ms <= _TIME_MS_MAX:
         return ""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,7 +1,7 @@
-"""What changes on the overview while somebody looks: one answer for all viewers, made at most once per ANSWER_S.
+"""The live part of the overview: one response for all viewers, computed at most once per ANSWER_S.
 
-Nothing is sampled while nobody asks. A sample is taken with each answer, and the last SAMPLE_COUNT_MAX of them are the
-charts' history, which whoever opens the overview next finds there. Rates and times to go are of the last RATE_S.
+Samples are taken only while somebody watches, one per response. The charts show the last SAMPLE_COUNT_MAX samples.
+Rates and estimated times cover the last RATE_S.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .source import DashboardSource
 
 ANSWER_S = 1.0
 POLL_S = 2.5
-"""So often a viewer asks while the page is visible, all of them at the same moments"""
+"""Interval of a viewer's requests while the page is visible; all viewers ask at the same moments."""
 SAMPLE_COUNT_MAX = 300
 GAP_S = 15.0
-"""Longer than that between two samples nobody looked: there the charts have a gap."""
+"""Time between two samples from which the charts show a gap."""
 RATE_S = 10.0
 PEERS_IN_SAMPLE_MAX = 8
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of a node. `at`: wall clock, ms; `time_s`: trio's clock. The log's end in bytes."""
+    """State of a node at one moment. `at`: wall clock, ms; `time_s`: Trio's clock; `log_end`: bytes."""
 
     at: int
     time_s: float
@@ -34,22 +34,22 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     stored_count: int
     read_count: int
     behind: Mapping[str, int]
-    """Bytes that each slave has not acknowledged, by its identity"""
+    """Unacknowledged bytes by the slave's identity"""
     acknowledged: Mapping[str, int]
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates between samples, per second; None: not known yet."""
+    """Rates per second; None if unknown."""
 
     log_bytes_per_s: float | None
     stored_per_s: float | None
     read_per_s: float | None
     eta_s: Mapping[str, float | None]
-    """When each slave that is behind will have everything, if both go on as now; None: never, or not known"""
+    """Estimated time until each slave has caught up; None if never or unknown."""
 
 
 class LiveView:
-    """The overview's live part. `render` makes its HTML of the status, its structs as dicts, and the flow."""
+    """The overview's live part. `render` returns its HTML for a status with builtin types and a flow."""
 
     def __init__(
         self,
@@ -68,22 +68,22 @@ class LiveView:
         self._history_at = -ANSWER_S
 
     def status(self) -> Mapping[str, Any]:
-        """What /status shows, as of less than ANSWER_S ago."""
+        """Returns the data of /status, at most ANSWER_S old."""
         self._refresh()
         return self._status
 
     def html(self) -> str:
-        """The live part of the overview, as of less than ANSWER_S ago."""
+        """Returns the HTML of the live part, at most ANSWER_S old."""
         self._refresh()
         return self._html
 
     def answer(self) -> bytes:
-        """The same and the newest sample, as JSON."""
+        """Returns the HTML and the newest sample as JSON."""
         self._refresh()
         return self._answer
 
     def history(self) -> bytes:
-        """All samples kept, as JSON, oldest first."""
+        """Returns the samples as JSON, oldest first."""
         self._refresh()
         if trio.current_time() - self._history_at >= ANSWER_S:
             self._history_at = trio.current_time()
@@ -97,7 +97,7 @@ class LiveView:
         status = msgspec.to_builtins(self._source.status())
         sample = self._sample(status, now)
         if self._samples and sample.log_end < self._samples[-1].log_end:
-            self._samples.clear()  # the log was cut, or made anew
+            self._samples.clear()  # the log was truncated or replaced
         self._samples.append(sample)
         self._status = status
         self._html = self._render(status, self._flow())
@@ -135,7 +135,7 @@ class LiveView:
         )
 
     def _recent(self) -> list[Sample]:
-        """The last samples, without those before a gap."""
+        """Returns the samples of the last RATE_S since the last gap."""
         found: list[Sample] = []
         for sample in reversed(self._samples):
             if found and (found[0].time_s - sample.time_s > GAP_S or found[-1].time_s - sample.time_s > RATE_S):

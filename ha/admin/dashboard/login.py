@@ -1,4 +1,4 @@
-"""The form that asks for adminToken, and the way out."""
+"""The login form for adminToken, and the logout."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ Render = Callable[..., str]
 
 
 class Login:
-    """Answers for LOGIN_PATH and LOGOUT_PATH. `render` makes a page of a template's name and what it shows."""
+    """Handles LOGIN_PATH and LOGOUT_PATH. `render` renders a template by name."""
 
     def __init__(self, guard: AdminGuard, render: Render) -> None:
         self._guard = guard
         self._render = render
 
     async def form(self, request: Request) -> Response:
-        """Ask for the token; without one there is nothing to ask for."""
+        """Shows the form, if a token is configured."""
         if self._guard.sessions is None:
             return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
-        return self._page(_inside(request.query_params.get("next", "")), "", 200)
+        return self._page(_safe_redirect(request.query_params.get("next", "")), "", 200)
 
     async def submit(self, request: Request) -> Response:
-        """Look at the token; the right one is answered with a session's cookie."""
+        """Checks the token, and sets a session cookie."""
         sessions = self._guard.sessions
         if sessions is None:
             return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
         fields = await _form_fields(request)
-        wanted = _inside(fields.get("next", ""))
-        if not self._guard.knows(fields.get("token", "")):
-            self._guard.note_refused(request.scope, 401)
-            return self._page(wanted, "That is not this node's adminToken.", 401)
+        wanted = _safe_redirect(fields.get("next", ""))
+        if not self._guard.accepts(fields.get("token", "")):
+            self._guard.log_rejected(request.scope, 401)
+            return self._page(wanted, "Wrong adminToken.", 401)
         response = RedirectResponse(wanted, 303, UNCACHED)
         response.set_cookie(
             sessions.cookie_name,
@@ -53,8 +53,8 @@ class Login:
         )
         return response
 
-    async def leave(self, request: Request) -> Response:
-        """Have the browser forget its session."""
+    async def logout(self, request: Request) -> Response:
+        """Deletes the session cookie."""
         response = RedirectResponse(LOGIN_PATH, 303, UNCACHED)
         if self._guard.sessions is not None:
             response.delete_cookie(self._guard.sessions.cookie_name, httponly=True, samesite="strict")
@@ -63,18 +63,18 @@ class Login:
     def _page(self, wanted: str, error: str, status: int) -> Response:
         headers = dict(UNCACHED)
         if error:
-            headers["Connection"] = "close"  # one try for each connection
+            headers["Connection"] = "close"  # one attempt per connection
         return HTMLResponse(self._render("login.html", wanted=wanted, error=error), status, headers)
 
 
-def _inside(address: str) -> str:
-    """Where to go after the form: a page of the dashboard, whatever was asked for."""
+def _safe_redirect(address: str) -> str:
+    """Returns the address to continue at after the login, restricted to the dashboard."""
     is_inside = address == DASHBOARD_PATH or address.startswith((f"{DASHBOARD_PATH}/", f"{DASHBOARD_PATH}?"))
     return address if is_inside and "\\" not in address else DASHBOARD_PATH
 
 
 async def _form_fields(request: Request) -> dict[str, str]:
-    """The fields of a posted form, each once; none of one that is too long, not whole, or of too many fields."""
+    """Returns the fields of a posted form; empty if it is too large, incomplete, or has too many fields."""
     body = b""
     try:
         async with aclosing(request.stream()) as chunks:

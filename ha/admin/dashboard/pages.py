@@ -1,18 +1,18 @@
-"""The dashboard's pages: which address shows what, and what is wrong with an address that shows nothing.
+"""The dashboard's routes and pages.
 
-    /dashboard              the cluster, how fast it is, who is behind and why, what has happened
+    /dashboard              overview: cluster, rates, lag, recent events
     /dashboard/topics       ?q=&page=&own=1        topics
-    /dashboard/topic        ?name=&page=&at=       one, with its queues; at: where each was at a time
+    /dashboard/topic        ?name=&page=&at=       a topic and its queues; at: offsets at a time
     /dashboard/queue        ?topic=&queue=&offset=&at=   messages of a queue
-    /dashboard/messages     ?q=&topic=             looking for messages
-    /dashboard/message      ?offset=&as=hex        one, by its physical offset
+    /dashboard/messages     ?q=&topic=             search for messages
+    /dashboard/message      ?offset=&as=hex        a message by its physical offset
     /dashboard/groups       ?q=&page=              consumer groups
-    /dashboard/group        ?name=                 one, with its members and how far it is
-    /dashboard/live.json, /dashboard/history.json  what changes on the first page
+    /dashboard/group        ?name=                 a group, its members and progress
+    /dashboard/live.json, /dashboard/history.json  updates of the overview
 
-All are for reading, and work without scripts, but for what changes by itself. What messages say (bodies, properties,
-keys) is shown to who has shown adminToken; without a token to who asks from this machine, by a name that only it can
-have, unless the remoting port lets nobody read without credentials either.
+All pages are read-only and work without scripts, except for automatic updates. The content of messages (bodies,
+properties, keys) is visible to users who have logged in with adminToken. Without a token, it is visible from this
+machine, through a loopback name, if the remoting port lets anonymous clients read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GROUP_TOPICS_MAX = 50
 GROUP_QUEUES_MAX = 64
 PROPERTIES_MAX = 200
 TEXT_LENGTH_MAX = 300
-"""Characters of what is typed into a field"""
+"""Maximum characters of an input field"""
 
 _NUMBER_MAX = (1 << 63) - 1
 _SLAVE_STATES = ("connected", "transfer", "out_of_range", "shutdown")
@@ -60,8 +60,8 @@ _PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _WrongAddressError(Exception):
-    """The query names nothing that could be shown; the text says what it can be."""
+class _InvalidQueryError(Exception):
+    """The query is invalid; the message says what is accepted."""
 
 
 class Dashboard:
@@ -77,11 +77,11 @@ class Dashboard:
         self._source = source
         self._guard = guard
         self._renderer: Renderer | None = None
-        self._preparing = trio.Lock()
+        self._loading = trio.Lock()
         self._live = LiveView(source, self._render_live, wall_clock_ms=wall_clock_ms)
 
     def routes(self) -> list[Route]:
-        """All addresses."""
+        """Returns all routes."""
         login = Login(self._guard, self._render)
         pages: dict[str, Handler] = {
             "": self._overview,
@@ -100,13 +100,13 @@ class Dashboard:
             Route(f"{DASHBOARD_PATH}/history.json", self._checked(self._answer_history)),
             Route(LOGIN_PATH, self._checked(login.form)),
             Route(LOGIN_PATH, self._checked(login.submit), methods=["POST"]),
-            Route(LOGOUT_PATH, login.leave, methods=["POST"]),
+            Route(LOGOUT_PATH, login.logout, methods=["POST"]),
             Route(STATIC_PATH + "/{version}/{name}", serve_asset),
         ]
 
-    async def _prepare(self) -> None:
-        """Have the templates, from the first page on."""
-        async with self._preparing:
+    async def _load_templates(self) -> None:
+        """Loads the templates for the first page."""
+        async with self._loading:
             if self._renderer is None:
                 self._renderer = await trio.to_thread.run_sync(_load_renderer)
 
@@ -190,14 +190,14 @@ class Dashboard:
                 return self._page(request, "withheld.html", 403)
             found = await self._source.with_key(topic, wanted, FOUND_MAX)
         if wanted and (found is None or not found.messages):
-            place = await self._place_of(wanted)
+            place = await self._offset_of(wanted)
             if not isinstance(place, Missing):
                 return RedirectResponse(f"{DASHBOARD_PATH}/message?offset={place}", 303, UNCACHED)
-            trouble = "" if found is not None else f"{place.reason} To look for a key or a unique id, name its topic."
+            trouble = "" if found is not None else f"{place.reason} To search for a key or unique ID, enter its topic."
         return self._page(request, "messages.html", topic=topic, wanted=wanted, found=found, trouble=trouble)
 
-    async def _place_of(self, wanted: str) -> int | Missing:
-        """The physical offset that an id means, or is."""
+    async def _offset_of(self, wanted: str) -> int | Missing:
+        """Returns the physical offset that `wanted` is, or that it identifies as a message ID."""
         if wanted.isascii() and wanted.isdecimal() and len(wanted) < 19:
             return int(wanted)
         return await self._source.message_by_id(wanted)
@@ -238,19 +238,19 @@ class Dashboard:
     # ---- common
 
     def _shows_content(self, request: Request) -> bool:
-        """Whether what messages say may be shown to who asks."""
+        """Whether the content of messages is visible to this user."""
         if self._guard.sessions is not None:
-            return True  # he has shown the token, or would not be here
+            return True  # the guard has checked the session
         return self._source.is_content_open and _is_local(request)
 
     def _checked(self, handler: Handler) -> Handler:
         async def checked(request: Request) -> Response:
             if self._renderer is None:
-                await self._prepare()
+                await self._load_templates()
             try:
                 return await handler(request)
-            except _WrongAddressError as error:
-                return self._page(request, "missing.html", 400, title="That address shows nothing", reason=str(error))
+            except _InvalidQueryError as error:
+                return self._page(request, "missing.html", 400, title="Invalid address", reason=str(error))
 
         return checked
 
@@ -285,9 +285,9 @@ async def _to_overview(request: Request) -> Response:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether a program of this machine asks, and not on behalf of a page that calls itself by another name.
+    """Whether the request comes from this machine and names a loopback host.
 
-    A page of a stranger can have its name mean 127.0.0.1 and so read what is there; the name stands in Host.
+    The name matters because of DNS rebinding: an attacker's page can make its own name resolve to 127.0.0.1.
     """
     if request.client is None or any(name in request.headers for name in _PROXY_HEADERS):
         return False
@@ -301,7 +301,7 @@ def _is_local(request: Request) -> bool:
 def _text(request: Request, name: str) -> str:
     value = request.query_params.get(name, "").strip()
     if len(value) > TEXT_LENGTH_MAX:
-        raise _WrongAddressError(f"{name} has {len(value)} characters; at most {TEXT_LENGTH_MAX} can be looked for.")
+        raise _InvalidQueryError(f"{name} has {len(value)} characters; the maximum is {TEXT_LENGTH_MAX}.")
     return value
 
 
@@ -310,7 +310,7 @@ def _number(request: Request, name: str, default: int, *, least: int = 0) -> int
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and least <= int(text) <= _NUMBER_MAX):
-        raise _WrongAddressError(f"{name}={text[:40]} is no number from {least} on.")
+        raise _InvalidQueryError(f"{name}={text[:40]} is not a number of at least {least}.")
     return int(text)
 
 
@@ -320,12 +320,12 @@ def _time_ms(request: Request) -> int | None:
         return None
     at_ms = parse_time_ms(text)
     if at_ms is None:
-        raise _WrongAddressError(f"{text[:40]} is no time; write it as 2025-03-09 07:05:01 (UTC), or in ms since 1970.")
+        raise _InvalidQueryError(f"{text[:40]} is not a time. Use 2025-03-09 07:05:01 (UTC), or ms since 1970.")
     return at_ms
 
 
 def _paging(request: Request, page: int, found_count: int, per_page: int) -> dict[str, object]:
-    """What a list's feet show: which of how many, and the addresses before and after."""
+    """Returns the row numbers of a page, and the addresses of the previous and next page."""
     last = max(1, -(-found_count // per_page))
 
     def address(number: int) -> str:

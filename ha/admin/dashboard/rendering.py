@@ -1,4 +1,4 @@
-"""Templates to pages. Imported, and made, in a worker thread when the first page is asked for: both take their time."""
+"""Renders templates. Imported and created in a worker thread for the first page, because both are slow."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .formats import FILTERS
 
 
 class Renderer:
-    """Every template, compiled. What is shown is escaped, whatever it is."""
+    """All templates, compiled. Values are escaped."""
 
     def __init__(self) -> None:
-        """Takes some tenths of a second."""
+        """Compiles the templates, which takes some tenths of a second."""
         environment = Environment(
             loader=PackageLoader(__package__),
             autoescape=True,
@@ -27,5 +27,5 @@ class Renderer:
         self._templates = {name: environment.get_template(name) for name in environment.list_templates()}
 
     def render(self, template: str, shown: dict[str, object]) -> str:
-        """Make a page, or a part of one."""
+        """Renders a page or a part of one."""
         return self._templates[template].render(shown)

@@ -1,8 +1,7 @@
-"""What the dashboard shows of topics, queues, messages and groups, and whom it asks for it.
+"""The data that the dashboard shows of topics, queues, messages and groups, and the interface that provides it.
 
-The node gives it an object that answers these questions (`DashboardSource`). Each answer is bounded by what was asked
-for, and none holds the event loop for long. Queue offsets are entries, physical offsets bytes, times ms since the
-epoch. What isn't there is a `Missing`, which says why.
+The node implements `DashboardSource`. Results are limited by the arguments, and no call blocks the event loop for long.
+Queue offsets are entries, physical offsets bytes, times ms since the epoch. `Missing` explains why there is no result.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ import msgspec
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """There is no such thing to show: why, as a sentence for people."""
+    """No result. `reason` is a sentence for the user."""
 
     reason: str
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Counters that only grow while the node runs."""
+    """Counters since the start of the node."""
 
     stored_count: int
-    """Messages put here"""
+    """Messages stored by puts"""
     read_count: int
-    """Messages that consumers got here"""
+    """Messages returned to consumers"""
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic's line. `message_count`: what its queues hold now."""
+    """A topic in a list. `message_count`: messages in its queues."""
 
     name: str
     kind: str
@@ -41,24 +40,24 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topics(msgspec.Struct, frozen=True):
-    """Some topics of all that were looked for."""
+    """A page of the topics found."""
 
     topics: Sequence[Topic]
     found_count: int
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """One queue: it holds the messages from `min_offset` to before `max_offset`."""
+    """A queue with the range [`min_offset`, `max_offset`)."""
 
     queue_id: int
     min_offset: int
     max_offset: int
     offset_at: int | None = None
-    """The first message of the time asked for, or later"""
+    """Offset of the first message at or after the requested time"""
 
 
 class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic, some of its queues, and who consumes it."""
+    """A topic, a page of its queues, and its consumer groups."""
 
     topic: Topic
     attributes: Mapping[str, str]
@@ -68,7 +67,7 @@ class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a list. `message_size`: its whole record."""
+    """A message in a list. `message_size`: size of its record."""
 
     topic: str
     queue_id: int
@@ -83,7 +82,7 @@ class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Some messages of a queue. `reason`: in words, why there is none."""
+    """A page of a queue's messages. `reason`: why there are none."""
 
     queue: Queue
     messages: Sequence[MessageLine]
@@ -92,14 +91,14 @@ class QueuePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
-    """What a search for a key came to; `is_cut`: there may be older ones."""
+    """Result of a search for a key. `is_cut`: there may be older messages."""
 
     messages: Sequence[MessageLine]
     is_cut: bool
 
 
 class MessageDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One message. `body`: as the producer gave it, or its begin; `body_note`: what was done or couldn't be."""
+    """A message. `body` is decompressed and possibly cut; `body_note` explains how it is shown."""
 
     line: MessageLine
     message_id: str
@@ -117,11 +116,11 @@ class MessageDetail(msgspec.Struct, frozen=True, kw_only=True):
     is_body_cut: bool
     body_note: str
     queue: Queue | None
-    """The queue that it is in, if that is known here"""
+    """Its queue, if it exists here"""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group's line. `behind_count`: messages of all its queues that it has not committed yet."""
+    """A consumer group in a list. `behind_count`: uncommitted messages in all its queues."""
 
     name: str
     member_count: int
@@ -131,14 +130,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Groups(msgspec.Struct, frozen=True):
-    """Some groups of all that were looked for."""
+    """A page of the groups found."""
 
     groups: Sequence[Group]
     found_count: int
 
 
 class GroupQueue(msgspec.Struct, frozen=True):
-    """How far a group is in one queue; `committed_offset` and `pulled_offset` None: not yet."""
+    """A group's progress in a queue. `committed_offset` and `pulled_offset` are None before the first."""
 
     queue: Queue
     committed_offset: int | None
@@ -147,7 +146,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
 
 
 class GroupTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group is in one topic, and what it wants of it ("" while nobody is there who says)."""
+    """A group's progress in a topic, and its subscription ("" without connected members)."""
 
     topic: str
     subscription: str
@@ -167,7 +166,7 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, its members, and how far it is."""
+    """A group, its members, and its progress."""
 
     name: str
     settings: Mapping[str, str]
@@ -178,41 +177,41 @@ class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DashboardSource(Protocol):
-    """What a node answers."""
+    """Provides the dashboard's data."""
 
     @property
     def is_content_open(self) -> bool:
-        """Whether whoever reaches the node could read messages anyway, without showing who he is."""
+        """Whether the remoting port lets anonymous clients read messages."""
 
     def status(self) -> Mapping[str, object]:
-        """What /status shows."""
+        """Returns the data of /status."""
 
     def counts(self) -> Counts:
-        """The counters now."""
+        """Returns the counters."""
 
     async def topics(self, search: str, *, with_system: bool, begin: int, count: int) -> Topics:
-        """The topics whose name contains `search` in any case, by name: `count` from number `begin` on."""
+        """Returns up to `count` topics whose name contains `search` (ignoring case), sorted, from index `begin`."""
 
     async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
-        """A topic and `count` of its queues; with `at_ms` also where each was then."""
+        """Returns a topic and up to `count` queues; with `at_ms`, also their offsets at that time."""
 
     async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
-        """At most `count` messages of a queue; those from its begin on if it begins later."""
+        """Returns up to `count` messages of a queue, from `queue_offset` or its minimum offset."""
 
     async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
-        """The queue offset of the first message stored at a time or later."""
+        """Returns the queue offset of the first message stored at or after a time."""
 
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
-        """The newest messages of a topic with a key, or a unique id, newest first."""
+        """Returns the newest messages of a topic with a key or unique ID, newest first."""
 
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
-        """The message at a physical offset."""
+        """Returns the message at a physical offset."""
 
     async def message_by_id(self, message_id: str) -> int | Missing:
-        """The physical offset of the message with an id of those that brokers give."""
+        """Returns the physical offset of a message by the ID that its broker assigned."""
 
     async def groups(self, search: str, *, begin: int, count: int) -> Groups:
-        """The consumer groups whose name contains `search`, by name: `count` from number `begin` on."""
+        """Returns up to `count` groups whose name contains `search`, sorted, from index `begin`."""
 
     async def group(self, name: str, *, topic_count_max: int, queue_count_max: int) -> GroupDetail | Missing:
-        """A consumer group: its first topics, and of each the first queues."""
+        """Returns a consumer group with its first topics and queues."""
