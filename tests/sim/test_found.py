@@ -337,3 +337,24 @@ def test_a_member_outside_the_set_keeps_what_the_set_lost_until_the_operator_dec
         seed=79_016_814_341,
     )
     assert any("operator: m2 is emptied" in line for line in outcome.trace)
+
+
+def test_pages_that_a_power_loss_left_do_not_make_a_node_a_holder() -> None:
+    """A slave reports bytes and loses power before the answer arrives at the producer.
+
+    Its disk has the pages of that message by chance, but none of those before it, so its log ends before the message.
+    """
+    options = Options(
+        role="SYNC_MASTER", slave_count=2, master_flush="ASYNC_FLUSH", slave_flush="ASYNC_FLUSH",
+        flush_interval_ms=5000, segment_size=8192, queue_entries=50, index_entries=300, transfer_batch_bytes=32_768,
+        heartbeat_ms=1000, housekeeping_ms=3000, slave_timeout_ms=3000, sync_flush_timeout_ms=5000, producer_count=3,
+        burst_max=12, pause_s=0.2, body_size_max=2500, queue_count=3, consumer_count=0, run_s=6.5, base_s=0.01,
+        jitter_s=0.0, window=16_384, split_chance=0.0, start_from="first", after_power_loss="plain", overlap_bytes=2000,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=1.446, kind="power_in_write", node="s1", other="s2", duration_s=0.048, number=884_262_841),
+        Fault(at_s=3.456, kind="power_in_write", node="m", other="s2", duration_s=0.086, number=1_005_975_905),
+        seed=84_645_645_431,
+    )
+    assert outcome.faults["power_in_write"] == 2

@@ -68,6 +68,8 @@ class Watch(Observer):
         """Lost acknowledged messages that the operator dropped because they were behind unrepairable damage"""
         self._given_up: set[bytes] = set()
         self._synced: dict[str, deque[float]] = {}
+        self._kept_to: dict[str, float] = {}
+        """Node that lost power and is still down -> physical offset up to which its log was flushed"""
         self._live: Statuses
         self._prefix = Prefix(MASTER)
 
@@ -150,13 +152,16 @@ class Watch(Observer):
         body_id = accepted.sent.body_id
         if body_id not in raw:
             return  # the master has lost it while the answer was in flight
-        holders = {MASTER} | {s.name for s in self.cluster.slaves if self._read(s.name, begin, size) == raw}
+        # A node that lost power may have the pages of this message, but not those before it.
+        slaves = [s.name for s in self.cluster.slaves if begin + size <= self._kept_to.get(s.name, math.inf)]
+        holders = {MASTER} | {name for name in slaves if self._read(name, begin, size) == raw}
         self.holdings.append(Holding(body_id, begin, begin + size, holders))
 
     # ---- nodes
 
     def on_start(self, machine: Machine) -> None:
         self._live.on_start(machine.name)
+        self._kept_to.pop(machine.name, None)
 
     def on_open(self, machine: Machine) -> None:
         node = machine.process.node if machine.process is not None else None
@@ -170,7 +175,8 @@ class Watch(Observer):
     def on_crash(self, machine: Machine, kind: str) -> None:
         super().on_crash(machine, kind)
         if kind == "power":
-            self._lose(machine.name, machine.disk.synced_log_end(machine.root / "commitlog"))
+            kept_to = self._kept_to[machine.name] = machine.disk.synced_log_end(machine.root / "commitlog")
+            self._lose(machine.name, kept_to)
 
     def on_wipe(self, name: str) -> None:
         """The operator empties a store."""
