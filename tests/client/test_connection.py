@@ -5,13 +5,15 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
+import trio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.stapled import StapledByteStream
 
@@ -20,40 +22,36 @@ from ha.client.options import ClientOptions
 from ha.errors import ConnectionFailed, LocalProtocolError, RequestTimedOut
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand, encode_command
+from tests.client.backends import on_both_backends
 from tests.client.fake_broker import FakeServer, Handler, serving
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
-
-def run_with(
-    backend: str,
-    handler: Handler,
-    body: Callable[[Connection, FakeServer], Awaitable[None]],
-    options: ClientOptions | None = None,
-) -> None:
-    """Runs `body` with a connection to a server that answers as `handler` says."""
-
-    async def main() -> None:
-        with anyio.fail_after(20):
-            async with serving(handler) as server, anyio.create_task_group() as tasks:
-                connection = Connection(server.address, options or ClientOptions())
-                tasks.start_soon(connection.run)
-                await body(connection, server)
-                tasks.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
+@asynccontextmanager
+async def open_connection(
+    handler: Handler, options: ClientOptions | None = None
+) -> AsyncIterator[tuple[Connection, FakeServer]]:
+    """A connection to a server that answers with `handler`."""
+    async with serving(handler) as server, anyio.create_task_group() as tasks:
+        connection = Connection(server.address, options or ClientOptions())
+        tasks.start_soon(connection.run)
+        yield connection, server
+        tasks.cancel_scope.cancel()
 
 
 def echo(command: RemotingCommand) -> RemotingCommand:
     return command.reply(ResponseCode.SUCCESS, ext_fields=command.ext_fields, body=command.body)
 
 
+def is_trio() -> bool:
+    return trio.lowlevel.in_trio_task()
+
+
 def request(number: int) -> RemotingCommand:
     return RemotingCommand(RequestCode.GET_MAX_OFFSET, ext_fields={"n": str(number)}, body=b"x" * number)
 
 
-@BACKENDS
-def test_responses_are_matched_in_any_order(backend: str) -> None:
+@on_both_backends()
+async def test_responses_are_matched_in_any_order() -> None:
     held: list[RemotingCommand] = []
 
     def reversing(command: RemotingCommand) -> bytes | None:
@@ -62,7 +60,7 @@ def test_responses_are_matched_in_any_order(backend: str) -> None:
             return None
         return b"".join(encode_command(echo(each)) for each in reversed(held))
 
-    async def body(connection: Connection, server: FakeServer) -> None:
+    async with open_connection(reversing) as (connection, _):
         answers: dict[int, RemotingCommand] = {}
 
         async def ask(number: int) -> None:
@@ -74,32 +72,24 @@ def test_responses_are_matched_in_any_order(backend: str) -> None:
         assert {number: answer.ext_fields["n"] for number, answer in answers.items()} == {n: str(n) for n in range(10)}
         assert {number: len(answer.body) for number, answer in answers.items()} == {n: n for n in range(10)}
 
-    run_with(backend, reversing, body)
+
+@on_both_backends(open_connection, lambda command: echo(command) if command.ext_fields["n"] == "2" else None)
+async def test_oversized_request_does_not_affect_others(connection: Connection, server: FakeServer) -> None:
+    with pytest.raises(LocalProtocolError):
+        await connection.invoke(RemotingCommand(1, body=bytes(FRAME_SIZE_MAX)), 0.1)
+    with pytest.raises(RequestTimedOut):  # by when the time of the first one is over, too
+        await connection.invoke(request(1), 0.1)
+    assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
 
 
-@BACKENDS
-def test_oversized_request_does_not_affect_others(backend: str) -> None:
-    async def body(connection: Connection, server: FakeServer) -> None:
-        with pytest.raises(LocalProtocolError):
-            await connection.invoke(RemotingCommand(1, body=bytes(FRAME_SIZE_MAX)), 0.1)
-        with pytest.raises(RequestTimedOut):  # by when the time of the first one is over, too
-            await connection.invoke(request(1), 0.1)
-        assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
-
-    run_with(backend, lambda command: echo(command) if command.ext_fields["n"] == "2" else None, body)
-
-
-@BACKENDS
-def test_burst_is_sent_in_one_write(backend: str) -> None:
-    async def body(connection: Connection, server: FakeServer) -> None:
-        await connection.invoke(request(0), 5)
-        async with anyio.create_task_group() as tasks:
-            for number in range(64):
-                tasks.start_soon(connection.invoke, request(number), 5)
-        assert sum(map(len, server.chunks[1:])) == 64
-        assert len(server.chunks) <= 3
-
-    run_with(backend, echo, body)
+@on_both_backends(open_connection, echo)
+async def test_burst_is_sent_in_one_write(connection: Connection, server: FakeServer) -> None:
+    await connection.invoke(request(0), 5)
+    async with anyio.create_task_group() as tasks:
+        for number in range(64):
+            tasks.start_soon(connection.invoke, request(number), 5)
+    assert sum(map(len, server.chunks[1:])) == 64
+    assert len(server.chunks) <= 3
 
 
 class Watched:
@@ -124,54 +114,52 @@ class Watched:
         return stream
 
 
+@on_both_backends()
 @pytest.mark.parametrize("is_wrapped", [False, True])
-@BACKENDS
-def test_lone_request_bypasses_the_writer_on_plain_sockets(backend: str, is_wrapped: bool) -> None:
+async def test_lone_request_bypasses_the_writer_on_plain_sockets(is_wrapped: bool) -> None:
     watched = Watched(is_wrapped=is_wrapped)
-    sizes = (1, 5_000_000, 2)  # the second is more than a socket takes at once: its rest is the writer's
-
-    async def body(connection: Connection, server: FakeServer) -> None:
-        await connection.invoke(RemotingCommand(30, body=b"by the writer, as there was no socket yet"), 5)
+    sizes = (1, 5_000_000, 2)  # the second is more than a socket accepts at once: the writer sends the rest
+    async with open_connection(lambda command: command.reply(0), ClientOptions(connect=watched)) as (
+        connection,
+        server,
+    ):
+        await connection.invoke(RemotingCommand(30, body=b"sent by the writer, before there is a socket"), 5)
         before = len(watched.sent)
         for size in sizes:
             await connection.invoke(RemotingCommand(30, body=b"x" * size), 5)
         assert [len(command.body) for command in server.commands[1:]] == list(sizes)
         length = sum(len(encode_command(command)) for command in server.commands[1:])
-        if backend == "trio" and not is_wrapped:
+        if is_trio() and not is_wrapped:
             assert 0 < len(watched.sent) - before < 5_000_000
         else:
             assert len(watched.sent) - before == length
 
-    run_with(backend, lambda command: command.reply(0), body, ClientOptions(connect=watched))
 
+@on_both_backends()
+async def test_long_poll_does_not_prevent_the_direct_write() -> None:
+    def answer(command: RemotingCommand) -> RemotingCommand | None:
+        return None if command.ext_fields["n"] == "0" else echo(command)
 
-@BACKENDS
-def test_long_poll_does_not_prevent_the_direct_write(backend: str) -> None:
     watched = Watched()
-
-    async def body(connection: Connection, server: FakeServer) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(connection.invoke, request(0), 5, is_prompt=False))
-            await server.received(1)
-            before = watched.sent
-            await connection.invoke(request(1), 5)
-            assert (watched.sent == before) is (backend == "trio")
-            tasks.cancel_scope.cancel()
-
-    run_with(
-        backend,
-        lambda command: None if command.ext_fields["n"] == "0" else echo(command),
-        body,
-        ClientOptions(connect=watched),
-    )
+    async with (
+        open_connection(answer, ClientOptions(connect=watched)) as (connection, server),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(partial(connection.invoke, request(0), 5, is_prompt=False))
+        await server.received(1)
+        before = watched.sent
+        await connection.invoke(request(1), 5)
+        assert (watched.sent == before) is is_trio()
+        tasks.cancel_scope.cancel()
 
 
-@BACKENDS
-def test_requests_time_out_individually(backend: str) -> None:
+@on_both_backends()
+async def test_requests_time_out_individually() -> None:
+
     def silent_on_odd(command: RemotingCommand) -> RemotingCommand | None:
         return None if int(command.ext_fields["n"]) % 2 else echo(command)
 
-    async def body(connection: Connection, server: FakeServer) -> None:
+    async with open_connection(silent_on_odd) as (connection, server):
         await connection.invoke(request(2), 5)
         ended: dict[int, float] = {}
         started = anyio.current_time()
@@ -192,34 +180,28 @@ def test_requests_time_out_individually(backend: str) -> None:
         assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
         assert server.connection_count == 1
 
-    run_with(backend, silent_on_odd, body)
 
-
-@BACKENDS
-def test_connection_to_a_silent_server_is_closed(backend: str) -> None:
+@on_both_backends(open_connection, echo, ClientOptions(request_timeout_s=0.25))
+async def test_connection_to_a_silent_server_is_closed(connection: Connection, server: FakeServer) -> None:
     """Packets may vanish without a word. The kernel then takes minutes to notice, or to try again once they do not."""
+    server.handler = lambda command: None
+    with pytest.raises(RequestTimedOut):
+        await connection.invoke(request(1), 0.1)
+    assert not connection.is_closed  # too short a time to judge by
 
-    async def body(connection: Connection, server: FakeServer) -> None:
-        server.handler = lambda command: None
+    async def outlast() -> None:
+        with pytest.raises(ConnectionFailed, match=r"silent for 0\.3 s"):
+            await connection.invoke(request(3), 15)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outlast)
+        await server.received(2)
         with pytest.raises(RequestTimedOut):
-            await connection.invoke(request(1), 0.1)
-        assert not connection.is_closed  # too short a time to judge by
-
-        async def outlast() -> None:
-            with pytest.raises(ConnectionFailed, match=r"silent for 0\.3 s"):
-                await connection.invoke(request(3), 15)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outlast)
-            await server.received(2)
-            with pytest.raises(RequestTimedOut):
-                await connection.invoke(request(2), 0.3)
-        assert connection.is_closed
-
-    run_with(backend, echo, body, ClientOptions(request_timeout_s=0.25))
+            await connection.invoke(request(2), 0.3)
+    assert connection.is_closed
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_response_received_while_the_loop_was_blocked_is_accepted(backend: str) -> None:
     """A handler that computes for long, or a machine that slept, must not cost the answers that came meanwhile."""
     sockets: list[socket.socket] = []
@@ -253,34 +235,29 @@ def test_response_received_while_the_loop_was_blocked_is_accepted(backend: str) 
         anyio.run(main, server.address, backend=backend)
 
 
-@BACKENDS
-def test_answered_requests_are_forgotten(backend: str) -> None:
-    async def body(connection: Connection, server: FakeServer) -> None:
-        for number in range(200):
-            await connection.invoke(request(number), 60)
-        assert len(connection._deadlines) <= 2
-        assert (connection._protocol._pending, connection._protocol.outbox_bytes) == ({}, 0)
-
-    run_with(backend, echo, body)
+@on_both_backends(open_connection, echo)
+async def test_answered_requests_are_forgotten(connection: Connection, server: FakeServer) -> None:
+    for number in range(200):
+        await connection.invoke(request(number), 60)
+    assert len(connection._deadlines) <= 2
+    assert (connection._protocol._pending, connection._protocol.outbox_bytes) == ({}, 0)
 
 
-@BACKENDS
-def test_late_response_is_dropped(backend: str) -> None:
-    async def late(command: RemotingCommand) -> RemotingCommand:
-        await anyio.sleep(0.3 if command.ext_fields["n"] == "1" else 0)
-        return echo(command)
-
-    async def body(connection: Connection, server: FakeServer) -> None:
-        with pytest.raises(RequestTimedOut):
-            await connection.invoke(request(1), 0.05)
-        assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
-        await anyio.sleep(0.4)
-        assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
-
-    run_with(backend, late, body)
+async def echo_late(command: RemotingCommand) -> RemotingCommand:
+    await anyio.sleep(0.3 if command.ext_fields["n"] == "1" else 0)
+    return echo(command)
 
 
-@BACKENDS
+@on_both_backends(open_connection, echo_late)
+async def test_late_response_is_dropped(connection: Connection, server: FakeServer) -> None:
+    with pytest.raises(RequestTimedOut):
+        await connection.invoke(request(1), 0.05)
+    assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
+    await anyio.sleep(0.4)
+    assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
+
+
+@on_both_backends(open_connection, echo)
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
@@ -289,51 +266,49 @@ def test_late_response_is_dropped(backend: str) -> None:
         (b"\x7f\xff\xff\xff", "broke the protocol"),
     ],
 )
-def test_pending_requests_fail_when_the_connection_ends(backend: str, sent: bytes, reason: str) -> None:
-    async def body(connection: Connection, server: FakeServer) -> None:
-        server.handler = lambda command: None
-        failures: list[str] = []
+async def test_pending_requests_fail_when_the_connection_ends(
+    connection: Connection, server: FakeServer, *, sent: bytes, reason: str
+) -> None:
+    server.handler = lambda command: None
+    failures: list[str] = []
 
-        async def ask() -> None:
-            with pytest.raises(ConnectionFailed) as caught:
-                await connection.invoke(request(1), 10)
-            failures.append(caught.value.reason)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(ask)
-            await server.received(3)
-            if sent:
-                await server.streams[0].send(sent)
-            else:
-                await server.disconnect()
-        assert [reason in failure for failure in failures] == [True] * 3, failures
-        assert connection.is_closed
-        with pytest.raises(ConnectionFailed):
+    async def ask() -> None:
+        with pytest.raises(ConnectionFailed) as caught:
             await connection.invoke(request(1), 10)
+        failures.append(caught.value.reason)
 
-    run_with(backend, echo, body)
-
-
-@BACKENDS
-def test_closed_port_fails_at_once(backend: str) -> None:
-    async def main() -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            connection = Connection(f"127.0.0.1:{taken.getsockname()[1]}", ClientOptions())
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(connection.run)
-                with anyio.fail_after(2), pytest.raises(ConnectionFailed, match="refused"):
-                    await connection.invoke(request(1), 10)
-
-    anyio.run(main, backend=backend)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+        await server.received(3)
+        if sent:
+            await server.streams[0].send(sent)
+        else:
+            await server.disconnect()
+    assert [reason in failure for failure in failures] == [True] * 3, failures
+    assert connection.is_closed
+    with pytest.raises(ConnectionFailed):
+        await connection.invoke(request(1), 10)
 
 
-@BACKENDS
-def test_full_outbox_blocks_senders(backend: str) -> None:
+@on_both_backends()
+async def test_closed_port_fails_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        connection = Connection(f"127.0.0.1:{taken.getsockname()[1]}", ClientOptions())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.run)
+            with anyio.fail_after(2), pytest.raises(ConnectionFailed, match="refused"):
+                await connection.invoke(request(1), 10)
+
+
+@on_both_backends()
+async def test_full_outbox_blocks_senders() -> None:
     size = 600_000
-
-    async def body(connection: Connection, server: FakeServer) -> None:
+    async with open_connection(lambda command: command.reply(0), ClientOptions(outbox_size_max=size)) as (
+        connection,
+        server,
+    ):
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
                 tasks.start_soon(connection.invoke, RemotingCommand(30, ext_fields={"n": "0"}, body=b"x" * size), 10)
@@ -342,54 +317,42 @@ def test_full_outbox_blocks_senders(backend: str) -> None:
             assert connection._protocol.outbox_bytes <= 2 * size  # the bound, and the one that went over it
         assert len(server.commands) == 20
 
-    run_with(backend, lambda command: command.reply(0), body, ClientOptions(outbox_size_max=size))
+
+@on_both_backends()
+async def test_server_that_does_not_read_causes_a_timeout() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        connection = Connection(address, ClientOptions(outbox_size_max=1000))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.run)
+            big = RemotingCommand(30, body=b"x" * 15_000_000)
+            with pytest.raises(RequestTimedOut):
+                await connection.invoke(big, 0.2)
+            with pytest.raises(RequestTimedOut):
+                await connection.invoke(request(1), 0.2)  # no room in the outbox
+            with pytest.raises(RequestTimedOut):
+                await connection.send_oneway(request(1), 0.2)
+            tasks.cancel_scope.cancel()
 
 
-@BACKENDS
-def test_server_that_does_not_read_causes_a_timeout(backend: str) -> None:
-    async def main() -> None:
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            listening.listen()
-            address = f"127.0.0.1:{listening.getsockname()[1]}"
-            connection = Connection(address, ClientOptions(outbox_size_max=1000))
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(connection.run)
-                big = RemotingCommand(30, body=b"x" * 15_000_000)
-                with pytest.raises(RequestTimedOut):
-                    await connection.invoke(big, 0.2)
-                with pytest.raises(RequestTimedOut):
-                    await connection.invoke(request(1), 0.2)  # no room in the outbox
-                with pytest.raises(RequestTimedOut):
-                    await connection.send_oneway(request(1), 0.2)
-                tasks.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
+@on_both_backends(open_connection, echo)
+async def test_cancelled_request_does_not_affect_others(connection: Connection, server: FakeServer) -> None:
+    server.handler = lambda command: None if command.ext_fields["n"] == "1" else echo(command)
+    with anyio.move_on_after(0.05) as scope:
+        await connection.invoke(request(1), 10)
+    assert scope.cancelled_caught
+    assert connection._protocol._pending == {}
+    assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
 
 
-@BACKENDS
-def test_cancelled_request_does_not_affect_others(backend: str) -> None:
-    async def body(connection: Connection, server: FakeServer) -> None:
-        server.handler = lambda command: None if command.ext_fields["n"] == "1" else echo(command)
-        with anyio.move_on_after(0.05) as scope:
-            await connection.invoke(request(1), 10)
-        assert scope.cancelled_caught
-        assert connection._protocol._pending == {}
-        assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
-
-    run_with(backend, echo, body)
-
-
-@BACKENDS
-def test_server_requests_are_rejected_and_oneways_ignored(backend: str) -> None:
+@on_both_backends(open_connection, echo)
+async def test_server_requests_are_rejected_and_oneways_ignored(connection: Connection, server: FakeServer) -> None:
     from_server = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, opaque=77)
     oneway = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=78, flag=2)
-
-    async def body(connection: Connection, server: FakeServer) -> None:
-        server.handler = lambda c: encode_command(from_server) + encode_command(oneway) + encode_command(echo(c))
-        await connection.invoke(request(1), 5)
-        server.handler = echo
-        await connection.invoke(request(2), 5)
-        assert [(c.code, c.opaque, c.is_response) for c in server.commands[1:-1]] == [(3, 77, True)]
-
-    run_with(backend, echo, body)
+    server.handler = lambda c: encode_command(from_server) + encode_command(oneway) + encode_command(echo(c))
+    await connection.invoke(request(1), 5)
+    server.handler = echo
+    await connection.invoke(request(2), 5)
+    assert [(c.code, c.opaque, c.is_response) for c in server.commands[1:-1]] == [(3, 77, True)]

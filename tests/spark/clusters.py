@@ -1,4 +1,4 @@
-"""A master and a slave for a module's tests."""
+"""Brokers for a module's tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.nodes import Cluster, cluster, wait_until_attached
+from tests.node.processes import Process
+from tests.scenarios.brokers import Broker
 
 
 @contextmanager
@@ -19,3 +21,12 @@ def running_cluster(folder: Path, **keys: object) -> Iterator[Cluster]:
         yield nodes
         for node in reversed(nodes.all):
             node.stop()
+
+
+@contextmanager
+def running_broker(folder: Path) -> Iterator[str]:
+    """A name server and one master; the name server's address."""
+    with Process("ha.namesrv", "--set", "listenPort=0", directory=folder) as names:
+        address = names.wait_ready()["remoting"]
+        with Broker(folder / "m", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-t").start():
+            yield address

@@ -8,46 +8,39 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import trio
-from pyspark.sql import SparkSession
 
 from ha.arrow import LogReader
 from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, encode_host
 from ha.protocol.record_encoding import encode_record
-from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path, base
+from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
 from ha.spark.jobs.archive.read import archive_states
 from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows
-from tests.spark.derived_stores import run_inline, store_options, write_store
+from tests.spark.derived_stores import store_options, write_store
+from tests.spark.inline import inline_spark
 from tests.spark.stores import live_store, make_store, message
 from tests.store.stores import dispatched
 from tests.unpacking import unpack_store
 
 DERIVED = ("properties", "msgId", "bodySize")
-SPARK = cast(SparkSession, SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)))
+SPARK = inline_spark()
 
 
 class KilledError(Exception):
     """Stands for a kill."""
-
-
-@pytest.fixture(autouse=True)
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "run_tasks", run_inline_in_spark)
 
 
 @pytest.fixture(scope="session")
@@ -212,14 +205,7 @@ def test_archive_has_every_record_once_after_kill_at_any_step(tmp_path: Path) ->
 
 
 def archive_until_killed(store: str, target: str) -> None:
-    setattr(base, "run_tasks", run_inline_in_spark)  # noqa: B010
     archive(SPARK, options_of(Path(store), Path(target), every_s=0.01, range_bytes=32 << 10, compact_files_min=2))
-
-
-def run_inline_in_spark(
-    spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]
-) -> list[Any]:
-    return run_inline(function, items, progress)
 
 
 @pytest.mark.processes
@@ -407,20 +393,13 @@ def test_records_deleted_by_retention_are_an_error_or_a_hole(written_store: Path
     assert run(store, target, fail_on_data_loss=False).holes == []
 
 
-def test_retention_during_a_pass_becomes_a_hole(
-    written_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_during_a_pass_becomes_a_hole(written_store: Path, tmp_path: Path) -> None:
     store, target = tmp_path / "broker-b", tmp_path / "archive"
     shutil.copytree(written_store, store)
     segments = sorted((store / "commitlog").iterdir())
     early = archive_half_a_segment(store, target)
-
-    def delete_first(spark: object, function: Any, items: Sequence[Any], progress: Any) -> list[Any]:
-        segments[0].unlink(missing_ok=True)
-        return run_inline(function, items, progress)
-
-    monkeypatch.setattr(base, "run_tasks", delete_first)
-    result = run(store, target, fail_on_data_loss=False)
+    spark = inline_spark(before_tasks=partial(segments[0].unlink, missing_ok=True))
+    result = archive(spark, options_of(store, target, fail_on_data_loss=False))
     assert [(hole.begin, hole.end) for hole in result.holes] == [(early, int(segments[1].name))]
     assert [row["physicalOffset"] for row in visible(target)] == [
         offset for offset in queued_offsets(written_store) if offset < early or offset >= int(segments[1].name)

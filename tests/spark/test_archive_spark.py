@@ -23,8 +23,7 @@ from ha.spark.jobs.archive.manifest import Manifest
 from ha.spark.jobs.archive.read import read_archive
 from ha.spark.jobs.restore import RestoreOptions, restore
 from tests.arrow.oracle import plain_rows
-from tests.node.processes import Process
-from tests.scenarios.brokers import Broker
+from tests.spark.clusters import running_broker
 from tests.spark.derived_stores import write_store
 from tests.spark.stores import make_store, message
 from tests.spark.test_archive import queued_offsets, raw_body, raw_records, rebuilt
@@ -46,11 +45,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("restore-spark")
-    with Process("ha.namesrv", "--set", "listenPort=0", directory=folder) as names:
-        address = names.wait_ready()["remoting"]
-        with Broker(folder / "m", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-t").start():
-            yield address
+    with running_broker(tmp_path_factory.mktemp("restore-spark")) as address:
+        yield address
 
 
 def options_of(store: Path, target: Path, **changes: Any) -> ArchiveOptions:

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from ha.errors import ArchiveDamaged, OptionError
-from ha.spark.jobs.archive import ArchiveOptions, archive, base
+from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
-from tests.spark.inline import inline_runner
+from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.test_audit import Golden, found
 
 
 class Archived(Golden):
     """The master's log and its archive, made without Spark."""
 
-    def __init__(self, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, version: str, folder: Path) -> None:
         super().__init__(version, folder)
         self.archive = folder / "parquet"
-
-        def run(spark: object, function: Callable[[Any], Any], items: list[Any], progress: object) -> list[Any]:
-            return [function(item) for item in items]
-
-        with monkeypatch.context() as patched:
-            patched.setattr(base, "run_tasks", run)
-            options = ArchiveOptions(path=str(self.master), archive=str(self.archive), broker_name="b")
-            spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
-            archive(cast(SparkSession, spark), options)
+        options = ArchiveOptions(path=str(self.master), archive=str(self.archive), broker_name="b")
+        archive(inline_spark(), options)
 
     def look(self, **more: Any) -> AuditResult:
         given: dict[str, Any] = {"paths": (str(self.master),), "archive": str(self.archive), "range_bytes": 4096}
@@ -47,13 +38,13 @@ class Archived(Golden):
 
 
 @pytest.fixture(params=["4.9.7", "5.5.0"])
-def archived(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archived:
-    return Archived(request.param, tmp_path, monkeypatch)
+def archived(request: pytest.FixtureRequest, tmp_path: Path) -> Archived:
+    return Archived(request.param, tmp_path)
 
 
 @pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archived:
-    return Archived("5.5.0", tmp_path, monkeypatch)
+def one(tmp_path: Path) -> Archived:
+    return Archived("5.5.0", tmp_path)
 
 
 def at(table: pa.Table, record: dict[str, Any]) -> int:

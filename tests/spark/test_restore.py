@@ -6,14 +6,12 @@ import base64
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
-from pyspark.sql import SparkSession
 
 from ha.client import Producer, PullConsumer, PullStatus, ReceivedMessage
 from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed, RouteNotFound
@@ -23,29 +21,19 @@ from ha.spark.jobs.restore import job as job
 from ha.spark.jobs.restore import send as restore_send
 from tests.arrow.oracle import FIXTURES
 from tests.interop.test_sdk import insist
-from tests.node.processes import Process
-from tests.scenarios.brokers import Broker
-from tests.spark.derived_stores import run_inline
+from tests.spark.clusters import running_broker
+from tests.spark.inline import inline_spark
 from tests.spark.stores import make_store, message
 from tests.unpacking import unpack_store
 
 pytestmark = pytest.mark.processes
-SPARK = cast(
-    SparkSession,
-    SimpleNamespace(
-        sparkContext=SimpleNamespace(defaultParallelism=2), conf=SimpleNamespace(get=lambda name, default: default)
-    ),
-)
+SPARK = inline_spark()
 ADDED = {"HALOG_REPLAY", "HALOG_ORIGIN", "HALOG_BORN_TIMESTAMP"}
 BROKERS_OWN = {"CLUSTER", "MSG_REGION", "TRACE_ON"}
 
 
 @pytest.fixture(autouse=True)
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]) -> list[Any]:
-        return run_inline(function, items, progress)
-
-    monkeypatch.setattr(job, "run_tasks", run)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore_send, "_SETTLE_S", 0.02)
     monkeypatch.setattr(restore_send, "_PAUSE_S", 0.02)
     monkeypatch.setattr(restore_send, "_NEW_TOPIC_PATIENCE_S", 1.0)
@@ -54,11 +42,8 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("restore")
-    with Process("ha.namesrv", "--set", "listenPort=0", directory=folder) as names:
-        address = names.wait_ready()["remoting"]
-        with Broker(folder / "m", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-t").start():
-            yield address
+    with running_broker(tmp_path_factory.mktemp("restore")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ha.client import Producer
 from ha.errors import ConnectionFailed, RouteNotFound
 from ha.protocol.properties import decode_properties
 from ha.spark.jobs.archive import ArchiveOptions, archive
-from ha.spark.jobs.archive import base as archive_base
 from ha.spark.jobs.restore import RestoreOptions, restore
 from ha.spark.jobs.restore import job as job
 from tests.interop.conftest import children, release, workplace  # noqa: F401
@@ -22,7 +20,6 @@ from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.test_sdk import insist
-from tests.spark.derived_stores import run_inline
 from tests.spark.stores import make_store, message
 from tests.spark.test_archive import visible
 from tests.spark.test_restore import ADDED, BROKERS_OWN, SPARK
@@ -35,13 +32,7 @@ async def test_real_brokers_store_has_restored_messages_once_and_in_order(
     children: Children,  # noqa: F811
     release: Release,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]) -> list[Any]:
-        return run_inline(function, items, progress)
-
-    monkeypatch.setattr(job, "run_tasks", run)
-    monkeypatch.setattr(archive_base, "run_tasks", run)
     name_server = await start_name_server(children, release)
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
     await master.start()
