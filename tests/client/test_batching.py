@@ -12,7 +12,7 @@ from anyio.abc import SocketStream
 
 from ha.client import ClientOptions, Message, MessageQueue, SendResult, SendStatus, batching
 from ha.client.shared_requests import BATCH_BYTES_MAX, BATCH_COUNT_MAX
-from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut, RouteNotFound
+from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut, RouteNotFound
 from ha.protocol.batch import decode_batch
 from ha.protocol.codes import ResponseCode
 from ha.protocol.properties import decode_properties
@@ -474,27 +474,9 @@ async def test_each_broker_has_a_request_in_flight() -> None:
 
 
 @on_both_backends()
-async def test_closing_fails_waiting_sends() -> None:
+async def test_closing_fails_waiting_sends_and_batches_in_flight() -> None:
     broker = Broker()
-    outcomes: dict[bytes, SendResult | HalogError] = {}
-    async with open_world([broker], outcome_count=5) as world:
-        outcomes = world.outcomes
-        broker.hold()
-        await world.send(b"first")
-        await world.send(b"waits 1")
-        await world.send(b"waits 2")
-        await world.send(b"first of queue 1", QUEUE)
-        broker.hold()
-        await world.send(b"waits for queue 1", QUEUE)
-    assert [outcome for outcome in outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
-
-
-@on_both_backends()
-async def test_closing_fails_batches_in_flight() -> None:
-    broker = Broker()
-    outcomes: dict[bytes, SendResult | HalogError] = {}
-    async with open_world([broker], outcome_count=3) as world:
-        outcomes = world.outcomes
+    async with open_world([broker], outcome_count=7) as world:
         broker.hold()
         await world.send(b"first")
         await world.send(b"a")
@@ -502,9 +484,14 @@ async def test_closing_fails_batches_in_flight() -> None:
         await world.came(1)
         broker.release()
         broker.hold()
-        await world.came(2)
-    assert isinstance(outcomes.pop(b"first"), SendResult)
-    assert [outcome for outcome in outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
+        await world.came(2)  # the batch is in flight
+        await world.send(b"waits")
+        await world.send(b"first of queue 1", QUEUE)
+        broker.hold()
+        await world.send(b"waits for queue 1", QUEUE)
+        await world.send(b"waits for queue 1, too", QUEUE)
+    assert isinstance(world.outcomes.pop(b"first"), SendResult)
+    assert [outcome for outcome in world.outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
 
 
 @on_both_backends(open_world_of_one, ClientOptions())

@@ -11,36 +11,19 @@ from typing import Any, Self
 
 from tests.interop.processes import free_ports
 from tests.node.processes import EXIT_TIMEOUT_S, Process
-from tests.scenarios.brokers import REPOSITORY, Broker, eventually
+from tests.scenarios.brokers import REPOSITORY, Broker, Restartable, eventually
 
 CONVERGE_S = 180.0
 SEGMENT_SIZE = 1 << 20
 
 
-class NameServer:
+class NameServer(Restartable):
     """`ha.namesrv` on one port through all its starts. Killed at the end of the block."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_ports()
         self.address = f"127.0.0.1:{self.port}"
         self._directory = directory
-        self._process: Process | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.__exit__(None, None, None)
-
-    @property
-    def process(self) -> Process:
-        assert self._process is not None
-        return self._process
 
     def start(self) -> Self:
         self._end()

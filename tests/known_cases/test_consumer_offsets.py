@@ -18,6 +18,20 @@ async def wait_until_known(network: MemoryNetwork, address: str, offset: int) ->
                 await trio.sleep(0.5)
 
 
+async def stopped_pair() -> tuple[MemoryNetwork, Host, Host]:
+    """The hosts of a stopped master and slave with ten messages and the committed offset 5."""
+    network = MemoryNetwork()
+    machine, other = Host(network, MASTER), Host(network, SLAVE)
+    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
+        for number in range(10):
+            assert (await client.send(b"%d" % number)).code == 0
+        await master.broker.groups.find_or_create("CG")
+        assert (await client.commit(5)).code == 0
+        async with other.node("SLAVE"):
+            await wait_until_known(network, SLAVE, 5)
+    return network, machine, other
+
+
 async def test_1094_returning_master_does_not_move_offsets_back(autojump_clock: MockClock) -> None:
     """apache/rocketmq#1094 (and #1440, alibaba/rocketmq#28): while a master was down for five minutes, consumers
     continued at its slave and committed there. When it came back, the slave overwrote the new offsets with the master's
@@ -82,15 +96,7 @@ async def test_1094_rejection_by_the_master_is_logged_once(autojump_clock: MockC
 
 async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: MockClock) -> None:
     """Offsets committed at the slave survive its restart, and are still handed over to the master."""
-    network = MemoryNetwork()
-    machine, other = Host(network, MASTER), Host(network, SLAVE)
-    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
-        for number in range(10):
-            assert (await client.send(b"%d" % number)).code == 0
-        await master.broker.groups.find_or_create("CG")
-        assert (await client.commit(5)).code == 0
-        async with other.node("SLAVE"):
-            await wait_until_known(network, SLAVE, 5)
+    network, machine, other = await stopped_pair()
     for restart in range(2):
         async with other.node("SLAVE") as slave, open_client(network, f"{SLAVE}:10911") as client:
             assert await client.committed() == 5 + 2 * restart
@@ -109,15 +115,7 @@ async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: M
 
 async def test_1094_offsets_of_a_master_restarted_before_its_slave_are_kept(autojump_clock: MockClock) -> None:
     """The group may have been reset meanwhile: receiving messages again is better than missing some."""
-    network = MemoryNetwork()
-    machine, other = Host(network, MASTER), Host(network, SLAVE)
-    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
-        for number in range(10):
-            assert (await client.send(b"%d" % number)).code == 0
-        await master.broker.groups.find_or_create("CG")
-        assert (await client.commit(5)).code == 0
-        async with other.node("SLAVE"):
-            await wait_until_known(network, SLAVE, 5)
+    network, machine, other = await stopped_pair()
     async with other.node("SLAVE"), open_client(network, f"{SLAVE}:10911") as client:
         assert (await client.commit(9)).code == 0
     async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:

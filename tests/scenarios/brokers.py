@@ -31,7 +31,29 @@ SMALL_FILES = {
 }
 
 
-class Broker:
+class Restartable:
+    """A process that is started any number of times. A context manager that kills it."""
+
+    _process: Process | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.__exit__(None, None, None)
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+
+class Broker(Restartable):
     """One broker's folder, settings and addresses, across restarts. A context manager: killed at the end.
 
     `root` is where its store is: `root/commitlog`, by default in its folder.
@@ -54,18 +76,6 @@ class Broker:
         self.prefix: Sequence[str] = ()
         """Of its command line; see `Process`"""
         self.environment: dict[str, str] = {}
-        self._process: Process | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.__exit__(None, None, None)
 
     def start(self, **settings: object) -> Self:
         """Start it, or start it again, and wait for its READY line; `settings` are permanent changes."""
@@ -98,11 +108,6 @@ class Broker:
             environment={"PYTHONPATH": str(REPOSITORY), **self.environment},
             prefix=self.prefix,
         )
-
-    @property
-    def process(self) -> Process:
-        assert self._process is not None
-        return self._process
 
     @property
     def pid(self) -> int:

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
 
 from ha.errors import OptionError
+from ha.protocol.record import MessageRecord
 from ha.spark.source.listener import LagListener, LagReport, QueueLag, prometheus_text
 from tests.spark.stores import live_store, make_store, message, records_of
 
@@ -79,33 +80,24 @@ def test_lag_in_messages_bytes_and_seconds(tmp_path: Path) -> None:
     [report] = reports
     unread = [record for record in records if record.queue_id == 1 and record.queue_offset >= 4]
     later = [record for record in records if record.topic == "later"]
-    behind = {(lag.topic, lag.queue_id): lag for lag in report.queues if lag.messages}
-    assert behind == {
-        ("flights", 1): QueueLag(
-            topic="flights",
+
+    def lag(unread: list[MessageRecord], headroom: int) -> QueueLag:
+        first, count = unread[0], len(unread)
+        return QueueLag(
+            topic=first.topic,
             broker="broker-a",
-            queue_id=1,
-            next_offset=4,
-            end_offset=10,
-            messages=6,
+            queue_id=first.queue_id,
+            next_offset=first.queue_offset,
+            end_offset=first.queue_offset + count,
+            messages=count,
             bytes=sum(record.total_size for record in unread),
-            seconds=(now_ms - unread[0].store_timestamp_ms) / 1000,
-            headroom=4,
+            seconds=(now_ms - first.store_timestamp_ms) / 1000,
+            headroom=headroom,
             lost=0,
-        ),
-        ("later", 0): QueueLag(
-            topic="later",
-            broker="broker-a",
-            queue_id=0,
-            next_offset=0,
-            end_offset=3,
-            messages=3,
-            bytes=sum(record.total_size for record in later),
-            seconds=(now_ms - later[0].store_timestamp_ms) / 1000,
-            headroom=0,
-            lost=0,
-        ),
-    }
+        )
+
+    behind = {(each.topic, each.queue_id): each for each in report.queues if each.messages}
+    assert behind == {("flights", 1): lag(unread, headroom=4), ("later", 0): lag(later, headroom=0)}
     assert len(report.queues) == 5
     assert (report.query, report.batch_id, report.messages, report.lost) == ("delays", 3, 9, 0)
     assert report.bytes == sum(record.total_size for record in [*unread, *later])
