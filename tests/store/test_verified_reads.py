@@ -154,3 +154,18 @@ async def test_a_read_that_waits_for_a_walk_returns_no_damaged_bytes(autojump_cl
             await wait_all_tasks_blocked()
             gate.set()
         assert [each.begin for each in refused] == [results[1].physical_offset]
+
+
+async def test_a_damaged_block_that_a_read_skips_is_not_cached(autojump_clock: MockClock) -> None:
+    """The rest of the block has no checksum yet; its covered part is damaged and was not requested."""
+    disk = MemoryDisk()
+    options = small_options(hot_window_bytes=0, checkpoint_interval_s=1e6, flush_interval_s=1e6, scrub_bytes_per_s=0)
+    async with open_message_store(options, disk=disk, run_blocking=run_inline, wall_clock_ms=WallClock()) as store:
+        [damaged] = await store.log.put([message(0)])
+        await store.flusher.flush()
+        await store.verified.cover_flushed()
+        [behind] = await store.log.put([message(1)])
+        disk.inodes[ROOT / "commitlog" / segment_name(0)].content[damaged.physical_offset + 50] ^= 1
+        assert len(await store.log.read(behind.physical_offset, behind.size, "pull")) == behind.size
+        with pytest.raises(DamagedBytes):
+            await store.log.read(damaged.physical_offset, damaged.size, "pull")
