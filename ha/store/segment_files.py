@@ -58,13 +58,7 @@ def load_segments(
         del sizes[max(sizes)]
     if not sizes:
         return [], []
-    for start, size in sizes.items():
-        path = directory / segment_name(start)
-        if start % segment_size:
-            raise CorruptLog(path, 0, f"its name is not a multiple of mappedFileSizeCommitLog {segment_size}")
-        is_ours = segment_size in sizes.values() or checksums.is_of(start)
-        if size > segment_size or (size < segment_size and not is_ours):
-            raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
+    _check_sizes(directory, sizes, segment_size, checksums)
     stop = max(max(sizes) + 1, known_end)
     first = min(known_begin, *sizes) if known_begin >= 0 and known_begin % segment_size == 0 else min(sizes)
     expected = range(first, stop, segment_size)
@@ -90,6 +84,16 @@ def load_segments(
     for each in zero_filled:
         logger.error("commitlog.segment_zero_filled begin=%d end=%d reason=%r", each.begin, each.end, each.reason)
     return segments, zero_filled
+
+
+def _check_sizes(directory: Path, sizes: dict[int, int], segment_size: int, checksums: Checksums) -> None:
+    for start, size in sizes.items():
+        path = directory / segment_name(start)
+        if start % segment_size:
+            raise CorruptLog(path, 0, f"its name is not a multiple of mappedFileSizeCommitLog {segment_size}")
+        is_ours = segment_size in sizes.values() or checksums.is_of(start)
+        if size > segment_size or (size < segment_size and not is_ours):
+            raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
 
 
 def truncate_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:

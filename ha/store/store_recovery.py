@@ -88,14 +88,8 @@ class StoreRecovery:
         """Loads checkpoint and queues and finds the end of the log; also returns whether the queues are complete."""
         parts, checkpointer, run = self._parts, self._checkpointer, self._parts.run_blocking
         disk, options, checksums, queues = parts.disk, parts.options, parts.checksums, parts.queues
-        checkpoint_path = options.root / "checkpoint"
-        checkpointer.checkpoint = checkpoint = await run(load_checkpoint, disk, checkpoint_path)
-        flushed_to = await run(load_flushed_to, disk, checkpoint_path)
-        if self._truncate_at is not None:
-            flushed_to = min(flushed_to, self._truncate_at)
-        # The checkpoint of a slave that was a master says nothing of the bytes that it gets from another now.
-        known_end = max(0 if options.is_slave else flushed_to, await run(checksums.known_end))
-        known_begin = await run(load_begin, disk, checkpoint_path)
+        checkpointer.checkpoint = checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
+        known_begin, known_end, flushed_to = await self._known_range()
         segments, zero_filled = await run(
             load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_begin, known_end
         )
@@ -131,6 +125,16 @@ class StoreRecovery:
         parts.log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
         parts.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
         return recovered, are_queues_whole
+
+    async def _known_range(self) -> tuple[int, int, int]:
+        """Returns begin and minimum end of the log, and the checkpoint's flushed end."""
+        parts, run, path = self._parts, self._parts.run_blocking, self._parts.options.root / "checkpoint"
+        flushed_to = await run(load_flushed_to, parts.disk, path)
+        if self._truncate_at is not None:
+            flushed_to = min(flushed_to, self._truncate_at)
+        # The checkpoint of a slave that was a master does not describe the bytes that it gets from another now.
+        known_end = max(0 if parts.options.is_slave else flushed_to, await run(parts.checksums.known_end))
+        return await run(load_begin, parts.disk, path), known_end, flushed_to
 
     def _was_flushed_first(self) -> bool:
         """Returns whether the process that crashed added only flushed records to its queues. Blocking."""
