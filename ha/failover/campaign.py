@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 
-import msgspec
 import trio
 
 from ha.failover.agreement import AgreementUnavailable, GroupView, LeaseLost, MemberRecord, Outdated
@@ -146,17 +145,8 @@ class Campaign:
             membership.progress.explain(str(error))
             await self._known.refresh()
         else:
-            self._known.update(
-                msgspec.structs.replace(
-                    view,
-                    revision=revision,
-                    group=candidacy.group,
-                    group_revision=revision,
-                    master=master,
-                    master_revision=revision,
-                    master_lease_id=held.lease.id,
-                )
-            )
+            new = {"master": master, "master_revision": revision, "master_lease_id": held.lease.id}
+            self._known.apply(view, revision, candidacy.group, **new)
 
 
 MAY_BE_LOST = "acknowledged messages may be lost"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
+import msgspec
 import trio
 from trio_util import AsyncValue
 
-from ha.failover.agreement import Agreement, AgreementUnavailable, GroupView
+from ha.failover.agreement import Agreement, AgreementUnavailable, GroupRecord, GroupView
 from ha.failover.options import MemberOptions
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,10 @@ class KnownGroup:
         """Adopts a view unless a newer one is known: the watch may lag behind the answers to calls."""
         if self.view is None or view.revision >= self.view.revision:
             self.latest.value = view
+
+    def apply(self, view: GroupView, revision: int, group: GroupRecord, **changes: Any) -> None:
+        """Adopt the result of this member's own change: `view` with `group`, and `changes`, at `revision`."""
+        self.update(msgspec.structs.replace(view, revision=revision, group=group, group_revision=revision, **changes))
 
     async def refresh(self) -> None:
         """Reads the group from the service; if that fails, waits for `retry_s`."""

@@ -134,9 +134,7 @@ class MasterTerm:
                 await trio.sleep(self._options.retry_s)
                 await self._known.refresh()
             else:
-                self._known.update(
-                    msgspec.structs.replace(view, revision=revision, group=changed, group_revision=revision)
-                )
+                self._known.apply(view, revision, changed)
                 return changed
 
     def _current(self) -> tuple[GroupView, GroupRecord]:
@@ -215,19 +213,8 @@ class MasterTerm:
         except AgreementUnavailable as error:
             logger.warning("member.handover_unconfirmed reason=%r", str(error))
         else:
-            self._known.update(
-                msgspec.structs.replace(
-                    view,
-                    revision=revision,
-                    group=handed,
-                    group_revision=revision,
-                    master=None,
-                    master_revision=0,
-                    master_lease_id=0,
-                    switch=None,
-                    switch_revision=0,
-                )
-            )
+            gone = {"master": None, "master_revision": 0, "master_lease_id": 0, "switch": None, "switch_revision": 0}
+            self._known.apply(view, revision, handed, **gone)
 
 
 def _live_members(view: GroupView) -> dict[int, int]:

@@ -42,6 +42,7 @@ from ha.protocol.auto_switch_frame import (
 from ha.protocol.ha_frame import REPORT_SIZE, TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
 from ha.replication.epoch_frames import EpochFrames
 from ha.replication.handshake import authenticate_slave
+from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
@@ -123,7 +124,11 @@ class HAConnection:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._run_half, self._read)
                         nursery.start_soon(self._run_half, self._write)
-                        await self._keep_time()
+                        # Only a complete message is a sign of life. RocketMQ counts any byte, so that a peer that sends
+                        # single bytes can stay connected for ever. Slaves send their eight bytes at once.
+                        due, wake = self._heartbeat_due, self._writer.wake
+                        await keep_time(self._options, lambda: self.progress.last_report_at, due, wake)
+                        self.close(CloseReason.HOUSEKEEPING_TIMEOUT)
         finally:
             self._log.max_offset.unsubscribe(self._on_log_grew)
             reason = self._close_reason or CloseReason.SERVICE_STOPPED
@@ -152,27 +157,6 @@ class HAConnection:
             reason = CloseReason.CONNECTION_LOST
         if reason is not None:
             self.close(reason)
-
-    async def _keep_time(self) -> None:
-        """Wake the writer for heartbeats, and end the connection when the slave is silent for too long.
-
-        One timer that checks the latest times when it fires, instead of one or two that are reset with each frame.
-        """
-        progress = self.progress
-        # Only a complete message counts as a sign of life. RocketMQ counts any byte, so that a peer that sends single
-        # bytes can stay connected for ever. Slaves send their eight bytes at once.
-        silence_s = self._options.housekeeping_interval_s + TICK_S
-        woken_until = -math.inf
-        while True:
-            silent_at = progress.last_report_at + silence_s
-            await trio.sleep_until(min(silent_at, max(self._heartbeat_due, woken_until)))
-            now = trio.current_time()
-            if now >= progress.last_report_at + silence_s:
-                self.close(CloseReason.HOUSEKEEPING_TIMEOUT)
-            if now >= self._heartbeat_due:
-                # A writer that is busy sending needs no wake-up: what it sends counts as a heartbeat.
-                woken_until = now + self._options.heartbeat_interval_s + TICK_S
-                self._writer.wake()
 
     # The reader
 
@@ -312,7 +296,7 @@ class HAConnection:
         if progress.state is SlaveState.OUT_OF_RANGE:
             return await self._serve_out_of_range()
         while True:
-            if trio.current_time() >= self._heartbeat_due:
+            if trio.current_time() >= self._heartbeat_due():
                 await self._send(self._encode_header(progress.transfer_offset, 0))
             position, end = progress.transfer_offset, log.max_offset.value
             if position > end:
@@ -370,7 +354,7 @@ class HAConnection:
         progress, log = self.progress, self._log
         position = progress.transfer_offset
         size = log.max_offset.value - position
-        if not 0 < size <= JOINED_BYTES_MAX or position < log.min_offset or now >= self._heartbeat_due:
+        if not 0 < size <= JOINED_BYTES_MAX or position < log.min_offset or now >= self._heartbeat_due():
             return False
         if progress.flow.budget(now) is not None:
             return False
@@ -394,7 +378,7 @@ class HAConnection:
         logger.error("ha.transfer_paused peer=%s at=%d reason=%r", progress.peer, position, str(damaged))
         try:
             while True:
-                with trio.move_on_at(self._heartbeat_due) as scope:
+                with trio.move_on_at(self._heartbeat_due()) as scope:
                     await self._log.wait_healed(position, position + 1)
                 if not scope.cancelled_caught:
                     break
@@ -409,7 +393,7 @@ class HAConnection:
         if progress.has_asked:
             await self._send(self._encode_header(log.min_offset, 0))
         while True:
-            await trio.sleep_until(self._heartbeat_due)
+            await trio.sleep_until(self._heartbeat_due())
             await self._send(self._encode_header(log.min_offset if progress.has_asked else progress.transfer_offset, 0))
 
     async def _send_frame(self, position: int, body: memoryview) -> None:
@@ -438,6 +422,5 @@ class HAConnection:
                 return min(size_max, budget - self._header_size)
             await trio.sleep_until(self.progress.flow.next_budget(now))
 
-    @property
     def _heartbeat_due(self) -> float:
         return self.progress.last_write_at + self._options.heartbeat_interval_s + TICK_S

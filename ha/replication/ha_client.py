@@ -207,24 +207,17 @@ class HAClient:
         return SessionEnd(Condition.CONNECT_FAILED, f"{address}{origin}: {reason}")
 
     def _plan(self) -> SessionPlan:
-        options, is_empty = self._options, self._log.min_offset < 0
-        if self._member is not None:
-            return SessionPlan(
-                asks_range=False,
-                tries_first_byte=False,
-                compares_overlap=self._refused_overlap_at != self._log.max_offset.value,
-                master_min_offset=self._ask_min_offset,
-                watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,
-            )
+        options, is_empty, is_member = self._options, self._log.min_offset < 0, self._member is not None
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
         asks_only = is_empty and not first and self._is_diagnosing and not self._has_asked_only
         # The master refused because the bytes were deleted, or not written yet: later ones must be compared.
         compares = self._refused_overlap_at != self._log.max_offset.value
+        asks_range = first or resync or (not is_empty and (self._is_diagnosing or not compares)) or asks_only
         return SessionPlan(
-            asks_range=first or resync or (not is_empty and (self._is_diagnosing or not compares)) or asks_only,
-            asks_only=asks_only,
-            tries_first_byte=first and not self._has_refused_first_byte,
+            asks_range=asks_range and not is_member,
+            asks_only=asks_only and not is_member,
+            tries_first_byte=first and not self._has_refused_first_byte and not is_member,
             compares_overlap=compares,
             master_min_offset=self._ask_min_offset,
             watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,

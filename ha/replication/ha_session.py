@@ -19,7 +19,6 @@ everything in the log is flushed, as a request counts as an acknowledgement.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -39,6 +38,7 @@ from ha.replication.epoch_follower import EpochFollower
 from ha.replication.first_byte import FirstByte
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.handshake import authenticate_to_master
+from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.overlap import Overlap, overlap_start
@@ -111,7 +111,10 @@ class HASession:
                         nursery.start_soon(self._run_part, self._report)
                         if self._plan.watches_min_offset:
                             nursery.start_soon(self._run_part, self._watch_min_offset)
-                        await self._keep_time()
+                        due, wake = self._heartbeat_due, self._reporter.wake
+                        await keep_time(self._options, lambda: self.last_read_at, due, wake)
+                        detail = f"nothing read for {self._options.housekeeping_interval_s} s"
+                        self.close(SessionEnd(Condition.HOUSEKEEPING_TIMEOUT, detail))
         finally:
             self._acknowledged.unsubscribe(self._on_log_grew)
             await trio.aclose_forcefully(self._stream)
@@ -157,26 +160,6 @@ class HASession:
 
     def _lost(self, error: Exception) -> SessionEnd:
         return SessionEnd(Condition.CONNECTION_LOST, f"{error.__cause__ or error}, {self._explain_close()}")
-
-    async def _keep_time(self) -> None:
-        """Wake the reporter for heartbeats, and end the session when the master is silent for too long.
-
-        One timer that checks the latest times when it fires, instead of two that are reset with each chunk.
-        """
-        options = self._options
-        silence_s = options.housekeeping_interval_s + TICK_S
-        woken_until = -math.inf
-        while True:
-            silent_at = self.last_read_at + silence_s
-            await trio.sleep_until(min(silent_at, max(self._heartbeat_due, woken_until)))
-            now = trio.current_time()
-            if now >= self.last_read_at + silence_s:
-                detail = f"nothing read for {options.housekeeping_interval_s} s"
-                self.close(SessionEnd(Condition.HOUSEKEEPING_TIMEOUT, detail))
-            if now >= self._heartbeat_due:
-                # A reporter that is busy sending needs no wake-up: what it sends counts as a heartbeat.
-                woken_until = now + options.heartbeat_interval_s + TICK_S
-                self._reporter.wake()
 
     # The reader
 
@@ -277,7 +260,7 @@ class HASession:
             offset = self._reportable_offset
             # Before byte 1 came there is nothing to acknowledge; RocketMQ 4.9 would hang up.
             is_restoring = self._protocol.state.value is SessionState.RESTORING
-            is_due = trio.current_time() >= self._heartbeat_due and not is_restoring
+            is_due = trio.current_time() >= self._heartbeat_due() and not is_restoring
             if bulk_count != self._bulk_count and 0 < offset - self.reported_offset < REPORT_STEP_BYTES and not is_due:
                 bulk_count = self._bulk_count
                 for _ in range(BULK_TURNS):
@@ -289,7 +272,6 @@ class HASession:
             if rest := await self._reporter.wait_for_work():
                 await self._send(rest)
 
-    @property
     def _heartbeat_due(self) -> float:
         return self.last_write_at + self._options.heartbeat_interval_s + TICK_S
 

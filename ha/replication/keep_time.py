@@ -1,0 +1,30 @@
+"""The timer of one connection, on either side: heartbeats, and the end of a connection whose peer is silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import trio
+
+from ha.replication.options import TICK_S, HAOptions
+
+
+async def keep_time(
+    options: HAOptions, last_read_at: Callable[[], float], heartbeat_due: Callable[[], float], wake: Callable[[], None]
+) -> None:
+    """Call `wake` when a heartbeat is due; return when nothing was read for longer than the housekeeping interval.
+
+    One timer that checks the latest times when it fires, instead of some that are reset with each frame.
+    """
+    silence_s = options.housekeeping_interval_s + TICK_S
+    woken_until = -math.inf
+    while True:
+        await trio.sleep_until(min(last_read_at() + silence_s, max(heartbeat_due(), woken_until)))
+        now = trio.current_time()
+        if now >= last_read_at() + silence_s:
+            return
+        if now >= heartbeat_due():
+            # A sender that is busy needs no wake-up: what it sends counts as a heartbeat.
+            woken_until = now + options.heartbeat_interval_s + TICK_S
+            wake()
