@@ -399,3 +399,17 @@ async def open_group(*ids: int) -> AsyncIterator[Group]:
         nursery.start_soon(look)
         yield group
         nursery.cancel_scope.cancel()
+
+
+async def three(group: Group) -> Node:
+    """Wait until members 1, 2 and 3 are in the set; return the master."""
+    await group.settle()
+    await group.in_set(1, 2, 3)
+    return await group.wait_master()
+
+
+@asynccontextmanager
+async def open_three() -> AsyncIterator[tuple[Group, Node]]:
+    """Members 1, 2 and 3, all in the set, and their master."""
+    async with open_group(1, 2, 3) as group:
+        yield group, await three(group)

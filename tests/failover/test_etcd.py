@@ -462,7 +462,7 @@ async def test_client_certificates(tmp_path: Path) -> None:
                 await agreement.view(timeout_s=1)
 
 
-async def test_a_hanging_tls_handshake_leaks_no_connection() -> None:
+async def test_a_hanging_tls_handshake_leaks_no_connection(nursery: trio.Nursery) -> None:
     come, gone = trio.Event(), trio.Event()
 
     async def swallow(stream: trio.SocketStream) -> None:
@@ -471,16 +471,14 @@ async def test_a_hanging_tls_handshake_leaks_no_connection() -> None:
             pass
         gone.set()
 
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, swallow, 0, host="127.0.0.1"))
-        endpoint = f"https://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-        async with open_agreement(endpoint) as agreement:
-            with trio.fail_after(30):
-                while not come.is_set():  # a busy machine may need longer to connect at all
-                    with pytest.raises(AgreementUnavailable, match="no answer within"):
-                        await agreement.view(timeout_s=0.2)
-                await gone.wait()
-        nursery.cancel_scope.cancel()
+    listeners = await nursery.start(partial(trio.serve_tcp, swallow, 0, host="127.0.0.1"))
+    endpoint = f"https://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+    async with open_agreement(endpoint) as agreement:
+        with trio.fail_after(30):
+            while not come.is_set():  # a busy machine may need longer to connect at all
+                with pytest.raises(AgreementUnavailable, match="no answer within"):
+                    await agreement.view(timeout_s=0.2)
+            await gone.wait()
 
 
 # what is there

@@ -12,17 +12,10 @@ from ha.failover.member import open_member
 from ha.failover.member_state import TRANSITIONS, MemberProgress, MemberState
 from ha.failover.role import LogPosition
 from tests.failover.contract import MEMBER
-from tests.failover.group import Group, MemoryFile, Node, open_group, until
+from tests.failover.group import Group, MemoryFile, Node, open_group, open_three, three, until
 from tests.sim.agreement import Snapshot
 
 Clock = trio.testing.MockClock
-
-
-async def three(group: Group) -> Node:
-    """All three up and in the set; returns the master."""
-    await group.settle()
-    await group.in_set(1, 2, 3)
-    return await group.wait_master()
 
 
 def others(group: Group, master: Node) -> list[Node]:
@@ -47,19 +40,16 @@ async def test_one_alone_is_master_of_itself(autojump_clock: Clock) -> None:
         assert (await group.wait_master()).id == 7
 
 
-async def test_a_new_group_is_created_by_the_longest_log(autojump_clock: Clock) -> None:
-    async with trio.open_nursery() as nursery:
-        group = Group(nursery)
-        nursery.start_soon(group.timers.run)
-        for id_ in (1, 2, 3):
-            group.add(id_).role.position = LogPosition(0, 1000 if id_ == 2 else 0)
-        assert (await group.wait_master()).id == 2
-        nursery.cancel_scope.cancel()
+async def test_a_new_group_is_created_by_the_longest_log(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    group = Group(nursery)
+    nursery.start_soon(group.timers.run)
+    for id_ in (1, 2, 3):
+        group.add(id_).role.position = LogPosition(0, 1000 if id_ == 2 else 0)
+    assert (await group.wait_master()).id == 2
 
 
 async def test_a_killed_master_is_replaced_within_its_lease_and_a_second(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         killed_at = trio.current_time()
         master.kill()
         heir = await group.wait_master(other_than=master.id)
@@ -131,8 +121,7 @@ async def test_a_preferred_member_is_elected_but_does_not_take_over_when_it_retu
 
 
 async def test_a_master_without_the_service_stops_before_its_lease_ends(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         cut_at = trio.current_time()
         master.way.cut(True)
         await until(lambda: not master.may_acknowledge)
@@ -164,8 +153,7 @@ async def test_the_services_lease_outlives_the_members_deadline(autojump_clock: 
 
 async def test_the_service_is_away_for_ten_minutes(autojump_clock: Clock) -> None:
     """The master continues for its lease, slaves stay with it, there is no election, and all recover."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in group.nodes.values():
             node.way.cut(True)
         await trio.sleep(1.0)
@@ -183,8 +171,7 @@ async def test_the_service_is_away_for_ten_minutes(autojump_clock: Clock) -> Non
 
 
 async def test_a_short_outage_of_the_service_is_not_noticed(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in group.nodes.values():
             node.way.cut(True)
         await trio.sleep(0.9)
@@ -196,8 +183,7 @@ async def test_a_short_outage_of_the_service_is_not_noticed(autojump_clock: Cloc
 
 
 async def test_an_election_whose_answer_is_lost_counts(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in others(group, master):
             node.way.loses.add("taking mastership")
             node.way.hold_watch(False)
@@ -207,8 +193,7 @@ async def test_an_election_whose_answer_is_lost_counts(autojump_clock: Clock) ->
 
 
 async def test_a_master_knows_the_live_members(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         assert master.role.living.keys() == {1, 2, 3}
         group.nodes[3].kill()
         await until(lambda: master.role.living.keys() == {1, 2})
@@ -228,8 +213,7 @@ async def test_a_set_change_without_answer_is_confirmed_by_the_view(autojump_clo
 
 
 async def test_the_set_is_not_changed_by_a_master_that_is_cut_off(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.way.cut(True)
         master.role.want(1)
         await trio.sleep(1.5)
@@ -244,8 +228,7 @@ async def test_the_set_is_not_changed_by_a_master_that_is_cut_off(autojump_clock
 
 async def test_two_candidates_at_once(autojump_clock: Clock) -> None:
     """Both try at the same time: the transaction accepts one."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in others(group, master):
             node.way.hold_watch(True)
         master.kill()
@@ -257,8 +240,7 @@ async def test_two_candidates_at_once(autojump_clock: Clock) -> None:
 
 
 async def test_a_stale_watch_causes_no_election(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         late = others(group, master)[1]
         late.way.delay(watch_s=1.5)
         master.kill()
@@ -281,8 +263,7 @@ async def test_a_lease_shorter_than_the_delays_elects_nobody(autojump_clock: Clo
 
 
 async def test_a_lost_lease_ends_the_term_at_once(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         group.service.revoke(group.view.master_lease_id)
         await group.wait_master(other_than=None)
         await trio.sleep(1)
@@ -355,8 +336,7 @@ async def test_a_foreign_log_is_excluded(autojump_clock: Clock, caplog: pytest.L
 async def test_a_master_that_lost_power_is_not_elected_again_before_one_that_has_everything(
     autojump_clock: Clock,
 ) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in group.nodes.values():
             node.role.position = master.role.position
         master.kill()
@@ -370,8 +350,7 @@ async def test_a_master_that_lost_power_is_not_elected_again_before_one_that_has
 
 
 async def test_a_master_that_was_only_killed_is_complete(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.kill()
         again = group.restart(master.id)
         again.role.catches_up = False
@@ -383,8 +362,7 @@ async def test_a_master_that_was_only_killed_is_complete(autojump_clock: Clock) 
 async def test_nobody_is_elected_until_all_are_back_if_all_lost_power(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in group.nodes.values():
             node.role.position = master.role.position
         for node in list(group.nodes.values()):
@@ -404,8 +382,7 @@ async def test_nobody_is_elected_until_all_are_back_if_all_lost_power(
 
 
 async def test_a_caught_up_member_is_complete_until_the_next_power_loss(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        await three(group)
+    async with open_three() as (group, _):
         slave = next(node for node in group.nodes.values() if node is not group.master)
         slave.kill()
         slave = group.restart(slave.id, lost_bytes=50)
@@ -478,8 +455,7 @@ async def test_a_master_stops_when_the_service_is_rolled_back(autojump_clock: Cl
 
 
 async def test_a_new_member_waits_for_the_others_records(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for node in list(group.nodes.values()):
             node.kill()
         await until(lambda: not group.view.members)
@@ -495,8 +471,7 @@ async def test_a_new_member_waits_for_the_others_records(autojump_clock: Clock) 
 
 
 async def test_a_switch_hands_over_to_the_requested_member(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.role.caught_up(3)
         asked_at = trio.current_time()
         await group.nodes[2].way.request_switch(SwitchRequest(to=3, reason="test"))
@@ -513,8 +488,7 @@ async def test_a_switch_hands_over_to_the_requested_member(autojump_clock: Clock
 async def test_a_switch_holds_puts_until_the_next_master_has_everything(
     autojump_clock: Clock,
 ) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         await master.way.request_switch(SwitchRequest(to=2))
         await trio.sleep(1)
         assert master.role.is_holding
@@ -526,8 +500,7 @@ async def test_a_switch_holds_puts_until_the_next_master_has_everything(
 async def test_a_switch_to_one_that_does_not_catch_up_changes_nothing(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         await master.way.request_switch(SwitchRequest(to=2))
         await trio.sleep(5)
         assert not master.role.is_holding
@@ -552,8 +525,7 @@ async def test_a_switch_to_an_unfit_member_is_refused(autojump_clock: Clock, to:
 
 
 async def test_a_switch_to_one_that_dies_in_the_middle_falls_back(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.role.caught_up(2)
         group.nodes[2].kill()  # its record lives on for its lease
         asked_at = trio.current_time()
@@ -566,8 +538,7 @@ async def test_a_switch_to_one_that_dies_in_the_middle_falls_back(autojump_clock
 
 
 async def test_a_switch_to_one_whose_lease_is_nearly_over_waits_for_its_renewal(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.role.caught_up(2)
         target = group.nodes[2]
         held = target.member.keeper.held.value
@@ -580,8 +551,7 @@ async def test_a_switch_to_one_whose_lease_is_nearly_over_waits_for_its_renewal(
 
 
 async def test_a_handover_without_answer_ends_the_term(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.role.caught_up(2)
         master.way.loses.add("handing over")
         await group.nodes[3].way.request_switch(SwitchRequest(to=2))
@@ -591,8 +561,7 @@ async def test_a_handover_without_answer_ends_the_term(autojump_clock: Clock) ->
 
 
 async def test_a_failed_handover_ends_the_term_and_causes_an_election(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         await master.way.request_switch(SwitchRequest(to=2))
         await trio.sleep(0.5)
         master.way.cut(True, held_share=0.0)
@@ -671,8 +640,7 @@ async def test_an_invalid_transition_is_a_bug(autojump_clock: Clock) -> None:
 
 async def test_a_late_key_of_an_earlier_attempt_makes_it_master(autojump_clock: Clock) -> None:
     """`take_mastership` may be executed after its timeout: the lease in the view shows whose key it is."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         heir, other = others(group, master)
         for node in (heir, other):
             node.way.hold_watch(True)
@@ -706,8 +674,7 @@ def duplicate_of(group: Group, id_: int, **options: object) -> Node:
 
 @pytest.mark.parametrize("is_master", [True, False])
 async def test_a_second_process_with_one_broker_id_refuses_to_start(is_master: bool, autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         first = master if is_master else others(group, master)[0]
         stories = {node.id: list(node.role.story) for node in group.nodes.values()}
         began = trio.current_time()
@@ -725,8 +692,7 @@ async def test_a_second_process_with_one_broker_id_refuses_to_start(is_master: b
 
 
 async def test_a_restarted_member_waits_only_for_its_earlier_lease(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         killed = others(group, master)[0]
         killed.kill()
         killed_at = trio.current_time()
@@ -737,8 +703,7 @@ async def test_a_restarted_member_waits_only_for_its_earlier_lease(autojump_cloc
 
 
 async def test_a_stopped_member_does_not_wait_when_it_starts(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         stopped = others(group, master)[0]
         await stopped.member.leave()
         stopped.kill()
@@ -753,8 +718,7 @@ async def test_a_member_whose_id_was_taken_meanwhile_stops_serving_and_ends(
     is_master: bool, autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its lease ends while it can't reach the service, and another process gets the key."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         first = master if is_master else others(group, master)[0]
         first.way.cut(True)
         second = duplicate_of(group, first.id)
@@ -775,8 +739,7 @@ async def test_a_member_whose_key_is_replaced_while_its_lease_lives_stops_servin
     is_master: bool, autojump_clock: Clock
 ) -> None:
     """As by an earlier release, which overwrites it. The mastership ends with the key."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         first = master if is_master else others(group, master)[0]
         usurper = group.service.client("usurper")
         lease = await usurper.grant_lease(60)
@@ -789,8 +752,7 @@ async def test_a_member_whose_key_is_replaced_while_its_lease_lives_stops_servin
 
 
 async def test_a_lost_key_is_written_again(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         slave = others(group, master)[0]
         group.service.change({}, (f"members/{slave.id}",))
         await until(lambda: slave.id in group.view.members)
@@ -801,8 +763,7 @@ async def test_a_lost_key_is_written_again(autojump_clock: Clock) -> None:
 
 async def test_no_id_is_refused_while_the_service_is_away(autojump_clock: Clock) -> None:
     """No lease ends then, so elapsed time doesn't show who is alive."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         killed = others(group, master)[0]
         killed.kill()
         back = duplicate_of(group, killed.id)

@@ -8,16 +8,9 @@ import trio.testing
 
 from ha.failover.agreement import SwitchRequest
 from ha.failover.switchover import SwitchOutcome
-from tests.failover.group import Group, Node, open_group, until
+from tests.failover.group import Node, open_group, open_three, three, until
 
 Clock = trio.testing.MockClock
-
-
-async def three(group: Group) -> Node:
-    """All three up and in the set; returns the master, which is 1."""
-    await group.settle()
-    await group.in_set(1, 2, 3)
-    return await group.wait_master()
 
 
 async def ask(node: Node, to: int | None, wait_s: float = 10.0) -> SwitchOutcome:
@@ -26,8 +19,7 @@ async def ask(node: Node, to: int | None, wait_s: float = 10.0) -> SwitchOutcome
 
 @pytest.mark.parametrize("asked", [1, 2, 3])
 async def test_any_member_serves_a_switch_request(autojump_clock: Clock, asked: int) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.role.caught_up(2)
         outcome = await ask(group.nodes[asked], 2)
         assert (outcome.is_done, outcome.master_id, outcome.epoch, outcome.why_not) == (True, 2, 2, "")
@@ -36,8 +28,7 @@ async def test_any_member_serves_a_switch_request(autojump_clock: Clock, asked: 
 
 
 async def test_a_switch_without_target_chooses_another_member(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         for id_ in (2, 3):
             master.role.caught_up(id_)
         outcome = await ask(group.nodes[3], None)
@@ -46,8 +37,7 @@ async def test_a_switch_without_target_chooses_another_member(autojump_clock: Cl
 
 
 async def test_a_switch_to_the_present_master_is_done(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        await three(group)
+    async with open_three() as (group, _):
         outcome = await ask(group.nodes[3], 1)
         assert (outcome.is_done, outcome.master_id, outcome.epoch) == (True, 1, 1)
         assert group.view.switch is None
@@ -87,8 +77,7 @@ async def test_without_a_master_nothing_is_requested(autojump_clock: Clock) -> N
 
 
 async def test_an_unreachable_service_is_reported(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        await three(group)
+    async with open_three() as (group, _):
         group.nodes[3].way.cut(True)
         outcome = await ask(group.nodes[3], 2, wait_s=5.0)
         assert not outcome.is_done
@@ -100,8 +89,7 @@ async def test_an_unreachable_service_is_reported(autojump_clock: Clock) -> None
 
 async def test_an_unanswered_request_ends_with_the_term(autojump_clock: Clock) -> None:
     """The master dies before it reads the request: the next master does not hand over."""
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.way.hold_watch(True)
         outcome = await ask(group.nodes[3], 2, wait_s=1.0)
         assert (outcome.is_done, outcome.is_known) == (False, False)
@@ -141,8 +129,7 @@ async def test_the_later_of_two_requests_counts(autojump_clock: Clock) -> None:
 
 
 async def test_another_master_than_requested_is_reported(autojump_clock: Clock) -> None:
-    async with open_group(1, 2, 3) as group:
-        master = await three(group)
+    async with open_three() as (group, master):
         master.role.caught_up(2)
         group.nodes[2].kill()  # its record lives on for its lease
         outcome = await ask(group.nodes[3], 2)

@@ -479,23 +479,23 @@ async def test_without_a_master_nothing_more_is_acknowledged(autojump_clock: Moc
         assert condition_of(client) is Condition.NO_MASTER
 
 
-async def test_a_master_replaced_during_the_connect_is_not_followed(autojump_clock: MockClock) -> None:
+async def test_a_master_replaced_during_the_connect_is_not_followed(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     member = await Member(bytes(100)).begin((1, 0))
-    async with trio.open_nursery() as nursery:
-        master = MasterOfMembers(nursery)
+    master = MasterOfMembers(nursery)
 
-        async def connect(address: str) -> trio.abc.Stream:
-            await trio.sleep(1)
-            return await master.connect(address)
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.sleep(1)
+        return await master.connect(address)
 
-        client = HAClient(member.log, WHOLE, connect, member=member, broker_id=SLAVE)
-        nursery.start_soon(client.run)
-        client.set_master("10.0.0.1:10912")
-        await wait_all_tasks_blocked()
-        client.set_master(None)
-        await trio.sleep(10)
-        assert master.said == []
-        nursery.cancel_scope.cancel()
+    client = HAClient(member.log, WHOLE, connect, member=member, broker_id=SLAVE)
+    nursery.start_soon(client.run)
+    client.set_master("10.0.0.1:10912")
+    await wait_all_tasks_blocked()
+    client.set_master(None)
+    await trio.sleep(10)
+    assert master.said == []
 
 
 # Both sides

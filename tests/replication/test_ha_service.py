@@ -29,31 +29,28 @@ def new_service(**options: int) -> tuple[MemoryLog, HAService]:
 async def connected(nursery: trio.Nursery, service: HAService, peer: str, *reports: int) -> SlaveSide:
     slave = SlaveSide(service, peer)
     slave.start(nursery)
+    await wait_all_tasks_blocked()
     for report in reports:
         await slave.report(report)
         await wait_all_tasks_blocked()
     return slave
 
 
-async def test_two_connections_of_one_slave_count_once(autojump_clock: MockClock) -> None:
+async def test_two_connections_of_one_slave_count_once(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "10.0.0.1:1111", 100)
-        await connected(nursery, service, "10.0.0.1:2222", 300)
-        await connected(nursery, service, "10.0.0.2:3333", 200)
-        assert service.acknowledged() == [300, 200]
-        assert service.in_sync_replicas_nums(END) == 3
-        assert service.connection_count == 3
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "10.0.0.1:1111", 100)
+    await connected(nursery, service, "10.0.0.1:2222", 300)
+    await connected(nursery, service, "10.0.0.2:3333", 200)
+    assert service.acknowledged() == [300, 200]
+    assert service.in_sync_replicas_nums(END) == 3
+    assert service.connection_count == 3
 
 
-async def test_on_loopback_every_connection_is_a_slave(autojump_clock: MockClock) -> None:
+async def test_on_loopback_every_connection_is_a_slave(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "127.0.0.1:1", 100)
-        await connected(nursery, service, "[::1]:2", 100)
-        assert service.in_sync_replicas_nums(END) == 3
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "127.0.0.1:1", 100)
+    await connected(nursery, service, "[::1]:2", 100)
+    assert service.in_sync_replicas_nums(END) == 3
 
 
 @pytest.mark.parametrize(
@@ -79,17 +76,14 @@ def test_every_close_reason_has_a_text() -> None:
     assert set(ENDS_IN_WORDS) == set(CloseReason)
 
 
-async def test_a_silent_connection_does_not_count(autojump_clock: MockClock) -> None:
+async def test_a_silent_connection_does_not_count(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
     assert service.explain(END) == "no slave is connected"
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "10.0.0.1:1")
-        await wait_all_tasks_blocked()
-        assert service.connection_count == 1
-        assert not service.is_slave_ok(0)
-        assert service.in_sync_replicas_nums(0) == 1
-        assert service.explain(END) == "1 connected, not yet reported an offset"
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "10.0.0.1:1")
+    assert service.connection_count == 1
+    assert not service.is_slave_ok(0)
+    assert service.in_sync_replicas_nums(0) == 1
+    assert service.explain(END) == "1 connected, not yet reported an offset"
 
 
 class SlowToClose(trio.abc.Stream):
@@ -127,124 +121,112 @@ async def test_a_closing_connection_does_not_count(autojump_clock: MockClock) ->
         assert service.explain(END) == "no slave is connected; the last one, 10.0.0.1:1, closed its connection, 0 s ago"
 
 
-async def test_the_gap_is_strict(autojump_clock: MockClock) -> None:
+async def test_the_gap_is_strict(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service(fall_behind_max_bytes=1000)
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "10.0.0.1:1", 500)
-        assert service.is_slave_ok(1499)
-        assert service.explain(1499) == ""
-        assert not service.is_slave_ok(1500)
-        assert service.explain(1500) == "slave 10.0.0.1 is 1000 bytes behind, 1000 or more is too far"
-        assert service.in_sync_replicas_nums(1499) == 2
-        assert service.in_sync_replicas_nums(1500) == 1
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "10.0.0.1:1", 500)
+    assert service.is_slave_ok(1499)
+    assert service.explain(1499) == ""
+    assert not service.is_slave_ok(1500)
+    assert service.explain(1500) == "slave 10.0.0.1 is 1000 bytes behind, 1000 or more is too far"
+    assert service.in_sync_replicas_nums(1499) == 2
+    assert service.in_sync_replicas_nums(1500) == 1
 
 
-async def test_push2_offset_stays_when_its_slave_disconnects(autojump_clock: MockClock) -> None:
+async def test_push2_offset_stays_when_its_slave_disconnects(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
-    async with trio.open_nursery() as nursery:
-        slave = await connected(nursery, service, "10.0.0.1:1", 700)
-        slave_gone = slave.stream.send_stream
-        await slave_gone.aclose()
-        await wait_all_tasks_blocked()
-        assert service.push2_slave_max_offset == 700
-        assert not service.is_slave_ok(700)
-        nursery.cancel_scope.cancel()
+    slave = await connected(nursery, service, "10.0.0.1:1", 700)
+    slave_gone = slave.stream.send_stream
+    await slave_gone.aclose()
+    await wait_all_tasks_blocked()
+    assert service.push2_slave_max_offset == 700
+    assert not service.is_slave_ok(700)
 
 
-async def test_retention_keeps_what_a_disconnected_slave_needs(autojump_clock: MockClock) -> None:
+async def test_retention_keeps_what_a_disconnected_slave_needs(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     _, service = new_service()
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "10.0.0.1:1", 700)
-        away = await connected(nursery, service, "10.0.0.2:1", 300)
-        await away.stream.send_stream.aclose()
-        await wait_all_tasks_blocked()
-        assert service.connection_count == 1
-        assert service.lowest_needed_offset() == 300
-        liar = await connected(nursery, service, "10.0.0.3:1", 200)
-        await liar.report(END + 1)
-        await wait_all_tasks_blocked()
-        assert service.lowest_needed_offset() == 300
-        await connected(nursery, service, "10.0.0.2:2", 400)
-        assert service.lowest_needed_offset() == 400
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "10.0.0.1:1", 700)
+    away = await connected(nursery, service, "10.0.0.2:1", 300)
+    await away.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert service.connection_count == 1
+    assert service.lowest_needed_offset() == 300
+    liar = await connected(nursery, service, "10.0.0.3:1", 200)
+    await liar.report(END + 1)
+    await wait_all_tasks_blocked()
+    assert service.lowest_needed_offset() == 300
+    await connected(nursery, service, "10.0.0.2:2", 400)
+    assert service.lowest_needed_offset() == 400
 
 
-async def test_retention_keeps_what_the_slowest_slave_needs(autojump_clock: MockClock) -> None:
+async def test_retention_keeps_what_the_slowest_slave_needs(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
     assert service.lowest_needed_offset() is None
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "10.0.0.1:1", 700)
-        await connected(nursery, service, "10.0.0.2:1", 300)
-        await connected(nursery, service, "10.0.0.3:1")
-        assert service.lowest_needed_offset() == 300
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "10.0.0.1:1", 700)
+    await connected(nursery, service, "10.0.0.2:1", 300)
+    await connected(nursery, service, "10.0.0.3:1")
+    assert service.lowest_needed_offset() == 300
 
 
-async def test_an_ack_completes_puts_and_a_disconnect_fails_them(autojump_clock: MockClock) -> None:
+async def test_an_ack_completes_puts_and_a_disconnect_fails_them(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     log, service = new_service()
     done: list[tuple[str, PutStatus]] = []
 
     def request(name: str, next_offset: int) -> AckRequest:
         return AckRequest(next_offset, 1, trio.current_time() + 3, lambda status: done.append((name, status)))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.group_transfer.run)
-        slave = await connected(nursery, service, "10.0.0.1:1", END)
-        log.put(bytes(20))
-        await service.group_transfer.submit_channel.send([request("a", END + 10), request("b", END + 20)])
-        await wait_all_tasks_blocked()
-        await slave.report(END + 10)
-        await wait_all_tasks_blocked()
-        assert done == [("a", PutStatus.PUT_OK)]
-        await slave.stream.send_stream.aclose()
-        await wait_all_tasks_blocked()
-        assert done[1:] == [("b", PutStatus.SLAVE_NOT_AVAILABLE)]
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(service.group_transfer.run)
+    slave = await connected(nursery, service, "10.0.0.1:1", END)
+    log.put(bytes(20))
+    await service.group_transfer.submit_channel.send([request("a", END + 10), request("b", END + 20)])
+    await wait_all_tasks_blocked()
+    await slave.report(END + 10)
+    await wait_all_tasks_blocked()
+    assert done == [("a", PutStatus.PUT_OK)]
+    await slave.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert done[1:] == [("b", PutStatus.SLAVE_NOT_AVAILABLE)]
 
 
 async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     """A put at the end of a segment waits for two slaves; a new one that starts in the next must not be the second."""
     log, service = new_service()
     done: list[tuple[float, PutStatus]] = []
     began = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.group_transfer.run)
-        await connected(nursery, service, "10.0.0.1:1", END)
-        await connected(nursery, service, "10.0.0.2:1", 10)
-        await service.group_transfer.submit_channel.send(
-            [AckRequest(END, 3, began + 3, lambda status: done.append((trio.current_time() - began, status)))]
-        )
-        log.put(bytes(30))
-        fresh = await connected(nursery, service, "10.0.0.3:1", 0, END, END + 30)
-        assert done == []
-        assert service.acknowledged() == [END, 10]
-        assert "slave 10.0.0.3 has just started at offset 4096" in service.explain(END)
-        await trio.sleep_until(began + 4)
-        assert done == [(3.0, PutStatus.FLUSH_SLAVE_TIMEOUT)]
-        await fresh.report(END + 30)
-        await wait_all_tasks_blocked()
-        assert service.acknowledged() == [END + 30, END, 10]
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(service.group_transfer.run)
+    await connected(nursery, service, "10.0.0.1:1", END)
+    await connected(nursery, service, "10.0.0.2:1", 10)
+    await service.group_transfer.submit_channel.send(
+        [AckRequest(END, 3, began + 3, lambda status: done.append((trio.current_time() - began, status)))]
+    )
+    log.put(bytes(30))
+    fresh = await connected(nursery, service, "10.0.0.3:1", 0, END, END + 30)
+    assert done == []
+    assert service.acknowledged() == [END, 10]
+    assert "slave 10.0.0.3 has just started at offset 4096" in service.explain(END)
+    await trio.sleep_until(began + 4)
+    assert done == [(3.0, PutStatus.FLUSH_SLAVE_TIMEOUT)]
+    await fresh.report(END + 30)
+    await wait_all_tasks_blocked()
+    assert service.acknowledged() == [END + 30, END, 10]
 
 
-async def test_silent_connections_are_evicted_when_full(autojump_clock: MockClock) -> None:
+async def test_silent_connections_are_evicted_when_full(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service(connection_count_max=2)
-    async with trio.open_nursery() as nursery:
-        stranger = await connected(nursery, service, "10.9.9.9:1")
-        await wait_all_tasks_blocked()
-        await connected(nursery, service, "10.0.0.1:1", 10)
-        await connected(nursery, service, "10.0.0.2:1", 20)
-        assert stranger.close_reason is CloseReason.TOO_MANY_CONNECTIONS
-        assert service.acknowledged() == [20, 10]
-        refused = await connected(nursery, service, "10.0.0.3:1")
-        await wait_all_tasks_blocked()
-        assert refused.close_reason is CloseReason.TOO_MANY_CONNECTIONS
-        assert refused.closed_at == 0
-        assert service.acknowledged() == [20, 10]
-        nursery.cancel_scope.cancel()
+    stranger = await connected(nursery, service, "10.9.9.9:1")
+    await connected(nursery, service, "10.0.0.1:1", 10)
+    await connected(nursery, service, "10.0.0.2:1", 20)
+    assert stranger.close_reason is CloseReason.TOO_MANY_CONNECTIONS
+    assert service.acknowledged() == [20, 10]
+    refused = await connected(nursery, service, "10.0.0.3:1")
+    assert refused.close_reason is CloseReason.TOO_MANY_CONNECTIONS
+    assert refused.closed_at == 0
+    assert service.acknowledged() == [20, 10]
 
 
 async def test_a_repeated_close_reason_is_logged_once_and_always_counted(
@@ -259,24 +241,22 @@ async def test_a_repeated_close_reason_is_logged_once_and_always_counted(
     assert service.statistics().closed_counts[CloseReason.REPORT_BEYOND_END] == 5
 
 
-async def test_statistics_have_lag_and_rate(autojump_clock: MockClock) -> None:
+async def test_statistics_have_lag_and_rate(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
-    async with trio.open_nursery() as nursery:
-        await connected(nursery, service, "10.0.0.1:1", 96, 1096)
-        await trio.sleep(1.5)
-        statistics = service.statistics()
-        assert (statistics.max_offset, statistics.push2_slave_max_offset, statistics.slave_count) == (END, 1096, 1)
-        (slave,) = statistics.slaves
-        assert (slave.request_offset, slave.ack_offset, slave.transfer_offset) == (96, 1096, END)
-        assert slave.lag_bytes == END - 1096
-        assert slave.state is SlaveState.TRANSFER
-        assert slave.is_in_sync
-        assert slave.transferred_bytes == slave.transferred_bytes_per_s == END - 96 + 12
-        assert slave.last_report_age_s == 1.5
-        nursery.cancel_scope.cancel()
+    await connected(nursery, service, "10.0.0.1:1", 96, 1096)
+    await trio.sleep(1.5)
+    statistics = service.statistics()
+    assert (statistics.max_offset, statistics.push2_slave_max_offset, statistics.slave_count) == (END, 1096, 1)
+    (slave,) = statistics.slaves
+    assert (slave.request_offset, slave.ack_offset, slave.transfer_offset) == (96, 1096, END)
+    assert slave.lag_bytes == END - 1096
+    assert slave.state is SlaveState.TRANSFER
+    assert slave.is_in_sync
+    assert slave.transferred_bytes == slave.transferred_bytes_per_s == END - 96 + 12
+    assert slave.last_report_age_s == 1.5
 
 
-async def test_waiting_for_states(autojump_clock: MockClock) -> None:
+async def test_waiting_for_states(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
     seen: list[str] = []
 
@@ -284,19 +264,17 @@ async def test_waiting_for_states(autojump_clock: MockClock) -> None:
         await service.wait_state(state, peer)
         seen.append(text)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(note, "two", SlaveState.TRANSFER, "10.0.0.2")
-        nursery.start_soon(note, "any", SlaveState.TRANSFER, None)
-        await connected(nursery, service, "10.0.0.1:1", 10)
-        assert seen == ["any"]
-        slave = await connected(nursery, service, "10.0.0.2:1", 10)
-        assert seen == ["any", "two"]
-        nursery.start_soon(note, "two is gone", SlaveState.SHUTDOWN, "10.0.0.2:1")
-        await wait_all_tasks_blocked()
-        await slave.stream.send_stream.aclose()
-        await wait_all_tasks_blocked()
-        assert seen == ["any", "two", "two is gone"]
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(note, "two", SlaveState.TRANSFER, "10.0.0.2")
+    nursery.start_soon(note, "any", SlaveState.TRANSFER, None)
+    await connected(nursery, service, "10.0.0.1:1", 10)
+    assert seen == ["any"]
+    slave = await connected(nursery, service, "10.0.0.2:1", 10)
+    assert seen == ["any", "two"]
+    nursery.start_soon(note, "two is gone", SlaveState.SHUTDOWN, "10.0.0.2:1")
+    await wait_all_tasks_blocked()
+    await slave.stream.send_stream.aclose()
+    await wait_all_tasks_blocked()
+    assert seen == ["any", "two", "two is gone"]
 
 
 async def test_no_task_and_no_connection_outlives_serve() -> None:
@@ -323,12 +301,10 @@ async def test_no_task_and_no_connection_outlives_serve() -> None:
         await stream.aclose()
 
 
-async def test_a_memory_stream_has_a_unique_name(autojump_clock: MockClock) -> None:
+async def test_a_memory_stream_has_a_unique_name(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
     ours, theirs = memory_stream_pair()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.handle, theirs)
-        await ours.send_all((10).to_bytes(8, "big"))
-        await wait_all_tasks_blocked()
-        assert service.statistics().slaves[0].peer.startswith("stapledstream-")
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(service.handle, theirs)
+    await ours.send_all((10).to_bytes(8, "big"))
+    await wait_all_tasks_blocked()
+    assert service.statistics().slaves[0].peer.startswith("stapledstream-")

@@ -43,15 +43,13 @@ async def fetch(peer: Peer, begin: int, end: int) -> Fetched:
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 100), (0, 1), (1, 2), (SEGMENT_SIZE, 2 * SEGMENT_SIZE), (5000, 5001)])
-async def test_a_range_of_a_halog_peer(begin: int, end: int, autojump_clock: MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        peer = Peer(nursery, HAService(MemoryLog(LOG)))
-        assert await fetch(peer, begin, end) == Fetched(LOG[begin:end], "")
-        assert trio.current_time() - autojump_clock.current_time() < 1
-        nursery.cancel_scope.cancel()
+async def test_a_range_of_a_halog_peer(begin: int, end: int, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    peer = Peer(nursery, HAService(MemoryLog(LOG)))
+    assert await fetch(peer, begin, end) == Fetched(LOG[begin:end], "")
+    assert trio.current_time() - autojump_clock.current_time() < 1
 
 
-async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
+async def test_a_reader_is_no_slave(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     """Neither for acknowledgements nor retention nor explanations, and a slave on the same host is not affected."""
     log = MemoryLog(LOG)
     service = HAService(log)
@@ -63,123 +61,115 @@ async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
             async with trio.open_nursery() as inner:
                 slave.start(inner)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_slave)
-        await wait_all_tasks_blocked()
-        await slave.report(len(LOG))
-        await wait_all_tasks_blocked()
-        reader, theirs = memory_stream_pair()
-        nursery.start_soon(service.handle, theirs, "10.0.0.9:40001")
-        await reader.send_all(b"\xff" * 16)
-        await reader.send_all((100).to_bytes(8, "big"))
-        await wait_all_tasks_blocked()
-        assert service.connection_count == 2
-        assert service.acknowledged() == [len(LOG)]
-        assert service.lowest_needed_offset() == len(LOG)
-        assert len(service.statistics().slaves) == 1
-        assert service.explain(len(LOG)) == ""
-        present.cancel()
-        await wait_all_tasks_blocked()
-        assert service.acknowledged() == []
-        assert not service.is_slave_ok(len(LOG))
-        assert service.explain(len(LOG)).startswith("no slave is connected")
-        await reader.aclose()
-        await wait_all_tasks_blocked()
-        assert service.connection_count == 0
-        assert service.lowest_needed_offset() == len(LOG), "where the slave was, not where the reader began"
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(run_slave)
+    await wait_all_tasks_blocked()
+    await slave.report(len(LOG))
+    await wait_all_tasks_blocked()
+    reader, theirs = memory_stream_pair()
+    nursery.start_soon(service.handle, theirs, "10.0.0.9:40001")
+    await reader.send_all(b"\xff" * 16)
+    await reader.send_all((100).to_bytes(8, "big"))
+    await wait_all_tasks_blocked()
+    assert service.connection_count == 2
+    assert service.acknowledged() == [len(LOG)]
+    assert service.lowest_needed_offset() == len(LOG)
+    assert len(service.statistics().slaves) == 1
+    assert service.explain(len(LOG)) == ""
+    present.cancel()
+    await wait_all_tasks_blocked()
+    assert service.acknowledged() == []
+    assert not service.is_slave_ok(len(LOG))
+    assert service.explain(len(LOG)).startswith("no slave is connected")
+    await reader.aclose()
+    await wait_all_tasks_blocked()
+    assert service.connection_count == 0
+    assert service.lowest_needed_offset() == len(LOG), "where the slave was, not where the reader began"
 
 
 @pytest.mark.parametrize("begin", [0, 1, 300, SEGMENT_SIZE])
-async def test_a_range_of_a_rocketmq_peer(begin: int, autojump_clock: MockClock) -> None:
+async def test_a_range_of_a_rocketmq_peer(begin: int, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     """It doesn't answer the question; the one report is for bytes that are held here anyway."""
-    async with trio.open_nursery() as nursery:
-        master = MasterSide(nursery)
-        log = MemoryLog(LOG)
+    master = MasterSide(nursery)
+    log = MemoryLog(LOG)
 
-        async def connect(address: str) -> trio.abc.Stream:
-            await trio.lowlevel.checkpoint()
-            ours, theirs = memory_stream_pair()
-            nursery.start_soon(serve_as_rocketmq, ours, log)
-            return theirs
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(serve_as_rocketmq, ours, log)
+        return theirs
 
-        async def spy(address: str) -> trio.abc.Stream:
-            return await master.connect(address)
+    async def spy(address: str) -> trio.abc.Stream:
+        return await master.connect(address)
 
-        got = await fetch_range(
-            "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
-        )
-        assert got == Fetched(LOG[begin : begin + 1000], "")
-        with pytest.raises(HealFetchError):
-            await fetch_range("peer:1", begin, begin + 9, connect=spy, options=HAOptions(), segment_size=SEGMENT_SIZE)
-        assert master.values == [-1, -1, max(begin, 1)]
-        nursery.cancel_scope.cancel()
+    got = await fetch_range(
+        "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
+    )
+    assert got == Fetched(LOG[begin : begin + 1000], "")
+    with pytest.raises(HealFetchError):
+        await fetch_range("peer:1", begin, begin + 9, connect=spy, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    assert master.values == [-1, -1, max(begin, 1)]
 
 
-async def test_a_rocketmq_peer_that_has_only_the_start_of_a_range(autojump_clock: MockClock) -> None:
+async def test_a_rocketmq_peer_that_has_only_the_start_of_a_range(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     """Only silence shows that no more comes: its heartbeats are 5 s apart."""
-    async with trio.open_nursery() as nursery:
 
-        async def connect(address: str) -> trio.abc.Stream:
-            await trio.lowlevel.checkpoint()
-            ours, theirs = memory_stream_pair()
-            nursery.start_soon(serve_as_rocketmq, ours, MemoryLog(LOG))
-            return theirs
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(serve_as_rocketmq, ours, MemoryLog(LOG))
+        return theirs
 
-        begin = len(LOG) - 300
-        got = await fetch_range(
-            "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
-        )
-        assert got.raw == LOG[begin:]
-        assert "sent 300 of 1000 bytes and no more" in got.trouble or "has no bytes" in got.trouble
-        nursery.cancel_scope.cancel()
+    begin = len(LOG) - 300
+    got = await fetch_range(
+        "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
+    )
+    assert got.raw == LOG[begin:]
+    assert "sent 300 of 1000 bytes and no more" in got.trouble or "has no bytes" in got.trouble
 
 
-async def test_ranges_that_a_peer_refuses(autojump_clock: MockClock) -> None:
+async def test_ranges_that_a_peer_refuses(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     log = MemoryLog(LOG[SEGMENT_SIZE:], first_offset=SEGMENT_SIZE, hot_bytes=0)
-    async with trio.open_nursery() as nursery:
-        peer = Peer(nursery, HAService(log))
-        with pytest.raises(HealFetchError, match=rf"holds \[{SEGMENT_SIZE}, {len(LOG)}\)") as caught:
-            await fetch(peer, 100, 200)
-        assert caught.value.is_refusal
-        with pytest.raises(HealFetchError, match="holds"):
-            await fetch(peer, len(LOG), len(LOG) + 10)
-        got = await fetch(peer, len(LOG) - 10, len(LOG) + 10)
-        assert got == Fetched(LOG[-10:], f"peer:1 holds [{SEGMENT_SIZE}, {len(LOG)})")
-        log.damage(SEGMENT_SIZE + 50, SEGMENT_SIZE + 60)
-        with pytest.raises(HealFetchError, match="damaged there, too"):
-            await fetch(peer, SEGMENT_SIZE + 50, SEGMENT_SIZE + 100)
-        got = await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 100)
-        assert got.raw == LOG[SEGMENT_SIZE : SEGMENT_SIZE + 50]
-        assert "damaged there, too" in got.trouble
-        assert await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 50) == Fetched(got.raw, "")
-        nursery.cancel_scope.cancel()
+    peer = Peer(nursery, HAService(log))
+    with pytest.raises(HealFetchError, match=rf"holds \[{SEGMENT_SIZE}, {len(LOG)}\)") as caught:
+        await fetch(peer, 100, 200)
+    assert caught.value.is_refusal
+    with pytest.raises(HealFetchError, match="holds"):
+        await fetch(peer, len(LOG), len(LOG) + 10)
+    got = await fetch(peer, len(LOG) - 10, len(LOG) + 10)
+    assert got == Fetched(LOG[-10:], f"peer:1 holds [{SEGMENT_SIZE}, {len(LOG)})")
+    log.damage(SEGMENT_SIZE + 50, SEGMENT_SIZE + 60)
+    with pytest.raises(HealFetchError, match="damaged there, too"):
+        await fetch(peer, SEGMENT_SIZE + 50, SEGMENT_SIZE + 100)
+    got = await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 100)
+    assert got.raw == LOG[SEGMENT_SIZE : SEGMENT_SIZE + 50]
+    assert "damaged there, too" in got.trouble
+    assert await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 50) == Fetched(got.raw, "")
 
 
-async def test_faulty_peers(autojump_clock: MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        peer = Peer(nursery)
-        began = trio.current_time()
-        with pytest.raises(HealFetchError, match="sent 0 of 10"):
+async def test_faulty_peers(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    peer = Peer(nursery)
+    began = trio.current_time()
+    with pytest.raises(HealFetchError, match="sent 0 of 10"):
+        await fetch(peer, 100, 110)
+    assert trio.current_time() - began == HAOptions().range_answer_timeout_s + SILENCE_S_MAX
+
+    async def fetch_with(raw: bytes) -> None:
+        async with trio.open_nursery() as inner:
+
+            async def answer() -> None:
+                await wait_all_tasks_blocked()
+                await peer.streams[-1].send_all(raw)
+
+            inner.start_soon(answer)
             await fetch(peer, 100, 110)
-        assert trio.current_time() - began == HAOptions().range_answer_timeout_s + SILENCE_S_MAX
 
-        async def fetch_with(raw: bytes) -> None:
-            async with trio.open_nursery() as inner:
-
-                async def answer() -> None:
-                    await wait_all_tasks_blocked()
-                    await peer.streams[-1].send_all(raw)
-
-                inner.start_soon(answer)
-                await fetch(peer, 100, 110)
-
-        for raw in (encode_transfer_header(100, 10) + bytes(10), encode_transfer_header(90, 0) * 2 + b"\xff" * 12):
-            with pytest.raises(ExceptionGroup) as group:
-                await fetch_with(raw)
-            assert isinstance(group.value.exceptions[0], HealFetchError)
-            assert not group.value.exceptions[0].is_refusal or "holds" in str(group.value.exceptions[0])
-        nursery.cancel_scope.cancel()
+    for raw in (encode_transfer_header(100, 10) + bytes(10), encode_transfer_header(90, 0) * 2 + b"\xff" * 12):
+        with pytest.raises(ExceptionGroup) as group:
+            await fetch_with(raw)
+        assert isinstance(group.value.exceptions[0], HealFetchError)
+        assert not group.value.exceptions[0].is_refusal or "holds" in str(group.value.exceptions[0])
 
 
 async def test_a_slave_gets_heartbeats_while_the_range_is_damaged(autojump_clock: MockClock) -> None:
@@ -239,36 +229,36 @@ class DamagedLog:
 
 
 @pytest.mark.parametrize("lies", [False, True])
-async def test_only_proven_bytes_are_written_and_the_next_peer_is_asked(lies: bool, autojump_clock: MockClock) -> None:
+async def test_only_proven_bytes_are_written_and_the_next_peer_is_asked(
+    lies: bool, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     log = DamagedLog(LOG, 1000, 2000)
     [damage] = log.damage.open
-    async with trio.open_nursery() as nursery:
-        liar = Peer(nursery, HAService(MemoryLog(bytes(len(LOG)))))
-        honest = Peer(nursery, HAService(MemoryLog(LOG)))
+    liar = Peer(nursery, HAService(MemoryLog(bytes(len(LOG)))))
+    honest = Peer(nursery, HAService(MemoryLog(LOG)))
 
-        async def connect(address: str) -> trio.abc.Stream:
-            return await (liar if address == "liar:1" else honest).connect(address)
+    async def connect(address: str) -> trio.abc.Stream:
+        return await (liar if address == "liar:1" else honest).connect(address)
 
-        async def peers() -> list[str]:
-            await trio.lowlevel.checkpoint()
-            return ["liar:1"] if lies else ["liar:1", "honest:1"]
+    async def peers() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["liar:1"] if lies else ["liar:1", "honest:1"]
 
-        healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
-        nursery.start_soon(healer.run)
-        await trio.sleep(0.5)
-        if lies:
-            assert log.writes == []
-            assert damage.is_hopeless
-            assert "not what was written here" in damage.heal_trouble
-        else:
-            assert log.writes == [(1000, 1000)]
-            assert bytes(log.held) == LOG
-            assert not log.damage.open
-            assert damage.healed_from == "honest:1"
-        nursery.cancel_scope.cancel()
+    healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    nursery.start_soon(healer.run)
+    await trio.sleep(0.5)
+    if lies:
+        assert log.writes == []
+        assert damage.is_hopeless
+        assert "not what was written here" in damage.heal_trouble
+    else:
+        assert log.writes == [(1000, 1000)]
+        assert bytes(log.held) == LOG
+        assert not log.damage.open
+        assert damage.healed_from == "honest:1"
 
 
-async def test_a_range_is_healed_as_far_as_the_peer_has_it(autojump_clock: MockClock) -> None:
+async def test_a_range_is_healed_as_far_as_the_peer_has_it(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     """The next peer has the rest, or the same one later."""
     log = DamagedLog(LOG, 1000, 2000)
     log.known_to = 1900
@@ -276,33 +266,33 @@ async def test_a_range_is_healed_as_far_as_the_peer_has_it(autojump_clock: MockC
     short = MemoryLog(LOG[:1200])
     shorter = MemoryLog(LOG[:1100])
     longer = MemoryLog(LOG[:1500])
-    async with trio.open_nursery() as nursery:
-        held = {name: Peer(nursery, HAService(peer)) for name, peer in {"a": short, "b": shorter, "c": longer}.items()}
+    held = {name: Peer(nursery, HAService(peer)) for name, peer in {"a": short, "b": shorter, "c": longer}.items()}
 
-        async def connect(address: str) -> trio.abc.Stream:
-            return await held[address].connect(address)
+    async def connect(address: str) -> trio.abc.Stream:
+        return await held[address].connect(address)
 
-        async def peers() -> list[str]:
-            await trio.lowlevel.checkpoint()
-            return list(held)
+    async def peers() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return list(held)
 
-        healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
-        nursery.start_soon(healer.run)
-        await trio.sleep(0.5)
-        assert log.writes == [(1000, 200), (1200, 300)]
-        assert [(each.begin, each.end) for each in log.damage.open] == [(1500, 2000)]
-        assert "a holds [0, 1200); b holds [0, 1100); c holds [0, 1500)" in damage.heal_trouble
-        shorter.put(LOG[1100:])
-        await trio.sleep(RETRY_S)
-        assert log.writes[2:] == [(1500, 500)]
-        assert bytes(log.held) == LOG
-        assert not log.damage.open
-        assert damage.healed_from == "b"
-        nursery.cancel_scope.cancel()
+    healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    nursery.start_soon(healer.run)
+    await trio.sleep(0.5)
+    assert log.writes == [(1000, 200), (1200, 300)]
+    assert [(each.begin, each.end) for each in log.damage.open] == [(1500, 2000)]
+    assert "a holds [0, 1200); b holds [0, 1100); c holds [0, 1500)" in damage.heal_trouble
+    shorter.put(LOG[1100:])
+    await trio.sleep(RETRY_S)
+    assert log.writes[2:] == [(1500, 500)]
+    assert bytes(log.held) == LOG
+    assert not log.damage.open
+    assert damage.healed_from == "b"
 
 
 @pytest.mark.parametrize("size", [600, 1000])
-async def test_unknown_records_are_not_written_without_the_end(size: int, autojump_clock: MockClock) -> None:
+async def test_unknown_records_are_not_written_without_the_end(
+    size: int, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     """They may be of another history: the next start would take them for this node's."""
     log = DamagedLog(LOG, 1000, 2000)
     real = log.proves
@@ -312,22 +302,22 @@ async def test_unknown_records_are_not_written_without_the_end(size: int, autoju
         return min(len(raw), 500)  # sound records
 
     log.proves = proves  # type: ignore[method-assign]
-    async with trio.open_nursery() as nursery:
-        peer = Peer(nursery, HAService(MemoryLog(LOG[: 1000 + size])))
+    peer = Peer(nursery, HAService(MemoryLog(LOG[: 1000 + size])))
 
-        async def peers() -> list[str]:
-            await trio.lowlevel.checkpoint()
-            return ["peer:1"]
+    async def peers() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["peer:1"]
 
-        healer = Healer(log, peers, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
-        nursery.start_soon(healer.run)
-        await trio.sleep(0.5)
-        assert log.writes == []
-        assert [(each.begin, each.end) for each in log.damage.open] == [(1000, 2000)]
-        nursery.cancel_scope.cancel()
+    healer = Healer(log, peers, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    nursery.start_soon(healer.run)
+    await trio.sleep(0.5)
+    assert log.writes == []
+    assert [(each.begin, each.end) for each in log.damage.open] == [(1000, 2000)]
 
 
-async def test_an_unreachable_peer_is_retried_before_giving_up(autojump_clock: MockClock) -> None:
+async def test_an_unreachable_peer_is_retried_before_giving_up(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     log = DamagedLog(LOG, 1000, 2000)
     [damage] = log.damage.open
     attempts: list[float] = []
@@ -342,16 +332,14 @@ async def test_an_unreachable_peer_is_retried_before_giving_up(autojump_clock: M
         await trio.lowlevel.checkpoint()
         return ["away:1"]
 
-    async with trio.open_nursery() as nursery:
-        healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
-        nursery.start_soon(healer.run)
-        await trio.sleep(RETRY_S * 14)
-        assert attempts == [0, 1, 3, 7]
-        assert not damage.is_hopeless
-        await trio.sleep(RETRY_S * 2)
-        assert attempts[UNREACHABLE_ATTEMPTS - 1 :] == [15]
-        assert damage.is_hopeless
-        log.held[:] = LOG  # an operator restores the file
-        await trio.sleep(RETRY_S * 32)
-        assert damage.healed_from == "the disk, read again"
-        nursery.cancel_scope.cancel()
+    healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    nursery.start_soon(healer.run)
+    await trio.sleep(RETRY_S * 14)
+    assert attempts == [0, 1, 3, 7]
+    assert not damage.is_hopeless
+    await trio.sleep(RETRY_S * 2)
+    assert attempts[UNREACHABLE_ATTEMPTS - 1 :] == [15]
+    assert damage.is_hopeless
+    log.held[:] = LOG  # an operator restores the file
+    await trio.sleep(RETRY_S * 32)
+    assert damage.healed_from == "the disk, read again"
