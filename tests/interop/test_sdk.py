@@ -18,7 +18,7 @@ MESSAGE_COUNT = 2_000
 T = TypeVar("T")
 
 
-async def insist(passing: tuple[type[Exception], ...], attempt: Callable[[], Awaitable[T]]) -> T:
+async def retry_on(passing: tuple[type[Exception], ...], attempt: Callable[[], Awaitable[T]]) -> T:
     """Retries `attempt` for a minute while it raises transient errors; returns its result."""
     with trio.move_on_after(60):
         while True:
@@ -51,7 +51,7 @@ async def test_sends_and_pulls_on_a_real_cluster(children: Children, release: Re
     await master.start()
     async with Producer(name_server, group="sdk") as producer:
         # A broker is up before its topics are registered at the name server.
-        alone = await insist((RouteNotFound, ConnectionFailed), lambda: producer.send(Message("sdk", b"alone")))
+        alone = await retry_on((RouteNotFound, ConnectionFailed), lambda: producer.send(Message("sdk", b"alone")))
         expected = SendStatus.SLAVE_NOT_AVAILABLE if release.is_4 else SendStatus.FLUSH_SLAVE_TIMEOUT
         assert alone.status is expected
         await slave.start()
@@ -98,7 +98,7 @@ async def test_sends_and_pulls_on_a_real_cluster(children: Children, release: Re
 
     async with PullConsumer(name_server, group="sdk-slave", read_from=ReadFrom.SLAVE) as consumer:
         # A slave copies its master's topics every few seconds; until then it does not know them.
-        copied = await insist((BrokerError,), lambda: read_all(consumer, "sdk"))
+        copied = await retry_on((BrokerError,), lambda: read_all(consumer, "sdk"))
         assert sent.items() <= copied.items()
 
 

@@ -21,7 +21,7 @@ from ha.errors import BrokerError, ConnectionFailed, RouteNotFound
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
-from tests.interop.test_sdk import insist
+from tests.interop.test_sdk import retry_on
 
 MESSAGE_COUNT = 3_000
 """Messages of tasks that send in a loop"""
@@ -73,7 +73,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
 
     async with Producer(name_server, group="sdk", options=ClientOptions(batching=True)) as producer:
         for _ in range(200):
-            first = await insist(
+            first = await retry_on(
                 (RouteNotFound, ConnectionFailed), lambda: producer.send(Message(TOPIC, b"before the others"))
             )
             if first.status is SendStatus.SEND_OK:
@@ -144,7 +144,7 @@ async def test_broker_with_a_smaller_message_limit(children: Children, release: 
     async with Producer(
         name_server, group="sdk", options=ClientOptions(batching=True, compress_from_bytes=10**6)
     ) as producer:
-        await insist((RouteNotFound, ConnectionFailed), lambda: producer.send(Message(TOPIC, b"first")))
+        await retry_on((RouteNotFound, ConnectionFailed), lambda: producer.send(Message(TOPIC, b"first")))
 
         async def send(number: int) -> None:
             results.append(await producer.send(Message(TOPIC, b"%02d" % number + b"-" * 20_000)))

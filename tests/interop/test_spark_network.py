@@ -14,7 +14,7 @@ from ha.spark.source.network import NetworkSettings, NetworkSource
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
-from tests.interop.test_sdk import insist
+from tests.interop.test_sdk import retry_on
 from tests.spark.sink_steps import (
     KilledError,
     attempt,
@@ -40,7 +40,7 @@ async def test_pulls_and_sink_on_a_real_cluster(children: Children, release: Rel
     async with Producer(name_server, group="fill") as producer:
         first = Message("flights", b"first")
         for _ in range(200):
-            result = await insist((RouteNotFound, ConnectionFailed), lambda: producer.send(first))
+            result = await retry_on((RouteNotFound, ConnectionFailed), lambda: producer.send(first))
             if result.status is SendStatus.SEND_OK:
                 break
             await trio.sleep(0.2)
@@ -85,7 +85,7 @@ async def check_pulls(name_server: str, *, also_from_slave: bool) -> None:
     if also_from_slave:
         # A slave knows no queue until it has copied its master's topics: 4.9.7's after seconds, 5.5.0's after a minute,
         # which test_sdk.py waits for.
-        copied = await insist((BrokerError,), lambda: trio.to_thread.run_sync(read, ReadFrom.SLAVE, RowFilter()))
+        copied = await retry_on((BrokerError,), lambda: trio.to_thread.run_sync(read, ReadFrom.SLAVE, RowFilter()))
         assert copied == wanted
 
     def search() -> None:

@@ -10,7 +10,7 @@ from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
-from tests.interop.test_sdk import insist, read_all
+from tests.interop.test_sdk import read_all, retry_on
 from tests.tls.pki import Pki
 
 TRUSTS_ANYBODY = ("-Dtls.enable=true",)
@@ -71,7 +71,7 @@ async def test_the_sdk_and_a_real_broker(children: Children, release: Release) -
     options = ClientOptions(tls=ClientTls(trust=pki.trust))
     async with Producer(master.name_server, options=options) as producer:
         send = lambda: producer.send(Message("secret", b"alone"))  # noqa: E731
-        result = await insist((RouteNotFound, ConnectionFailed), send)
+        result = await retry_on((RouteNotFound, ConnectionFailed), send)
         assert result.status is SendStatus.SEND_OK
         for number in range(100):
             assert (await producer.send(Message("secret", b"%d" % number * 500))).status is SendStatus.SEND_OK

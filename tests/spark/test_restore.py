@@ -20,7 +20,7 @@ from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from ha.spark.jobs.restore import job as job
 from ha.spark.jobs.restore import send as restore_send
 from tests.arrow.oracle import FIXTURES
-from tests.interop.test_sdk import insist
+from tests.interop.test_sdk import retry_on
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_spark
 from tests.spark.stores import make_store, message
@@ -74,7 +74,7 @@ def stored(servers: str, topic: str) -> dict[int, list[ReceivedMessage]]:
         found: dict[int, list[ReceivedMessage]] = defaultdict(list)
         async with PullConsumer(servers) as consumer:
             # A topic that a send has created is at the name server a moment later.
-            for queue in await insist((RouteNotFound,), lambda: consumer.queues(topic)):
+            for queue in await retry_on((RouteNotFound,), lambda: consumer.queues(topic)):
                 offset, end = 0, await consumer.max_offset(queue)
                 while offset < end:
                     result = await consumer.pull(queue, offset)

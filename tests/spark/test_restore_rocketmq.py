@@ -19,7 +19,7 @@ from tests.interop.conftest import children, release, workplace  # noqa: F401
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
-from tests.interop.test_sdk import insist
+from tests.interop.test_sdk import retry_on
 from tests.spark.stores import make_store, message
 from tests.spark.test_archive import visible
 from tests.spark.test_restore import ADDED, BROKERS_OWN, SPARK
@@ -38,7 +38,7 @@ async def test_real_brokers_store_has_restored_messages_once_and_in_order(
     await master.start()
     async with Producer(name_server, group="first") as producer:
         # A broker is up before its topics are at the name server.
-        await insist((RouteNotFound, ConnectionFailed), lambda: producer.queues("back"))
+        await retry_on((RouteNotFound, ConnectionFailed), lambda: producer.queues("back"))
 
     def work() -> list[dict[str, Any]]:
         source = make_store(tmp_path / "broker-s", [message(number) for number in range(COUNT)])
