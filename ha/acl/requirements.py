@@ -116,13 +116,13 @@ def _read(command: RemotingCommand) -> Needed:
 def _send_back(command: RemotingCommand) -> Needed:
     yield _group_of(command.ext_fields.get("group", ""))
     topic = command.ext_fields.get("originTopic")
-    if topic:  # the C++ client names none; send_back.py says what the message may then be of
+    if topic:  # the C++ client names none; send_back.py then checks the topic of the message
         yield topic, Right.SUB
 
 
 def _end(command: RemotingCommand) -> Needed:
     topic = command.ext_fields.get("topic")
-    if topic:  # 4.9 names none; transactions.py looks at the half message itself
+    if topic:  # 4.9 names none; transaction_ends.py checks the half message itself
         yield topic, Right.PUB
 
 

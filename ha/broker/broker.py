@@ -129,7 +129,7 @@ class Broker:
                 self.puller,
                 OffsetProcessor(core),
                 SendBackProcessor(core),
-                self.transactions,
+                self.transactions.ends,
                 self.delay,
                 self.replies,
                 HeartbeatProcessor(core),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.broker.clients import Subscription
 from ha.broker.core import BrokerCore
 from ha.broker.filters import Filters, Selection, read_wanted
 from ha.broker.holds import PullHold, PullHolds
@@ -131,30 +132,33 @@ class PullProcessor:
                 f"queueId[{request.queue_id}] is illegal, topic:[{topic}] "
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer group:[{name}]",
             )
-        expression, expression_type = request.subscription, request.expression_type
-        is_registered = not request.sys_flag & PullSysFlag.SUBSCRIPTION
-        if is_registered:
-            members = self._clients.consumer_group(name)
-            if members is None:
-                raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist: {name}")
-            if members.is_broadcasting and not group.consume_broadcast_enable:
-                raise RefusedError(
-                    ResponseCode.NO_PERMISSION,
-                    f"the consumer group[{name}] can not consume by broadcast way",
-                )
-            subscription = members.subscriptions.get(topic)
-            if subscription is None:
-                raise RefusedError(
-                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {name} of {topic}"
-                )
-            if subscription.version < request.sub_version:
-                raise RefusedError(
-                    ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                    f"the consumer's subscription not latest: {subscription.version} is registered, "
-                    f"{request.sub_version} asked",
-                )
-            expression, expression_type = subscription.expression, subscription.expression_type
-        return self.filters.select(expression, expression_type, is_registered=is_registered)
+        if request.sys_flag & PullSysFlag.SUBSCRIPTION:
+            return self.filters.select(request.subscription, request.expression_type, is_registered=False)
+        subscription = self._registered(request, group)
+        return self.filters.select(subscription.expression, subscription.expression_type, is_registered=True)
+
+    def _registered(self, request: PullMessageRequest, group: GroupConfig) -> Subscription:
+        """The subscription that the group's heartbeats registered. Raises RefusedError."""
+        name, topic = request.consumer_group, request.topic
+        members = self._clients.consumer_group(name)
+        if members is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist: {name}")
+        if members.is_broadcasting and not group.consume_broadcast_enable:
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way"
+            )
+        subscription = members.subscriptions.get(topic)
+        if subscription is None:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {name} of {topic}"
+            )
+        if subscription.version < request.sub_version:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the consumer's subscription not latest: {subscription.version} is registered, "
+                f"{request.sub_version} asked",
+            )
+        return subscription
 
     async def _read(self, request: PullMessageRequest, selection: Selection) -> QueueRead:
         queue = self._store.queues.get(request.topic, request.queue_id)

@@ -129,9 +129,10 @@ class MessageMaker:
         usual = None if is_batch else self.properties.usual(text)
         # Only then are the properties decoded, to find out whether the message is stored elsewhere first.
         may_take_detour = usual is None and ("DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text)
-        unusual_flags = request.sys_flag & _UNUSUAL_SYS_FLAGS
+        sys_flag = request.sys_flag
+        unusual_flags = sys_flag & _UNUSUAL_SYS_FLAGS
         if unusual_flags and (is_batch or not may_take_detour or unusual_flags != SysFlag.TRANSACTION_PREPARED):
-            raise RefusedError(*_flag_fault(request.sys_flag))
+            raise RefusedError(*_flag_fault(sys_flag))
         transaction_id: str | None
         if usual is None:
             properties, waits, transaction_id = self.properties.of(text, is_batch=is_batch)
@@ -144,17 +145,9 @@ class MessageMaker:
                 _check_batch(properties)
             messages = self._batch_messages(request, queue_id, body, properties, born_host)
         else:
-            message = Message(
-                topic,
-                queue_id,
-                body,
-                properties,
-                request.flag,
-                request.sys_flag,
-                request.born_timestamp,
-                born_host,
-                request.reconsume_times,
-            )
+            born_timestamp = request.born_timestamp
+            message = Message(topic, queue_id, body, properties, request.flag, sys_flag, born_timestamp, born_host)
+            message.reconsume_times = request.reconsume_times
             messages = (message,)
             if may_take_detour:
                 self._take_detour(message)

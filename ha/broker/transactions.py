@@ -28,27 +28,23 @@ import trio
 from ha.acl import Right
 from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
-from ha.broker.detour import delay_level, real_message, store_delayed
+from ha.broker.detour import real_message
 from ha.broker.half_messages import Verdict, given_up, judge, next_copy, question
 from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
 from ha.broker.limited_log import LimitedLog
-from ha.broker.message_queries import find_record
 from ha.broker.op_writer import OpWriter
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.queue_times import bounds
-from ha.broker.refused import RefusedError
+from ha.broker.transaction_ends import TransactionEnds
 from ha.errors import DiskFailed, LocalProtocolError, RemoteProtocolError
-from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
-from ha.protocol.group_requests import EndTransactionRequest
-from ha.protocol.headers import parse_header
-from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, decode_properties, find_property
-from ha.protocol.record import Message, MessageRecord, decode_record, encode_host
-from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, find_property
+from ha.protocol.record import MessageRecord, decode_record, encode_host
+from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+    from ha.remoting import RemotingConnection
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.dispatch import Arrival
 
@@ -58,8 +54,6 @@ PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
 """Unsent bytes from which on a producer is not asked for now."""
 OUTBOX_WAIT_S = 1.0
-DISPATCH_WAIT_S = 1.0
-"""Maximum time that 37 waits for its half message to be dispatched."""
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +79,7 @@ class _Move(PutRequest, kw_only=True, gc=False):
 
 
 class TransactionService:
-    """`serve` runs the checks while the broker is a master; `end` answers 37; `on_arrivals` subscribes to the store."""
+    """`serve` runs the checks on a master; `ends` answers 37; `on_arrivals` subscribes to the store."""
 
     def __init__(self, core: BrokerCore) -> None:
         options = core.options
@@ -108,8 +102,7 @@ class TransactionService:
         self._losses = LossDetector(core.store)
         self._reader = BatchReader(core.store)
         self._log = LimitedLog(logger, logging.WARNING)
-        self._committed_count = 0
-        self._rolled_back_count = 0
+        self.ends = TransactionEnds(core, self._note_ended)
         self._asked_count = 0
         self._unasked_count = 0
         self._given_up_count = 0
@@ -120,8 +113,8 @@ class TransactionService:
         _, end = bounds(self._queue(HALF_TOPIC))
         return TransactionStatistics(
             open_count=self._window.open_count(end),
-            committed_count=self._committed_count,
-            rolled_back_count=self._rolled_back_count,
+            committed_count=self.ends.committed_count,
+            rolled_back_count=self.ends.rolled_back_count,
             asked_count=self._asked_count,
             unasked_count=self._unasked_count,
             given_up_count=self._given_up_count,
@@ -130,96 +123,6 @@ class TransactionService:
 
     def _queue(self, topic: str) -> ConsumeQueue | None:
         return self._store.queues.get(topic, 0)
-
-    def handlers(self) -> dict[int, RequestHandler]:
-        """Handlers by request code."""
-        return {RequestCode.END_TRANSACTION: self.end}
-
-    # ---- 37
-
-    async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know yet.
-
-        Raises RefusedError and RemoteProtocolError.
-        """
-        request = parse_header(EndTransactionRequest, command.ext_fields)
-        if self._standing.is_slave:
-            return command.reply(
-                ResponseCode.SLAVE_NOT_AVAILABLE, f"this is a SLAVE of {self._options.broker_name}; ask its master"
-            )
-        if request.commit_or_rollback not in (SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK):
-            return None
-        record = await self._half(connection, command, request)
-        refusal = self._standing.why_not_stored()
-        if refusal:
-            raise RefusedError(self._standing.refusal_code, refusal)
-        if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
-            put = PutRequest(messages=(self._committed(record),), waits=False)
-            await self._put.settle([put])
-            if put.status is not PutStatus.PUT_OK:
-                raise RefusedError(put.status.response_code, put.remark)
-            self._committed_count += 1
-            self._note_ended(record.queue_offset)
-            return command.reply(ResponseCode.SUCCESS)
-        self._rolled_back_count += 1
-        waits = not command.flag & FLAG_ONEWAY
-        self._note_ended(record.queue_offset, (connection, command) if waits else None)
-        return None
-
-    async def _half(
-        self, connection: RemotingConnection, command: RemotingCommand, request: EndTransactionRequest
-    ) -> MessageRecord:
-        """Returns the half message to end, after checking the permission on its topic. Raises RefusedError."""
-        found, damage = await find_record(self._store, request.commit_log_offset)
-        if found is None or found[1].topic != HALF_TOPIC or not await self._is_in_queue(found[1]):
-            reason = damage or f"no half message begins at {request.commit_log_offset}"
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {reason}")
-        _, record = found
-        properties = record.property_map()
-        if self._guard is not None:
-            topic = properties.get(REAL_TOPIC, "")
-            refusal = self._guard.refusal(connection, command, topic, Right.PUB)
-            if refusal:
-                raise RefusedError(ResponseCode.SYSTEM_ERROR, refusal)
-            if request.topic and request.topic != topic:
-                raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
-        if properties.get(PRODUCER_GROUP) != request.producer_group:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
-        if record.queue_offset != request.tran_state_table_offset:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
-        return record
-
-    async def _is_in_queue(self, record: MessageRecord) -> bool:
-        """Whether the queue of half messages points to `record`.
-
-        A message body can contain what looks like a half message, with the queue offset of another one. With access
-        control, this waits until the record is dispatched; without, a record that is not dispatched yet is accepted.
-        """
-        log = self._store.log
-        if log.dispatched_offset.value <= record.physical_offset:
-            if self._guard is None:
-                return True
-            with trio.move_on_after(DISPATCH_WAIT_S):
-                while log.dispatched_offset.value <= record.physical_offset:
-                    await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        await self._store.dispatcher.wait_files_made()
-        queue = self._queue(HALF_TOPIC)
-        entries = [] if queue is None else queue.read(record.queue_offset, 1)
-        return bool(entries) and entries[0].physical_offset == record.physical_offset
-
-    def _committed(self, record: MessageRecord) -> Message:
-        """The message that consumers receive. Raises RefusedError."""
-        try:
-            message = real_message(record)
-            properties = decode_properties(message.properties)
-            level = delay_level(properties)
-        except ValueError as error:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the half message can't be committed: {error}") from None
-        message.sys_flag = message.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
-        message.prepared_transaction_offset = record.physical_offset
-        if level > 0:
-            store_delayed(message, properties, level, len(self._store.options.delay_levels_ms))
-        return message
 
     def _note_ended(self, offset: int, waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
         self._ops.add(self._window.end(offset) or [offset], waiting)

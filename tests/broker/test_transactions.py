@@ -104,6 +104,7 @@ async def test_commit(tmp_path: Path, autojump_clock: object) -> None:
         await trio.sleep(1)
         [op] = await records(node, OP_TOPIC, 0)
         assert (op.body, op.properties, op.born_host) == (b"0,", b"WAIT\x01true\x02TAGS\x01d\x02", op.store_host)
+        assert 0 <= op.store_timestamp_ms - op.born_timestamp_ms < 1000
         assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 

@@ -1,0 +1,140 @@
+"""37 END_TRANSACTION: a producer commits or rolls back a half message. See transactions.py.
+
+Source: EndTransactionProcessor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from ha.acl import Right
+from ha.broker.core import BrokerCore
+from ha.broker.detour import delay_level, real_message, store_delayed
+from ha.broker.message_queries import find_record
+from ha.broker.put_request import PutRequest
+from ha.broker.refused import RefusedError
+from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
+from ha.protocol.group_requests import EndTransactionRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, decode_properties
+from ha.protocol.record import Message, MessageRecord
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.topic_names import HALF_TOPIC
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection, RequestHandler
+
+DISPATCH_WAIT_S = 1.0
+"""Maximum time that 37 waits for its half message to be dispatched."""
+
+
+class OnEnded(Protocol):
+    """Takes the queue offset of an ended half message, and a request to answer once that is recorded."""
+
+    def __call__(self, offset: int, waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
+        """Records the end."""
+        ...
+
+
+class TransactionEnds:
+    """Answers 37."""
+
+    def __init__(self, core: BrokerCore, on_ended: OnEnded) -> None:
+        self._store = core.store
+        self._put = core.puts
+        self._options = core.options
+        self._standing = core.standing
+        self._guard = core.guard
+        self._on_ended = on_ended
+        self.committed_count = 0
+        self.rolled_back_count = 0
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """Handlers by request code."""
+        return {RequestCode.END_TRANSACTION: self.end}
+
+    async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """37: commits or rolls back. Sends no answer to a request that does neither: the producer does not know yet.
+
+        Raises RefusedError and RemoteProtocolError.
+        """
+        request = parse_header(EndTransactionRequest, command.ext_fields)
+        if self._standing.is_slave:
+            return command.reply(
+                ResponseCode.SLAVE_NOT_AVAILABLE, f"this is a SLAVE of {self._options.broker_name}; ask its master"
+            )
+        if request.commit_or_rollback not in (SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK):
+            return None
+        record = await self._half(connection, command, request)
+        refusal = self._standing.why_not_stored()
+        if refusal:
+            raise RefusedError(self._standing.refusal_code, refusal)
+        if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
+            put = PutRequest(messages=(self._committed(record),), waits=False)
+            await self._put.settle([put])
+            if put.status is not PutStatus.PUT_OK:
+                raise RefusedError(put.status.response_code, put.remark)
+            self.committed_count += 1
+            self._on_ended(record.queue_offset)
+            return command.reply(ResponseCode.SUCCESS)
+        self.rolled_back_count += 1
+        waits = not command.flag & FLAG_ONEWAY
+        self._on_ended(record.queue_offset, (connection, command) if waits else None)
+        return None
+
+    async def _half(
+        self, connection: RemotingConnection, command: RemotingCommand, request: EndTransactionRequest
+    ) -> MessageRecord:
+        """Returns the half message to end, after checking the permission on its topic. Raises RefusedError."""
+        found, damage = await find_record(self._store, request.commit_log_offset)
+        if found is None or found[1].topic != HALF_TOPIC or not await self._is_in_queue(found[1]):
+            reason = damage or f"no half message begins at {request.commit_log_offset}"
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {reason}")
+        _, record = found
+        properties = record.property_map()
+        if self._guard is not None:
+            topic = properties.get(REAL_TOPIC, "")
+            refusal = self._guard.refusal(connection, command, topic, Right.PUB)
+            if refusal:
+                raise RefusedError(ResponseCode.SYSTEM_ERROR, refusal)
+            if request.topic and request.topic != topic:
+                raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
+        if properties.get(PRODUCER_GROUP) != request.producer_group:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if record.queue_offset != request.tran_state_table_offset:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        return record
+
+    async def _is_in_queue(self, record: MessageRecord) -> bool:
+        """Whether the queue of half messages points to `record`.
+
+        A message body can contain what looks like a half message, with the queue offset of another one. With access
+        control, this waits until the record is dispatched; without, a record that is not dispatched yet is accepted.
+        """
+        log = self._store.log
+        if log.dispatched_offset.value <= record.physical_offset:
+            if self._guard is None:
+                return True
+            with trio.move_on_after(DISPATCH_WAIT_S):
+                while log.dispatched_offset.value <= record.physical_offset:
+                    await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+        await self._store.dispatcher.wait_files_made()
+        queue = self._store.queues.get(HALF_TOPIC, 0)
+        entries = [] if queue is None else queue.read(record.queue_offset, 1)
+        return bool(entries) and entries[0].physical_offset == record.physical_offset
+
+    def _committed(self, record: MessageRecord) -> Message:
+        """The message that consumers receive. Raises RefusedError."""
+        try:
+            message = real_message(record)
+            properties = decode_properties(message.properties)
+            level = delay_level(properties)
+        except ValueError as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the half message can't be committed: {error}") from None
+        message.sys_flag = message.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
+        message.prepared_transaction_offset = record.physical_offset
+        if level > 0:
+            store_delayed(message, properties, level, len(self._store.options.delay_levels_ms))
+        return message
