@@ -11,7 +11,7 @@ import msgspec
 
 from ha.client.tls import ClientTls, Connect
 from ha.protocol.acl import AclCredentials
-from ha.protocol.compression import BODY_SIZE_MAX, Compression
+from ha.protocol.compression import BODY_SIZE_MAX, Compression, check_installed
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +48,10 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Encryption of connections; None: from the environment, see `ha.client.tls`."""
     connect: Connect | None = None
     """Opens the streams that TLS, if any, runs on; None: TCP."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if `compression` needs a package that is not installed."""
+        check_installed(self.compression)
 
 
 def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -59,7 +59,6 @@ from ha.protocol.properties import (
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 Readable = bytes | bytearray | memoryview | mmap
-Writable = bytearray | memoryview | mmap
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)

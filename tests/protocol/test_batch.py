@@ -1,4 +1,4 @@
-"""Both twins of the batch codec: the compiled one does what the one in Python does, whatever comes."""
+"""The batch codec against the released client's bytes, and its compiled twins against the Python functions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,56 @@ from ha.protocol.compiled import pure
 
 from .twins import outcome
 
+BATCH = bytes.fromhex(
+    "00000034000000000000000000000000000000026869001c4b455953016b30025741495401747275650254414753015461674102"
+    "0000002200000000000000000000000700000002796f000a57414954017472756502"
+)
+ENTRIES = [(0, b"hi", b"KEYS\x01k0\x02WAIT\x01true\x02TAGS\x01TagA\x02"), (7, b"yo", b"WAIT\x01true\x02")]
+BOTH = pytest.mark.parametrize("decode", [decode_batch, pure(decode_batch)], ids=["compiled", "Python"])
+
 entries = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=40), st.binary(max_size=40)))
 
 
+def test_batch_of_the_released_client() -> None:
+    assert decode_batch(BATCH) == ENTRIES
+    assert encode_batch(ENTRIES) == BATCH
+
+
+@BOTH
+def test_truncated_batch_is_refused(decode: Callable[..., Any]) -> None:
+    for size in set(range(len(BATCH))) - {0x34}:
+        with pytest.raises(RemoteProtocolError):
+            decode(BATCH[:size])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (3, b"\x33"),
+        (3, b"\x00"),
+        (3, b"\x35"),
+        (0, b"\xff"),
+        (16, b"\xff"),
+        (19, b"\x03"),
+        (22, b"\xff\xff"),
+        (16, b"\x7f"),
+    ],
+)
+def test_batch_with_inconsistent_sizes_is_refused(decode: Callable[..., Any], position: int, value: bytes) -> None:
+    damaged = bytearray(BATCH)
+    damaged[position : position + len(value)] = value
+    with pytest.raises(RemoteProtocolError):
+        decode(damaged)
+
+
 @given(entries=entries)
-def test_twins_write_alike(entries: list[tuple[int, bytes, bytes]]) -> None:
+def test_twins_encode_alike(entries: list[tuple[int, bytes, bytes]]) -> None:
     assert encode_batch(entries) == pure(encode_batch)(entries)
 
 
-@pytest.mark.parametrize("encode", [encode_batch, pure(encode_batch)], ids=["usual", "in Python"])
-def test_properties_have_a_longest_size(encode: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("encode", [encode_batch, pure(encode_batch)], ids=["compiled", "Python"])
+def test_properties_have_a_maximum_size(encode: Callable[..., Any]) -> None:
     assert (
         encode([(1, b"a", b"p" * 32767)])
         == bytes(2) + b"\x80\x16" + bytes(11) + b"\x01\0\0\0\x01a\x7f\xff" + b"p" * 32767
@@ -34,7 +74,7 @@ def test_properties_have_a_longest_size(encode: Callable[..., Any]) -> None:
 
 
 @given(entries=entries, cut=st.integers(0, 60), change=st.tuples(st.integers(0, 400), st.integers(0, 255)))
-def test_twins_read_good_cut_and_changed_batches_alike(
+def test_twins_decode_valid_truncated_and_changed_batches_alike(
     entries: list[tuple[int, bytes, bytes]], cut: int, change: tuple[int, int]
 ) -> None:
     raw = bytearray(encode_batch(entries))
@@ -53,12 +93,12 @@ def test_twins_read_good_cut_and_changed_batches_alike(
 @example(b"\x00\x00\x00\x16" + bytes(12) + b"\x7f\xff\xff\xff" + bytes(2))
 @example(b"\x00\x00\x00\x16" + bytes(12) + b"\xff\xff\xff\xff" + bytes(2))
 @example(b"\x00\x00\x00\x16" + bytes(16) + b"\xff\xff" + bytes(40))
-def test_twins_read_any_bytes_alike(raw: bytes) -> None:
+def test_twins_decode_any_bytes_alike(raw: bytes) -> None:
     assert outcome(decode_batch, raw) == outcome(pure(decode_batch), raw)
 
 
-@pytest.mark.parametrize("decode", [decode_batch, pure(decode_batch)], ids=["usual", "in Python"])
-def test_a_batch_has_at_most_so_many_messages(decode: Callable[..., Any]) -> None:
+@BOTH
+def test_number_of_messages_is_limited(decode: Callable[..., Any]) -> None:
     raw = encode_batch([(0, b"a", b"")] * 3)
     assert len(decode(raw, count_max=3)) == 3
     with pytest.raises(RemoteProtocolError, match="more than 2"):

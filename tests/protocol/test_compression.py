@@ -11,11 +11,11 @@ from importlib import import_module
 
 import pytest
 
+from ha.client.options import ClientOptions
 from ha.errors import RemoteProtocolError
 from ha.protocol.compression import (
     BODY_SIZE_MAX,
     Compression,
-    check_installed,
     compressed,
     inflated,
     inflated_begin,
@@ -35,7 +35,6 @@ def need(kind: Compression) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_compressed_comes_back(kind: Compression) -> None:
     need(kind)
-    check_installed(kind)
     smaller, flags = compressed(BODY, kind)
     assert len(smaller) < len(BODY)
     assert flags == {Compression.ZLIB: 0x301, Compression.LZ4: 0x101, Compression.ZSTD: 0x201}[kind]
@@ -153,5 +152,5 @@ def test_the_kind_of_clients_that_know_only_zlib() -> None:
 def test_a_package_that_is_missing(kind: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[kind], None)
     with pytest.raises(ValueError, match="is not installed"):
-        check_installed(kind)
+        ClientOptions(compression=kind)
     assert inflated(b"whatever", kind, BODY_SIZE_MAX) is None

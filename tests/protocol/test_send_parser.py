@@ -1,4 +1,4 @@
-"""What a SendParser makes of a frame is what a RemotingParser and parse_header make of it."""
+"""A SendParser returns the same values as a RemotingParser with parse_header."""
 
 from __future__ import annotations
 
@@ -25,15 +25,11 @@ from ha.protocol.remoting import (
 from ha.protocol.send_parser import SendCommand, SendParser, read_sends, send_request
 
 from .test_headers import SEND_EXT_FULL
-from .test_remoting import SEND_EXT, SEND_JSON_HEADER
-
-
-def json_frame(header: bytes, body: bytes = b"body") -> bytes:
-    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+from .test_remoting import SEND_EXT, SEND_JSON_HEADER, json_frame
 
 
 def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | None, dict[str, Any] | None]:
-    """Whether and why the frame or its ext fields are refused, the command without them, and the fields by name."""
+    """The error in the frame or its ext fields, the command without them, and the fields by name."""
     try:
         (command,) = parser.feed(frame)
     except RemoteProtocolError as error:
@@ -50,12 +46,12 @@ def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | N
 
 
 def check_same(header: bytes) -> None:
-    frame = json_frame(header)
+    frame = json_frame(header, b"body")
     assert read(SendParser(), frame) == read(RemotingParser(), frame)
 
 
 @pytest.mark.parametrize(("code", "ext"), [(310, SEND_EXT), (320, SEND_EXT), (10, SEND_EXT_FULL)])
-def test_a_usual_send_is_read_at_once(code: int, ext: dict[str, str]) -> None:
+def test_usual_send_is_parsed_directly(code: int, ext: dict[str, str]) -> None:
     frame = encode_command(RemotingCommand(code, opaque=7, ext_fields=ext, body=b"body"))
     (command,) = SendParser().feed(frame)
     assert type(command) is SendCommand
@@ -64,8 +60,8 @@ def test_a_usual_send_is_read_at_once(code: int, ext: dict[str, str]) -> None:
     assert read(SendParser(), frame) == read(RemotingParser(), frame)
 
 
-def test_a_send_of_the_released_classes_is_read_at_once() -> None:
-    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER))
+def test_send_of_the_released_classes_is_parsed_directly() -> None:
+    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER, b"body"))
     assert type(command) is SendCommand
     check_same(SEND_JSON_HEADER)
 
@@ -82,15 +78,15 @@ def test_a_send_of_the_released_classes_is_read_at_once() -> None:
         RemotingCommand(310, ext_fields=SEND_EXT, serialize_type=SERIALIZE_ROCKETMQ),
     ],
 )
-def test_what_is_unusual_keeps_its_ext_fields(command: RemotingCommand) -> None:
+def test_unusual_commands_keep_their_ext_fields(command: RemotingCommand) -> None:
     frame = encode_command(command)
     assert SendParser().feed(frame) == RemotingParser().feed(frame)
     assert read(SendParser(), frame) == read(RemotingParser(), frame)
 
 
-def test_of_two_codes_the_last_counts() -> None:
+def test_last_of_two_codes_applies() -> None:
     header = SEND_JSON_HEADER[:-1] + b',"code":11}'
-    (command,) = SendParser().feed(json_frame(header))
+    (command,) = SendParser().feed(json_frame(header, b"body"))
     assert (type(command), command.code, command.ext_fields) == (RemotingCommand, 11, SEND_EXT)
 
 
@@ -136,7 +132,7 @@ VALUES |= st.lists(st.integers(), max_size=1) | st.dictionaries(st.text(max_size
 )
 @example(code=310, changes={"d": 4.0, "k": 1}, outer={}, missing=set(), are_raw=False)
 @example(code=310, changes={}, outer={"opaque": "9", "version": 4.0}, missing=set(), are_raw=False)
-def test_whatever_the_values_both_read_the_same(
+def test_both_parsers_return_the_same_for_any_values(
     code: int, changes: dict[str, Any], outer: dict[str, Any], missing: set[str], are_raw: bool
 ) -> None:
     long = dict(zip(SEND_EXT, SEND_EXT_FULL, strict=True)) if code == 10 else {}
@@ -147,15 +143,15 @@ def test_whatever_the_values_both_read_the_same(
 
 
 @given(at=st.integers(0, len(SEND_JSON_HEADER) - 1), to=st.binary(max_size=3), length=st.integers(0, 3))
-def test_damaged_headers_are_read_the_same(at: int, to: bytes, length: int) -> None:
+def test_both_parsers_return_the_same_for_damaged_headers(at: int, to: bytes, length: int) -> None:
     check_same(SEND_JSON_HEADER[:at] + to + SEND_JSON_HEADER[at + length :])
 
 
 FRAMES = [
-    json_frame(SEND_JSON_HEADER),
+    json_frame(SEND_JSON_HEADER, b"body"),
     json_frame(SEND_JSON_HEADER, bytes(BODY_COPIED_MAX + 1)),
-    json_frame(SEND_JSON_HEADER.replace(b"JAVA", b"GO")),
-    json_frame(SEND_JSON_HEADER.replace(b"JAVA", b"KLINGON")),
+    json_frame(SEND_JSON_HEADER.replace(b"JAVA", b"GO"), b"body"),
+    json_frame(SEND_JSON_HEADER.replace(b"JAVA", b"KLINGON"), b"body"),
     encode_command(RemotingCommand(320, opaque=5, ext_fields={**SEND_EXT, "i": 'q"\\/\u0001\u00e4', "l": "16"})),
     encode_command(RemotingCommand(10, opaque=6, ext_fields=SEND_EXT_FULL)),
     encode_command(RemotingCommand(310, opaque=7, ext_fields={**SEND_EXT, "d": "many"})),
@@ -171,7 +167,7 @@ FRAMES = [
     length_max=st.sampled_from([1 << 20, 300]),
     header_size_max=st.sampled_from([1 << 16, 200]),
 )
-def test_both_twins_read_the_same_sends(frames: list[bytes], cut: int, length_max: int, header_size_max: int) -> None:
+def test_twins_parse_the_same_sends(frames: list[bytes], cut: int, length_max: int, header_size_max: int) -> None:
     data = b"".join(frames)
     data = data[: max(len(data) - cut, 0)]
     compiled, python = (read(data, length_max, header_size_max) for read in (read_sends, pure(read_sends)))
@@ -179,6 +175,6 @@ def test_both_twins_read_the_same_sends(frames: list[bytes], cut: int, length_ma
     assert [type(command.body) for command in compiled[0]] == [type(command.body) for command in python[0]]
 
 
-def test_a_command_of_either_kind_can_be_copied() -> None:
-    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER))
+def test_send_command_can_be_copied() -> None:
+    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER, b"body"))
     assert msgspec.structs.replace(command, body=b"") != command

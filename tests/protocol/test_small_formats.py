@@ -1,4 +1,4 @@
-"""Batches, message ids, and the layouts of derived store files."""
+"""Message ids, and the layouts of derived store files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
-from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.message_id import (
     UniqueIdGenerator,
@@ -36,64 +35,6 @@ from ha.protocol.store_files import (
 )
 
 from .golden import STORES, manifest, store_files
-
-BATCH = bytes.fromhex(
-    "00000034000000000000000000000000000000026869001c4b455953016b30025741495401747275650254414753015461674102"
-    "0000002200000000000000000000000700000002796f000a57414954017472756502"
-)
-ENTRIES = [(0, b"hi", b"KEYS\x01k0\x02WAIT\x01true\x02TAGS\x01TagA\x02"), (7, b"yo", b"WAIT\x01true\x02")]
-
-
-def test_batch_of_the_released_client() -> None:
-    assert decode_batch(BATCH) == ENTRIES
-    assert encode_batch(ENTRIES) == BATCH
-
-
-@pytest.mark.parametrize("cut", [cut for cut in range(len(BATCH)) if cut != 0x34])
-def test_cut_batch_is_refused(cut: int) -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_batch(BATCH[:cut])
-
-
-@pytest.mark.parametrize(
-    ("position", "value"),
-    [
-        (3, b"\x33"),
-        (3, b"\x00"),
-        (3, b"\x35"),
-        (0, b"\xff"),
-        (16, b"\xff"),
-        (19, b"\x03"),
-        (22, b"\xff\xff"),
-        (16, b"\x7f"),
-    ],
-)
-def test_batch_whose_sizes_disagree_is_refused(position: int, value: bytes) -> None:
-    damaged = bytearray(BATCH)
-    damaged[position : position + len(value)] = value
-    with pytest.raises(RemoteProtocolError):
-        decode_batch(damaged)
-
-
-entries = st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=30), st.binary(max_size=30))
-
-
-@given(st.lists(entries, min_size=1, max_size=5))
-def test_batches_survive_the_round_trip(sent: list[tuple[int, bytes, bytes]]) -> None:
-    assert decode_batch(encode_batch(sent)) == sent
-
-
-@given(st.binary(max_size=80))
-def test_any_bytes_are_a_batch_or_an_error(raw: bytes) -> None:
-    try:
-        assert decode_batch(raw)
-    except RemoteProtocolError:
-        pass
-
-
-def test_batch_entry_with_too_long_properties_is_our_own_mistake() -> None:
-    with pytest.raises(LocalProtocolError):
-        encode_batch([(0, b"", bytes(32768))])
 
 
 def test_offset_message_id() -> None:
