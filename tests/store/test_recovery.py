@@ -980,3 +980,19 @@ async def test_a_queue_that_ends_later_than_recorded_is_kept() -> None:
     async with open_small(disk) as store:
         assert store.queues.rebuild_from is None
         await check_derived(store)
+
+
+async def test_dispatch_skips_each_damaged_range_that_the_queues_have(autojump_clock: MockClock) -> None:
+    """The ranges are blocks, which begin within a record: it waited at the second one until that was repaired."""
+    disk = MemoryDisk()
+    async with open_small(disk, checksum_block_size=1024) as store:
+        results = await store.log.put([message(number, size=400) for number in range(40)])
+        await dispatched(store)
+    for path in [path for path in disk.inodes if path.parent.name == "index"]:
+        del disk.inodes[path]  # so that all records are dispatched again
+    for result in (results[3], results[12]):
+        damage(disk, result.physical_offset + 200)
+    async with open_small(disk, checksum_block_size=1024) as store:
+        with trio.fail_after(60):
+            await dispatched(store)
+        assert len(store.damage.open) == 2

@@ -49,6 +49,7 @@ async def test_a_new_master_appends_behind_undispatched_records(autojump_clock: 
         await trio.sleep(5)
         before = store.log.dispatched_offset.value
         assert before < len(log) // 2
+    async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
         await store.become_master()
         assert not store.log.is_slave
         assert store.is_writable == (True, "")
