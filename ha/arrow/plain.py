@@ -1,4 +1,4 @@
-"""Decodes irregular records one by one with the reference codec: inner batches and compressed bodies."""
+"""Decodes irregular records with the reference codec: inner batches and compressed bodies."""
 
 from __future__ import annotations
 

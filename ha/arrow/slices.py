@@ -37,7 +37,7 @@ def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataT
         return pa.Array.from_buffers(kind, 0, [None, pa.py_buffer(bytes(4)), pa.py_buffer(b"")])
     ends = begins + sizes
     if int(ends[-1]) - int(begins[0]) > _SPAN_MAX or (count > 1 and bool((begins[1:] < ends[:-1]).any())):
-        # Not ascending, overlapping or too far apart: copy the slices one by one.
+        # Not ascending, overlapping or too far apart: copy each slice separately.
         view = memoryview(buffer)
         pieces = [bytes(view[b:e]) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
         return pa.array(pieces, pa.binary()).view(kind)

@@ -38,7 +38,7 @@ A, B, AB = frozenset("a"), frozenset("b"), frozenset("ab")
         ),
     ],
 )
-def test_a_row_must_pass_both(one: RowFilter, other: RowFilter, both: RowFilter) -> None:
+def test_rows_pass_both_filters(one: RowFilter, other: RowFilter, both: RowFilter) -> None:
     assert one.restrict(other) == other.restrict(one) == both
 
 

@@ -25,7 +25,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[s
     return unpack_store(version, tmp_path / "broker-a"), manifest
 
 
-def test_every_queued_message_equals_the_plain_codec(golden: tuple[Path, dict[str, Any]]) -> None:
+def test_queued_messages_equal_the_reference_decoder(golden: tuple[Path, dict[str, Any]]) -> None:
     store, manifest = golden
     with LogReader(store) as reader:
         for topic, queue_id in reader.queues():
@@ -55,7 +55,7 @@ def test_rows_equal_those_of_a_java_consumer(golden: tuple[Path, dict[str, Any]]
         assert message["properties"] == stored
 
 
-def test_walking_finds_every_record_also_those_in_no_queue(golden: tuple[Path, dict[str, Any]]) -> None:
+def test_walk_finds_queued_and_unqueued_records(golden: tuple[Path, dict[str, Any]]) -> None:
     store, manifest = golden
     offsets = [r["offset"] for r in manifest["commitlog"] if r["kind"] == "message"]
     with LogReader(store) as reader:
@@ -64,13 +64,13 @@ def test_walking_finds_every_record_also_those_in_no_queue(golden: tuple[Path, d
         assert rows_of(reader.walk_range(0, end, ALL)) == plain_rows(store, offsets, "broker-a")
 
 
-def test_the_whole_log_in_physical_order_is_every_queued_record(golden: tuple[Path, dict[str, Any]]) -> None:
+def test_whole_log_in_physical_order_has_every_queued_record(golden: tuple[Path, dict[str, Any]]) -> None:
     store, manifest = golden
     queued = sorted({e[3] for e in manifest["consumequeue"]})
     assert rows_of(read_arrow(store, columns=COLUMNS)) == plain_rows(store, queued, "broker-a")
 
 
-def test_ranges_cut_anywhere_add_up(golden: tuple[Path, dict[str, Any]]) -> None:
+def test_adjacent_ranges_return_every_row_once(golden: tuple[Path, dict[str, Any]]) -> None:
     store, _ = golden
     options = ReadOptions(columns=("physicalOffset", "body"))
     with LogReader(store) as reader:
@@ -85,7 +85,7 @@ def test_ranges_cut_anywhere_add_up(golden: tuple[Path, dict[str, Any]]) -> None
             assert walks == [int(o) for part in reader.walk(0, end) for o in part]
 
 
-def test_each_column_alone_is_the_same_as_among_all(golden: tuple[Path, dict[str, Any]]) -> None:
+def test_single_columns_equal_those_of_a_full_read(golden: tuple[Path, dict[str, Any]]) -> None:
     store, _ = golden
     whole = rows_of(read_arrow(store, columns=COLUMNS))
     for name in COLUMNS:

@@ -40,7 +40,7 @@ property_strings = st.lists(
 
 @settings(max_examples=300)
 @given(st.lists(property_strings, min_size=1, max_size=8), st.booleans())
-def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[bytes], has_maps: bool) -> None:
+def test_property_columns_equal_the_reference_parser(strings: list[bytes], has_maps: bool) -> None:
     table = PropertyTable(pa.array(strings, pa.binary()), has_maps=has_maps)
     maps = [dict(pairs) for pairs in table.maps().to_pylist()]
     assert maps == [decode_properties(raw) for raw in strings]
@@ -57,7 +57,7 @@ def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[b
 @pytest.mark.parametrize(
     "row", [b"a\x01%d\x02b\x01x\x02", b"a\x01%d\x02a\x01y", b"KEYS\x01k%d k\x02", b"KEYS\x01k%d", b"b\x01%d"]
 )
-def test_rows_of_one_producer_are_split_as_the_plain_parser_does(row: bytes, other: bytes | None) -> None:
+def test_rows_with_the_same_names_equal_the_reference_parser(row: bytes, other: bytes | None) -> None:
     """Equal names in every row take a shorter way, also where a name is repeated in each; another row ends that."""
     strings = [row % number for number in range(3)]
     if other is not None:
@@ -73,7 +73,7 @@ def test_rows_of_one_producer_are_split_as_the_plain_parser_does(row: bytes, oth
         assert table.find(name).to_pylist() == [find_property(raw, name) for raw in strings]
 
 
-def test_names_that_repeat_across_rows_of_different_lengths_are_not_one_producers() -> None:
+def test_repeated_names_in_rows_of_different_lengths() -> None:
     strings = [b"a\x01x", b"b\x01y\x02a\x01z\x02b\x01w"]
     table = PropertyTable(pa.array(strings, pa.binary()), has_maps=True)
     assert [dict(pairs) for pairs in table.maps().to_pylist()] == [{"a": "x"}, {"b": "w", "a": "z"}]
@@ -105,7 +105,7 @@ messages = st.builds(
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(messages, st.sampled_from([STORE_HOST, V6])), min_size=1, max_size=10))
-def test_any_records_of_a_response_equal_the_plain_codec(sent: list[tuple[Message, bytes]]) -> None:
+def test_rows_of_any_response_equal_the_reference_decoder(sent: list[tuple[Message, bytes]]) -> None:
     raws = [
         encode_record(m, queue_offset=n, physical_offset=n * 1000, store_timestamp_ms=1 << 41, store_host=host)
         for n, (m, host) in enumerate(sent)
@@ -117,7 +117,7 @@ def test_any_records_of_a_response_equal_the_plain_codec(sent: list[tuple[Messag
     batch.validate(full=True)
 
 
-def test_a_response_of_nothing_and_one_that_is_cut() -> None:
+def test_empty_and_truncated_responses() -> None:
     assert [len(batch) for batch in decode_pull_body(b"", broker_name="b", options=ALL)] == [0]
     raw = encode_record(
         Message("t", 0, b"x"), queue_offset=0, physical_offset=0, store_timestamp_ms=0, store_host=STORE_HOST
@@ -138,7 +138,7 @@ def compressed(body: bytes, kind: str) -> Message:
     return Message("t", 0, packed, sys_flag=SysFlag.COMPRESSED | codes[kind])
 
 
-def test_compressed_bodies_come_out_as_they_went_in(tmp_path: Path) -> None:
+def test_compressed_bodies_are_decompressed(tmp_path: Path) -> None:
     store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
     bodies = []
     for kind in ("zlib", "lz4", "zstd", "old zlib"):
@@ -153,7 +153,7 @@ def test_compressed_bodies_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert as_stored["body"].to_pylist() != bodies
 
 
-def test_a_body_that_does_not_inflate_is_damage_and_no_more(tmp_path: Path) -> None:
+def test_body_that_cannot_be_decompressed_is_damaged(tmp_path: Path) -> None:
     store = StoreWriter(tmp_path / "s")
     store.put(Message("t", 0, b"a"))
     store.put(Message("t", 0, b"no zlib at all", sys_flag=SysFlag.COMPRESSED))
@@ -163,7 +163,7 @@ def test_a_body_that_does_not_inflate_is_damage_and_no_more(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-def test_a_body_longer_than_the_bound_is_damage_and_no_more(tmp_path: Path, kind: str) -> None:
+def test_body_above_the_size_limit_is_damaged(tmp_path: Path, kind: str) -> None:
     store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
     for size in (1000, 1001, 999):
         store.put(compressed(bytes(size), kind))
@@ -177,7 +177,7 @@ def test_a_body_longer_than_the_bound_is_damage_and_no_more(tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("wraps", [False, True], ids=["plain", "among inner batches"])
-def test_bodies_of_a_batch_inflate_to_a_bounded_size(tmp_path: Path, wraps: bool) -> None:
+def test_decompressed_size_of_a_batch_is_bounded(tmp_path: Path, wraps: bool) -> None:
     """100 bodies of 1 MB in 2 KB each, or less, come in batches of 4 MiB: the batches hold all rows, each once."""
     store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
     for number in range(100):
@@ -230,7 +230,7 @@ def test_an_inner_batch_is_a_row_for_each_message(tmp_path: Path) -> None:
     ]
 
 
-def test_a_flipped_bit_in_an_inner_batch_is_told_of_each_of_its_messages(tmp_path: Path) -> None:
+def test_damage_in_an_inner_batch_marks_each_of_its_messages(tmp_path: Path) -> None:
     """The batch can still be taken apart, so nothing but the record's checksum tells."""
     store = StoreWriter(tmp_path / "s")
     properties = encode_properties({"INNER_NUM": "2", "INNER_BASE": "1"})
@@ -247,7 +247,7 @@ def test_a_flipped_bit_in_an_inner_batch_is_told_of_each_of_its_messages(tmp_pat
         assert rows_of(reader.read_range(0, reader.end_offset(), options)) == [{"queueOffset": 0}]
 
 
-def test_many_segments_many_queues_and_records_across_the_world(tmp_path: Path) -> None:
+def test_many_segments_queues_and_scripts(tmp_path: Path) -> None:
     store = StoreWriter(tmp_path / "s", segment_size=4096)
     for n in range(400):
         store.put(
@@ -275,7 +275,7 @@ def test_many_segments_many_queues_and_records_across_the_world(tmp_path: Path) 
             )
 
 
-def test_the_usual_path_does_not_import_pandas(tmp_path: Path) -> None:
+def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
     """Importing it costs more than a small query does."""
     store = StoreWriter(tmp_path / "s")
     for n in range(50):
@@ -294,7 +294,7 @@ def test_the_usual_path_does_not_import_pandas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", ["x", "-1", "9" * 30, "٣"])
-def test_an_inner_batch_that_does_not_say_where_it_begins_is_damaged(tmp_path: Path, base: str) -> None:
+def test_inner_batch_without_base_offset_is_damaged(tmp_path: Path, base: str) -> None:
     store = StoreWriter(tmp_path / "s")
     for properties, body in (
         ({"INNER_BASE": base}, encode_batch([(0, b"x", b"")])),
@@ -307,7 +307,7 @@ def test_an_inner_batch_that_does_not_say_where_it_begins_is_damaged(tmp_path: P
     assert found["crcOk"].to_pylist() == [False, False, True]
 
 
-def test_a_time_that_microseconds_can_not_say_is_null() -> None:
+def test_time_that_overflows_microseconds_is_null() -> None:
     times = [0, 1 << 62, -(1 << 63), ((1 << 63) - 1) // 1000]
     for sys_flag in (0, SysFlag.INNER_BATCH):
         raw = b"".join(

@@ -203,7 +203,7 @@ def test_range_is_complete_although_the_node_restarts_meanwhile(
     assert restart.waits == 2
 
 
-def test_entries_never_rewritten_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_are_not_rewritten_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "s", 60)
     end = store.offset
     restart = Restart(store, 20, monkeypatch)
@@ -293,20 +293,20 @@ def test_walk_stops_at_damage_or_resumes_at_next_queued_record(tmp_path: Path) -
         assert reader.damages == [(store.offsets[destroyed], store.offsets[destroyed + 1], "magic 00a320a7")]
 
 
-def test_unknown_fields_of_damaged_records_pass_no_condition(tmp_path: Path) -> None:
+def test_unknown_fields_of_damaged_records_match_no_filter(tmp_path: Path) -> None:
     """As in SQL, where null passes no comparison: Spark may apply the filter itself, with the same rows."""
     store, _, destroyed = damaged_store(tmp_path / "s")
     columns = ["queueOffset", "storeTimestamp", "tags"]
     for where in (RowFilter(store_begin_ms=0), RowFilter(store_end_ms=1 << 40)):
         found = read_arrow(store.root, columns=columns, where=where).read_all()["queueOffset"].to_pylist()
         assert found == [n for n in range(30) if n != destroyed]
-    # What the queue knows of a damaged record does.
+    # The fields of a damaged record that the queue entry has match filters.
     where = RowFilter(queue_offset_begin=destroyed, queue_ids=frozenset({0}), topics=frozenset({"t"}))
     assert read_arrow(store.root, columns=columns, where=where).read_all().num_rows == 30 - destroyed
 
 
 @pytest.mark.parametrize("position", [0, 1, 4, 36, 84, 87])
-def test_no_single_destroyed_byte_of_a_head_hurts_its_neighbours(tmp_path: Path, position: int) -> None:
+def test_damaged_head_does_not_affect_neighbouring_records(tmp_path: Path, position: int) -> None:
     store = filled(tmp_path / "s")
     for value in (0x00, 0x7F, 0xFF):
         store.write_log(store.offsets[9] + position, bytes([value]))
@@ -340,7 +340,7 @@ def test_records_deleted_by_retention_are_an_error_or_counted(tmp_path: Path) ->
         list(fresh.read_range(0, fresh.end_offset(), PLACES))
 
 
-def test_a_mapped_segment_that_is_deleted_is_still_read(tmp_path: Path) -> None:
+def test_deleted_segment_that_is_mapped_is_still_read(tmp_path: Path) -> None:
     store = filled(tmp_path / "s", 200, segment_size=4096)
     options = ReadOptions(columns=("queueOffset", "body"), batch_rows=10)
     with LogReader(store.root) as reader:
@@ -361,7 +361,7 @@ def test_queue_files_that_are_deleted(tmp_path: Path) -> None:
         assert (caught.value.first, caught.value.end) == (0, QUEUE_FILE_ENTRIES)
 
 
-def test_offsets_beyond_the_queue_are_gone_not_awaited(tmp_path: Path) -> None:
+def test_offsets_after_the_queue_end_are_gone(tmp_path: Path) -> None:
     store = filled(tmp_path / "s", 10)
     with LogReader(store.root) as reader:
         with pytest.raises(RecordsGone) as caught:
@@ -374,7 +374,7 @@ def test_offsets_beyond_the_queue_are_gone_not_awaited(tmp_path: Path) -> None:
 # ---- oddities
 
 
-def test_a_log_that_begins_in_the_middle(tmp_path: Path) -> None:
+def test_log_that_starts_in_the_middle(tmp_path: Path) -> None:
     """A slave that joined late: blank entries up to its first message, as RocketMQ fills them."""
     store = StoreWriter(tmp_path / "s", first_offset=5 * 16 * 1024)
     for queue_offset in range(100, 107):
@@ -390,7 +390,7 @@ def test_a_log_that_begins_in_the_middle(tmp_path: Path) -> None:
         assert len(rows_of(reader.read_range(reader.min_offset, reader.end_offset(), PLACES))) == 40
 
 
-def test_blank_entries_at_physical_offset_zero_are_no_messages(tmp_path: Path) -> None:
+def test_blank_entries_are_not_messages(tmp_path: Path) -> None:
     store = StoreWriter(tmp_path / "s")
     for queue_offset in range(5):
         store.blank_entry("t", 0, queue_offset)
@@ -402,7 +402,7 @@ def test_blank_entries_at_physical_offset_zero_are_no_messages(tmp_path: Path) -
         assert [line["queueOffset"] for line in rows_of(reader.read_range(0, reader.end_offset(), PLACES))] == [5, 6, 7]
 
 
-def test_a_record_in_several_queues_is_read_in_each_and_once_of_the_whole(tmp_path: Path) -> None:
+def test_record_in_several_queues_is_read_in_each_and_once_from_the_log(tmp_path: Path) -> None:
     store = filled(tmp_path / "s", 6)
     for n, at in enumerate(store.offsets[2:5]):
         end = store.offsets[n + 3] if n + 3 < 6 else store.offset
@@ -456,7 +456,7 @@ def test_batch_queues(tmp_path: Path) -> None:
         assert [line["queueOffset"] for line in rows_of(reader.read_queue("b", 2, 0, 8, counted))] == list(range(8))
 
 
-def test_two_tags_of_one_hash_are_told_apart(tmp_path: Path) -> None:
+def test_tags_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
     assert tags_code("Aa") == tags_code("BB")  # Java's String.hashCode
     store = StoreWriter(tmp_path / "s")
     for n in range(10):

@@ -1,4 +1,4 @@
-"""Both twins of what is compiled here: the compiled one finds and copies what the one in Python does."""
+"""The compiled twins of ha.arrow return the same values as the Python functions."""
 
 from __future__ import annotations
 

@@ -48,17 +48,17 @@ def test_ranges_that_join_are_not_examined_again() -> None:
     assert unjoined(found) == []
 
 
-def test_a_range_that_found_its_first_record_elsewhere_is_examined_again_from_there() -> None:
+def test_range_is_examined_again_from_its_actual_first_record() -> None:
     found = [facts(0, 10, 0, 12), facts(10, 20, 15, 25), facts(20, 30, 25, 31), facts(30, 40, 31, 40)]
     assert unjoined(found) == [(1, (12,))]
 
 
-def test_after_a_range_that_retention_deleted_the_next_one_begins_where_it_says() -> None:
+def test_range_after_a_deleted_one_starts_at_its_own_first_record() -> None:
     gone = facts(10, 20, None, None, is_gone=True)
     assert unjoined([facts(0, 10, 0, 12), gone, facts(20, 30, 24, 33), facts(30, 40, 33, 40)]) == []
 
 
-def test_an_interrupted_examination_names_the_options_that_examine_the_rest() -> None:
+def test_interrupted_examination_names_the_options_to_resume() -> None:
     examination = Examination([], [], Span(0, 100), examples_max=1)
     examination.reached = 60
     assert examination.resume_options(None) == "--from 60"

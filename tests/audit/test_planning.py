@@ -10,7 +10,7 @@ def place(name: str, begin: int, end: int) -> CopyPlace:
     return CopyPlace(name, f"/{name}", "b", begin, end)
 
 
-def test_ranges_are_cut_where_copies_begin_and_end() -> None:
+def test_ranges_are_split_where_copies_start_and_end() -> None:
     assert plan_ranges([place("one", 0, 100), place("two", 30, 70)], 1000) == [
         PlannedRange(0, 30, (0,)),
         PlannedRange(30, 70, (0, 1)),
@@ -18,14 +18,14 @@ def test_ranges_are_cut_where_copies_begin_and_end() -> None:
     ]
 
 
-def test_bytes_of_no_copy_are_in_no_range() -> None:
+def test_ranges_omit_bytes_that_no_copy_has() -> None:
     assert plan_ranges([place("one", 0, 10), place("two", 20, 30)], 1000) == [
         PlannedRange(0, 10, (0,)),
         PlannedRange(20, 30, (1,)),
     ]
 
 
-def test_cuts_do_not_depend_on_where_a_copy_begins() -> None:
+def test_range_boundaries_do_not_depend_on_the_start_of_a_copy() -> None:
     """Otherwise a resumed audit would find none of its results after retention deleted a segment."""
     before = plan_ranges([place("one", 0, 100)], 16)
     after = plan_ranges([place("one", 20, 100)], 16)

@@ -57,7 +57,7 @@ def test_one_wrong_offset_is_one_finding_at_its_record(count: int, data: st.Data
         assert repeated == []
         assert (says, wrong * 1000) in [(span.begin, span.physical_offset) for span in displaced]
         assert len(displaced) <= 1 + neighbours
-    else:  # the record that rightly has the offset comes later, so that one of the two is told
+    else:  # the record with the right offset comes later, so one of the two is reported
         assert len(repeated) + len(displaced) in (1, 2)
     assert [hole[:2] for hole in folded.holes()] == ([(wrong, wrong + 1)] if wrong else [])
 
@@ -76,7 +76,7 @@ def test_a_record_that_holds_a_batch_takes_as_many_offsets() -> None:
     assert facts.spans == [Span(0, 13, 0)]
 
 
-def test_memory_is_bounded_whatever_is_missing() -> None:
+def test_memory_is_bounded_with_many_holes() -> None:
     folded = QueueFold()
     for number in range(5000):
         folded.add(queue_facts(np.array([2 * number]), np.array([number])))

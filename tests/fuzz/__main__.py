@@ -1,7 +1,7 @@
-"""One target under atheris: `python -m tests.fuzz TARGET [libFuzzer's arguments]`; scripts/fuzz runs them all.
+"""Runs one target under atheris: `python -m tests.fuzz TARGET [libFuzzer's arguments]`; scripts/fuzz runs all of them.
 
-libFuzzer's arguments are directories of inputs and options such as -max_total_time=60; what is not given is set to what
-the harness says. A finding ends the process with libFuzzer's exit code and a file crash-… or timeout-….
+libFuzzer's arguments are directories of inputs and options such as -max_total_time=60; the harness provides the
+defaults. A finding ends the process with libFuzzer's exit code and a file crash-… or timeout-….
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tests.fuzz import registry
 from tests.fuzz.harness import run_measured, run_timed
 
 ADDRESS_SPACE_MAX = 4 << 30
-"""Bytes: an allocation by a length that somebody claims is then a MemoryError, and so a finding."""
+"""In bytes: turns an allocation by an unchecked length into a MemoryError, which is a finding"""
 MEASURED_EACH = 64
-"""Of so many inputs one is run again while its allocations are counted."""
+"""One of this many inputs is run again to measure its allocations"""
 HANG_S = 30
 SELF = "HALOG_FUZZ_SELF"
-"""Environment: a command that does what this process does, which libFuzzer runs again and again to merge."""
+"""Environment variable: the command line of this process, which libFuzzer runs repeatedly to merge"""
 
 
 def main(arguments: list[str]) -> None:
-    """Fuzz until libFuzzer ends the process."""
+    """Run the fuzzer until libFuzzer ends the process."""
     name, *rest = arguments
     with atheris.instrument_imports(include=["ha"]):
         harness = registry.load(name)

@@ -57,7 +57,7 @@ def handshake(data: bytes) -> None:
 
 
 def heal(data: bytes) -> None:
-    """A peer that is asked for a range: exactly so many bytes, or the one error, in bounded time."""
+    """A range requested from a peer: exactly the requested bytes, or the one error, in bounded time."""
     if not data:
         return
     begin, end = ((0, 100), (100, 300), (4000, 4096))[data[0] % 3]

@@ -112,7 +112,7 @@ def _refuse(name: str) -> None:
 
 
 def bodies(data: bytes) -> None:
-    """The first byte chooses the body; what is read is the same after writing it compactly, pretty, and standard."""
+    """The first byte selects the body; what is read is unchanged by writing it in compact, pretty or standard form."""
     if not data:
         return
     number = data[0] % (len(BODIES) + 1 + len(ANSWERS))

@@ -64,7 +64,7 @@ POLICY = AclPolicy(
     ]
 )
 ALLOWED_TOPICS = {"TT", TRACE_TOPIC, "%RETRY%g", "%DLQ%g"}
-"""Who may read as a group may put its messages back, and what was put back too often goes to its dead letters."""
+"""A client that may read as a group may return messages; those returned too often become dead letters."""
 ANSWER_S_MAX = 8.0
 """Virtual time after which the longest long poll is over."""
 
@@ -106,7 +106,7 @@ def answer_with_access_control(data: bytes) -> None:
 
 
 def serve(chunks: list[list[RemotingCommand]], policy: AclPolicy | None) -> list[MessageRecord]:
-    """Have a broker answer; return the records in its log then, of which 20 were there before."""
+    """Run the requests on a broker and return the records in its log, 20 of which were there before."""
     disk = _filled_disk().kill()
     stored: list[MessageRecord] = []
 

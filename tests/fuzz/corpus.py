@@ -1,7 +1,7 @@
-"""The inputs that are kept: what fuzzing found beyond the seeds, a file per target, and every input that was a finding.
+"""The corpus: inputs that fuzzing found in addition to the seeds, one file per target, and all former findings.
 
-A corpus file has one input a line, in base64, smallest first: a few files instead of thousands, whose changes a diff
-shows line by line. `scripts/fuzz --keep` writes them.
+A corpus file has one input per line in base64, smallest first: a few files instead of thousands, with readable diffs.
+`scripts/fuzz --keep` writes them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FOLDER = Path(__file__).parent / "corpus"
 
 
 def load(target: str) -> list[bytes]:
-    """The kept inputs of a target."""
+    """Return the corpus of a target."""
     path = FOLDER / f"{target}.txt"
     return [b64decode(line, validate=True) for line in path.read_text().split()] if path.exists() else []
 
 
 def save(target: str, inputs: Iterable[bytes]) -> None:
-    """Keep these inputs and no others."""
+    """Replace the corpus of a target."""
     lines = [b64encode(data).decode() + "\n" for data in sorted(set(inputs), key=lambda data: (len(data), data))]
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{target}.txt"
@@ -32,5 +32,5 @@ def save(target: str, inputs: Iterable[bytes]) -> None:
 
 
 def regressions(target: str) -> list[bytes]:
-    """The inputs of a target that once were findings."""
+    """Return the former findings of a target."""
     return [data for name, _, data in REGRESSIONS if name == target]

@@ -1,9 +1,8 @@
-"""What a fuzz harness is, and the watch that each of its runs is under.
+"""Fuzz harnesses, and the limits that apply to each of their runs.
 
-A harness takes any bytes and returns, whatever they are. Errors that the parser under test may raise are expected by
-the harness itself; everything else that comes out of `run`, an `AssertionError` of a broken property included, is a
-finding. So is an input that takes too long or makes the code under test allocate out of proportion: both are checked
-here, for the fuzzer and for the replay in CI alike.
+A harness accepts any bytes. It catches the errors that the code under test may raise; any other exception from `run`,
+including the `AssertionError` of a violated property, is a finding. So is an input that takes too much time or memory:
+both limits are checked here, for the fuzzer and for the replay in CI.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import msgspec
 
 
 class Harness(msgspec.Struct, frozen=True, kw_only=True):
-    """One target: how to run an input, where to begin, and what an input may cost.
+    """One target: how to run an input, the seeds, and the limits of an input.
 
-    `words` are put into inputs by the fuzzer: names and numbers that it would hardly guess. `seconds_max` is CPU time
-    of one input of `size_max` bytes, generous enough for instrumented code on a busy machine: it is there to notice
-    quadratic time, not slow code. `memory_max` is the peak of what Python allocates for one input, in bytes.
+    The fuzzer inserts `words`, names and numbers that it would hardly guess. `seconds_max` is the CPU time of one input
+    of `size_max` bytes, generous enough for instrumented code on a busy machine: it detects quadratic time, not slow
+    code. `memory_max` is the peak of Python's allocations for one input, in bytes.
     """
 
     about: str
@@ -44,7 +43,7 @@ class TooMuchMemoryError(Exception):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a log: inputs are wrong by the thousand, and each would have its line."""
+    """Disables logging, as thousands of inputs are invalid and would each log a line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -54,7 +53,7 @@ def _quiet() -> Iterator[None]:
 
 
 def run_timed(harness: Harness, data: bytes) -> None:
-    """Run one input; TooSlowError if it took too long, otherwise what the harness raises."""
+    """Run one input; TooSlowError if it takes too long, and any error of the harness."""
     began = time.process_time()
     with _quiet():
         harness.run(data)
@@ -64,9 +63,9 @@ def run_timed(harness: Harness, data: bytes) -> None:
 
 
 def run_measured(harness: Harness, data: bytes) -> int:
-    """Run one input and return the peak of what was allocated for it, in bytes; TooMuchMemoryError if that is too much.
+    """Run one input and return the peak of its allocations in bytes; TooMuchMemoryError above the limit.
 
-    Counting makes Python some three times slower, so no time is taken here.
+    Tracing makes Python about three times slower, so time is not measured here.
     """
     tracemalloc.start()
     try:
@@ -81,7 +80,7 @@ def run_measured(harness: Harness, data: bytes) -> int:
 
 
 def pieces_of(data: bytes) -> list[list[bytes]]:
-    """`data` cut in a few ways that show whether a parser minds where its chunks end: byte by byte, and unevenly."""
+    """Return `data` split into single bytes and into uneven pieces, to show that a parser accepts any chunks."""
     single = [data[at : at + 1] for at in range(min(len(data), 1024))]
     uneven: list[bytes] = []
     position, step = 0, 1

@@ -39,7 +39,7 @@ NAMES = (b"TAGS", b"KEYS", b"UNIQ_KEY", b"WAIT", b"DELAY", b"a")
 
 
 def records(data: bytes) -> None:
-    """Raw bytes at the begin of a buffer: the four readers of a record agree on what is one."""
+    """Raw bytes at the start of a buffer: all functions that read records agree on them."""
     check_record(data)
     try:
         found = decode_records(data)
@@ -49,7 +49,7 @@ def records(data: bytes) -> None:
 
 
 def record_fields(data: bytes) -> None:
-    """The same with total size, magic and body CRC made right, so that everything else is reached."""
+    """The same with the right total size, magic and body CRC, to reach the other checks."""
     if len(data) < 90:
         return
     raw = bytearray(data[1:])
@@ -63,7 +63,7 @@ def record_fields(data: bytes) -> None:
 
 
 def check_record(buffer: bytes) -> MessageRecord | None:
-    """Whatever the readers say of the begin of `buffer`, they must not contradict one another."""
+    """The functions that read the start of `buffer` must not contradict each other."""
     record: MessageRecord | None = None
     broken: MessageRecord | None = None
     try:
@@ -93,7 +93,7 @@ def check_record(buffer: bytes) -> MessageRecord | None:
 
 
 def check_digest(buffer: bytes, head: RecordHead) -> None:
-    """What dispatch is told of a record is what the reader of one says, by both twins."""
+    """Both twins of dispatch return the same as the reader of a single record."""
     options: dict[str, Any] = {"delay_levels_ms": DELAY_LEVELS_MS, "with_keys": True, "with_tags": True}
     places = head.physical_offset, head.physical_offset + len(buffer)
     digests = [
@@ -106,7 +106,7 @@ def check_digest(buffer: bytes, head: RecordHead) -> None:
 
 
 def check_round_trip(buffer: bytes, record: MessageRecord) -> None:
-    """Encoding what was put gives the record's bytes, unless it was written in a way that halog doesn't write."""
+    """Encoding the message gives the bytes of the record, unless halog would not write it in this form."""
     try:
         raw = encode_record(
             record.to_message(),
@@ -124,7 +124,7 @@ def check_round_trip(buffer: bytes, record: MessageRecord) -> None:
 
 
 def batch(data: bytes) -> None:
-    """A batch body: both twins read the same; what is read is the same after writing; sizes are those of its parts."""
+    """A batch body: both twins decode the same, and encoding the entries gives an equal body of the same size."""
     compiled = outcome(decode_batch, data)
     entries = outcome(pure(decode_batch), data)  # whose coverage the fuzzer sees
     assert compiled == entries

@@ -15,7 +15,7 @@ from tests.store.disks import Inode, MemoryDisk, run_inline
 from tests.store.stores import ROOT, SEGMENT, WallClock, dispatched, message, small_options
 
 IS_CRASHED, IS_SLAVE, IS_WITHOUT_QUEUES, IS_SYNC_FLUSH, IS_RAW = 1, 2, 4, 8, 16
-"""Marks in an input's first byte. Raw: the rest is the begin of the only segment, and there is nothing else."""
+"""Flags in the first byte of an input. Raw: the rest is the start of the only segment, and there are no other files."""
 
 
 @functools.cache
@@ -83,7 +83,7 @@ def recover(data: bytes) -> None:
         run_virtually(open_and_put)
     except* CorruptLog:
         after = {str(p.relative_to(ROOT)): bytes(i.content) for p, i in disk.inodes.items() if "commitlog" in p.parts}
-        # Nothing was deleted, but for an empty last file; what was too short or missing may have got zeros by now.
+        # Only an empty last file may have been deleted; short or missing files may have been filled with zeros.
         for name, content in before.items():
             held = after.pop(name, b"")
             assert held.startswith(content), name
@@ -100,9 +100,9 @@ def good_log() -> bytes:
 
 
 async def check_reads(store: MessageStore, written: bytes | None) -> None:
-    """Queues lie within the log, ascend, and can be read; the log can be walked from its first record to its end.
+    """Queues lie within the log, ascend, and can be read; the log can be walked from its first record to the end.
 
-    `written`: what the log must be wherever it is read.
+    `written`: the expected content of the log.
     """
     log = store.log
     for queue in store.queues:

@@ -1,5 +1,5 @@
-"""Which targets there are, and in which module; a module is imported only when one of its targets is wanted, so that
-the fuzzer can instrument what it imports."""
+"""The targets and their modules. A module is imported only when one of its targets runs, so that the fuzzer can
+instrument its imports."""
 
 from __future__ import annotations
 

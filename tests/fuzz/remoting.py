@@ -100,7 +100,7 @@ def check_sends(data: bytes, whole: list[RemotingCommand], refused: bool) -> Non
 
 
 def check_round_trip(command: RemotingCommand) -> None:
-    """What was read, written and read again, is the same."""
+    """A command that is read, written and read again is unchanged."""
     try:
         raw = encode_command(command)
     except LocalProtocolError:

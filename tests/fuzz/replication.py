@@ -27,7 +27,7 @@ from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
 
 BODY_SIZE_MAX = 5000
 PAUSE = b"--pause--"
-"""Where this stands in an input of a session, the peer waits until everything so far has been dealt with."""
+"""In the input of a session: the peer waits until everything before this has been processed"""
 OWN_END = 5000
 
 
@@ -88,12 +88,12 @@ def reports(chunks: list[bytes]) -> tuple[int | None, bool]:
 
 
 def run_virtually(scenario: Callable[[], Awaitable[Any]]) -> None:
-    """One run on a clock of its own."""
+    """Runs with a separate clock."""
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
 async def speak(stream: trio.abc.Stream, data: bytes) -> None:
-    """Say `data` piece by piece, until nobody listens any more."""
+    """Send `data` in pieces until the peer closes the connection."""
     try:
         for piece in data.split(PAUSE):
             if piece:
@@ -125,7 +125,7 @@ def master_side(data: bytes) -> None:
 
 
 def slave_side(data: bytes) -> None:
-    """A slave and a master that says `data`: what the log held stays, reports never exceed what is written."""
+    """A slave, and a master that sends `data`: the log keeps its content, and reports never exceed what is written."""
     if not data:
         return
     options = HAOptions(

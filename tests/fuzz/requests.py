@@ -1,4 +1,4 @@
-"""Requests in a form that mutation does not break, and a connection that carries them to a server.
+"""Requests in a form that survives mutation, and a connection that carries them to a server.
 
     code int16 | marks byte: 1 ROCKETMQ header, 2 oneway, 4 old client, 8 signed | fields, see remoting.py | 1D | body
 
@@ -69,7 +69,7 @@ class Client:
         self.is_closed = False
 
     async def receive(self) -> None:
-        """Take what comes until the end. AssertionError at a second answer to one request."""
+        """Receive until the end of the stream. AssertionError for a second answer to a request."""
         parser = RemotingParser()
         try:
             while chunk := await self.stream.receive_some(65536):

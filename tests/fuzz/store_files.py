@@ -98,7 +98,7 @@ def read_derived(disk: MemoryDisk) -> None:
 
 
 def checksum_files(data: bytes) -> None:
-    """The checksums of a segment: what is read of them is the same written again; anything else says nothing."""
+    """The checksums of a segment: those that are read are unchanged after writing; invalid ones are ignored."""
     head = unpack_head(data)
     if head is not None:
         assert unpack_head(head.pack()) == head

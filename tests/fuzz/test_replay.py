@@ -34,19 +34,19 @@ def test_known_inputs(target: str) -> None:
 @pytest.mark.parametrize(
     ("target", "data"), [pytest.param(target, data, id=f"{target}: {what}") for target, what, data in REGRESSIONS]
 )
-def test_inputs_that_were_findings(target: str, data: bytes) -> None:
+def test_former_findings(target: str, data: bytes) -> None:
     harness = registry.load(target)
     run_timed(harness, data)
     run_measured(harness, data)
 
 
-def test_the_corpus_is_small_and_of_known_targets() -> None:
+def test_corpus_is_small_and_has_only_known_targets() -> None:
     files = list(corpus.FOLDER.glob("*"))
     assert {path.stem for path in files} <= registry.MODULES.keys()
     assert sum(path.stat().st_size for path in files) < CORPUS_SIZE_MAX
 
 
-def test_what_takes_too_long_or_too_much_is_a_finding() -> None:
+def test_excessive_time_or_memory_is_a_finding() -> None:
     def spin(data: bytes) -> None:
         sum(range(len(data) * 100_000))
 
@@ -73,7 +73,7 @@ _FIRST_OF_MODULES = {module: target for target, module in reversed(registry.MODU
         for target, module in registry.MODULES.items()
     ],
 )
-def test_a_moment_of_fuzzing(target: str, tmp_path: Path) -> None:
+def test_short_fuzzing_run(target: str, tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="the extra fuzz is not installed: no wheel for this Python or machine")
     seeds = tmp_path / "seeds"
     seeds.mkdir()

@@ -85,7 +85,7 @@ def header(data: bytes) -> None:
 
 
 def trickled(data: bytes) -> None:
-    """A frame in small chunks, which must not be gathered anew for each of them."""
+    """A frame in small chunks, whose bytes must not be copied again for each chunk."""
     parser = RemotingParser()
     parser.feed((4 + SIZE).to_bytes(4, "big") + (2).to_bytes(4, "big") + b"{}")
     for at in range(0, SIZE - 2, 64):

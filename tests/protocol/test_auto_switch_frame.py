@@ -55,7 +55,7 @@ def master_events(pieces: Iterable[bytes]) -> list[MasterHandshake | tuple[Epoch
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
 @pytest.mark.parametrize("cut", ["whole", "bytes", "segments"])
-def test_what_a_master_sent(connection: dict[str, Any], cut: str) -> None:
+def test_recorded_master_messages(connection: dict[str, Any], cut: str) -> None:
     stream = connection["m2s"]
     expected: list[Any] = []
     for frame in connection["frames"]:
@@ -80,7 +80,7 @@ def test_what_a_master_sent(connection: dict[str, Any], cut: str) -> None:
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
 @pytest.mark.parametrize("cut", ["whole", "bytes", "segments"])
-def test_what_a_slave_sent(connection: dict[str, Any], cut: str) -> None:
+def test_recorded_slave_messages(connection: dict[str, Any], cut: str) -> None:
     expected: list[SlaveHandshake | EpochReport] = []
     for frame in connection["frames"]:
         if frame["dir"] == "s2m" and frame["type"] == "handshake":
@@ -104,13 +104,13 @@ def test_a_history_of_two_epochs() -> None:
     assert SlaveHandshake(2).encode() == bytes.fromhex("00000001 0000 0000 0000000000000002")
 
 
-def test_a_frame_before_the_start_of_the_epoch_it_names() -> None:
+def test_frame_before_the_start_of_its_epoch() -> None:
     """A RocketMQ master cuts at the end of an epoch and names the next one."""
     header = EpochFrameHeader(0, 1535, 3, 1535, 0)
     assert master_events([header.encode() + bytes(1535)]) == [(header, bytes(1535))]
 
 
-def test_of_a_long_history_the_newest_epochs_are_told() -> None:
+def test_handshake_has_the_newest_epochs_of_a_long_history() -> None:
     epochs = tuple(EpochEntry(number, number * 10) for number in range(EPOCH_COUNT_MAX + 5))
     assert master_events([MasterHandshake(99_999, epochs).encode()]) == [MasterHandshake(99_999, epochs[5:])]
 
@@ -134,7 +134,7 @@ def test_of_a_long_history_the_newest_epochs_are_told() -> None:
         "00000002 7fffffff 0000000000000000 00000001 0000000000000000 0000000000000000",
     ],
 )
-def test_what_no_master_sends(raw: str) -> None:
+def test_invalid_master_messages_are_refused(raw: str) -> None:
     with pytest.raises(RemoteProtocolError):
         master_events([bytes.fromhex(raw)])
 
@@ -151,7 +151,7 @@ def test_what_no_master_sends(raw: str) -> None:
         "00000002 ffffffffffffffff",
     ],
 )
-def test_what_no_slave_sends(raw: str) -> None:
+def test_invalid_slave_messages_are_refused(raw: str) -> None:
     with pytest.raises(RemoteProtocolError):
         SlaveMessageParser().feed(bytes.fromhex(raw))
 
@@ -189,11 +189,11 @@ GIB_4 = 1 << 32
         (EpochReport(433).encode(), False),
     ],
 )
-def test_which_dialect_a_slave_speaks(received: bytes, expected: bool | None) -> None:
+def test_detects_the_protocol_of_a_slave(received: bytes, expected: bool | None) -> None:
     assert speaks_epochs(received) is expected
 
 
-def test_what_can_not_be_said() -> None:
+def test_invalid_values_cannot_be_encoded() -> None:
     with pytest.raises(LocalProtocolError):
         EpochReport(-1).encode()
     for offset, size in ((-2, 0), (-1, 1), (0, -1)):

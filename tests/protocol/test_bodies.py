@@ -143,7 +143,7 @@ JVM_TEXTS = [
 
 
 @pytest.mark.parametrize(("body", "text"), JVM_TEXTS)
-def test_bodies_are_the_text_that_a_jvm_writes(body: Any, text: str) -> None:
+def test_bodies_equal_the_text_of_the_jvm(body: Any, text: str) -> None:
     assert dumps(body).decode() == text
     assert read_as(type(body), text.encode()) == body
 
@@ -163,7 +163,7 @@ def test_route_for_later_clients_is_standard_json() -> None:
     assert read_as(BrokerData, text) == BROKER
 
 
-def test_heartbeat_with_ordinals_and_strings_is_understood() -> None:
+def test_heartbeat_with_ordinals_and_strings_is_read() -> None:
     heartbeat = decode_heartbeat(
         b'{"clientID":"c","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,"groupName":"g","messageModel":1,'
         b'"subscriptionDataSet":[{"codeSet":["2598919"],"subString":"TagA","subVersion":"17","tagsSet":["TagA"],'
@@ -190,7 +190,7 @@ def test_heartbeat_with_ordinals_and_strings_is_understood() -> None:
 
 
 @pytest.mark.parametrize("text", [b"[]", b'{"consumerDataSet":[{"consumeType":7}]}', b'{"consumerDataSet":3}', b"\xff"])
-def test_what_is_no_heartbeat_is_refused(text: bytes) -> None:
+def test_invalid_heartbeat_is_refused(text: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_heartbeat(text)
 
@@ -222,7 +222,7 @@ REGISTRATION = RegisterBrokerBody(
 )
 
 
-def test_compressed_registration_unfolds_to_the_released_bytes() -> None:
+def test_compressed_registration_decompresses_to_the_released_bytes() -> None:
     assert zlib.decompress(encode_compressed(REGISTRATION)) == COMPRESSED
     assert decode_compressed(zlib.compress(COMPRESSED)) == REGISTRATION
 
@@ -238,7 +238,7 @@ def test_compressed_registration_of_4_9_has_neither_attributes_nor_mappings() ->
 
 
 @pytest.mark.parametrize("cut", range(0, len(COMPRESSED) - 4, 5))
-def test_cut_compressed_registration_is_refused(cut: int) -> None:
+def test_truncated_compressed_registration_is_refused(cut: int) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_compressed(zlib.compress(COMPRESSED[:cut]))
 
@@ -255,7 +255,7 @@ def test_cut_compressed_registration_is_refused(cut: int) -> None:
         zlib.compress(bytes(65 * 1024 * 1024)),
     ],
 )
-def test_what_is_no_compressed_registration_is_refused(raw: bytes) -> None:
+def test_invalid_compressed_registration_is_refused(raw: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_compressed(raw)
 

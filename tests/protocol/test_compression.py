@@ -33,7 +33,7 @@ def need(kind: Compression) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_compressed_comes_back(kind: Compression) -> None:
+def test_compression_round_trip(kind: Compression) -> None:
     need(kind)
     smaller, flags = compressed(BODY, kind)
     assert len(smaller) < len(BODY)
@@ -43,7 +43,7 @@ def test_what_is_compressed_comes_back(kind: Compression) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_does_not_get_shorter_stays_as_it_is(kind: Compression) -> None:
+def test_body_that_does_not_get_shorter_is_unchanged(kind: Compression) -> None:
     need(kind)
     assert compressed(b"\x00\x91\x17", kind) == (b"\x00\x91\x17", 0)
     assert compressed(BODY, Compression.NONE) == (BODY, 0)
@@ -51,7 +51,7 @@ def test_what_does_not_get_shorter_stays_as_it_is(kind: Compression) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("harm", ["cut", "garbage"])
-def test_what_does_not_unfold_is_the_senders_fault(kind: Compression, harm: str) -> None:
+def test_undecompressable_body_is_a_remote_error(kind: Compression, harm: str) -> None:
     need(kind)
     smaller, _ = compressed(BODY, kind)
     broken = smaller[: len(smaller) // 2] if harm == "cut" else b"garbage" * 5
@@ -60,7 +60,7 @@ def test_what_does_not_unfold_is_the_senders_fault(kind: Compression, harm: str)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_bound_is_exact(kind: Compression) -> None:
+def test_size_limit_is_exact(kind: Compression) -> None:
     need(kind)
     smaller, _ = compressed(BODY, kind)
     with pytest.raises(RemoteProtocolError, match=f"inflates to more than {len(BODY) - 1} bytes"):
@@ -109,7 +109,7 @@ BOMBS: dict[str, tuple[Compression, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize(("kind", "make"), BOMBS.values(), ids=BOMBS)
-def test_a_bomb_is_refused_before_it_inflates(kind: Compression, make: Callable[[bytes], bytes]) -> None:
+def test_decompression_bomb_is_refused(kind: Compression, make: Callable[[bytes], bytes]) -> None:
     need(kind)
     bomb = make(bytes(64 << 20))
     assert len(bomb) < 1 << 19
@@ -124,7 +124,7 @@ def test_a_bomb_is_refused_before_it_inflates(kind: Compression, make: Callable[
     assert peak < 2 * size_max + len(bomb) + (1 << 17)
 
 
-def test_a_zstd_window_that_nobody_should_keep_is_refused() -> None:
+def test_excessive_zstd_window_is_refused() -> None:
     """The window is the decoder's own memory: a header of 6 bytes may ask for 3.75 TB of it (RFC 8878, 3.1.1.1.2)."""
     need(Compression.ZSTD)
     frame = struct.pack("<IBB", 0xFD2FB528, 0, (27 - 10) << 3) + b"\x03\x00\x10x"
@@ -142,14 +142,14 @@ def test_an_empty_body_may_be_compressed(kind: Compression) -> None:
     assert inflated(empty, kind, BODY_SIZE_MAX) == b""
 
 
-def test_the_kind_of_clients_that_know_only_zlib() -> None:
+def test_compression_type_of_clients_with_only_zlib() -> None:
     assert kind_of(0x1) is Compression.ZLIB
     assert kind_of(0x300) is Compression.NONE
     assert inflated(zlib.compress(BODY), kind_of(0x1), BODY_SIZE_MAX) == BODY
 
 
 @pytest.mark.parametrize("kind", [Compression.LZ4, Compression.ZSTD])
-def test_a_package_that_is_missing(kind: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package(kind: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[kind], None)
     with pytest.raises(ValueError, match="is not installed"):
         ClientOptions(compression=kind)

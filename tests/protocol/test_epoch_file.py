@@ -16,7 +16,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("content", "entries"), WRITTEN)
-def test_what_rocketmq_wrote(content: bytes, entries: list[EpochEntry]) -> None:
+def test_epoch_file_of_rocketmq(content: bytes, entries: list[EpochEntry]) -> None:
     assert decode_epoch_file(content) == entries
     assert encode_epoch_file(entries) == content
 
@@ -43,7 +43,7 @@ def test_no_entries() -> None:
         b"x\n0\n",
     ],
 )
-def test_what_is_none_is_refused(content: bytes) -> None:
+def test_invalid_epoch_file_is_refused(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_epoch_file(content)
 

@@ -1,4 +1,4 @@
-"""Records of a failover group's tables: what is written, and what is refused."""
+"""Records of a failover group's tables: encoding, and refused input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_part_of_a_snapshot() -> None:
     assert ord("s") == SNAPSHOT_TAGS_CODE
 
 
-def test_what_a_later_version_adds_to_a_record_of_this_one_is_passed_over() -> None:
+def test_unknown_fields_of_later_releases_are_ignored() -> None:
     assert decode_tables_record(WRITTEN[:-1] + b',"more":[1]}') == DELTA
 
 
@@ -73,7 +73,7 @@ def test_what_a_later_version_adds_to_a_record_of_this_one_is_passed_over() -> N
         b'{"version":1,"epoch":1,"groups":{"g":{"groupName":"g","groupRetryPolicy":' + b'{"a":' * 5000,
     ],
 )
-def test_what_is_no_record(body: bytes) -> None:
+def test_invalid_records_are_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_tables_record(body)
 
@@ -95,7 +95,7 @@ OFFSETS = st.dictionaries(st.integers(0, 16_384), st.integers(-(1 << 63), (1 << 
     st.lists(NAMES, max_size=4),
     st.dictionaries(NAMES, st.builds(TopicConfig, topic_name=NAMES, read_queue_nums=st.integers(0, 9)), max_size=4),
 )
-def test_sizes_are_bounds_and_records_come_back(
+def test_size_limits_and_round_trip(
     offsets: dict[str, dict[int, int]], removed: list[str], topics: dict[str, TopicConfig]
 ) -> None:
     record = TablesRecord(epoch=1, offsets=offsets, removed_offsets=removed, topics=dict(topics))

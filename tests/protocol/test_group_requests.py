@@ -136,7 +136,7 @@ def test_connections() -> None:
 @example(raw=b'{"offsetTable":[5]}')
 @example(raw=b'{"mqTable":[1]}')
 @example(raw=b'{"consumerTable":{"c":5}}')
-def test_what_is_no_body_is_the_peers_fault(decode: Callable[[bytes], Any], raw: bytes) -> None:
+def test_invalid_bodies_are_remote_errors(decode: Callable[[bytes], Any], raw: bytes) -> None:
     try:
         decode(raw)
     except RemoteProtocolError:

@@ -105,7 +105,7 @@ def test_recorded_reports(connection: dict[str, Any]) -> None:
     assert ReportParser().feed(stream + b"\0" * 7) == expected[-1]
 
 
-def test_of_several_reports_in_one_chunk_the_last_complete_one_counts() -> None:
+def test_last_complete_report_of_a_chunk_is_returned() -> None:
     parser = ReportParser()
     assert parser.feed(encode_report(0) + encode_report(4096)) == 4096
     assert parser.feed(encode_report(5000)[:3]) is None
@@ -115,8 +115,8 @@ def test_of_several_reports_in_one_chunk_the_last_complete_one_counts() -> None:
 
 
 @pytest.mark.parametrize("offsets", [(4096, 0), (2**62, 0, 0), (5, 7, 6, 8), (-1, 0), (-5, -7)])
-def test_reports_that_fall_within_one_chunk_are_refused(offsets: tuple[int, ...]) -> None:
-    """Whoever sends noise and then zeros has not asked for offset 0."""
+def test_decreasing_reports_in_a_chunk_are_refused(offsets: tuple[int, ...]) -> None:
+    """Noise followed by zeros is not a request for offset 0."""
     with pytest.raises(RemoteProtocolError):
         ReportParser().feed(b"".join(offset.to_bytes(8, "big", signed=True) for offset in offsets))
 
@@ -147,7 +147,7 @@ def test_negative_report_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, -1), (-1, 0), (0, 1001), (0, 2**31 - 1)])
-def test_impossible_transfer_headers_are_refused_after_what_was_good(offset: int, size: int) -> None:
+def test_invalid_transfer_header_is_refused_after_valid_events(offset: int, size: int) -> None:
     raw = (
         encode_transfer_header(5, 1)
         + b"x"
@@ -160,7 +160,7 @@ def test_impossible_transfer_headers_are_refused_after_what_was_good(offset: int
         next(events)
 
 
-def test_what_the_protocol_can_not_carry_is_our_own_mistake() -> None:
+def test_values_out_of_range_are_local_errors() -> None:
     for offset in (-1, 2**63):
         with pytest.raises(LocalProtocolError):
             encode_report(offset)
@@ -173,7 +173,7 @@ frames = st.lists(st.tuples(st.integers(0, 2**62), st.binary(max_size=40)), max_
 
 
 @given(frames, st.data())
-def test_transfers_survive_any_cut(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
+def test_transfers_are_parsed_from_any_chunks(sent: list[tuple[int, bytes]], data: st.DataObject) -> None:
     raw = b"".join(encode_transfer_header(offset, len(body)) + body for offset, body in sent)
     ends = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     assert frames_of(cut_at(raw, ends)) == sent

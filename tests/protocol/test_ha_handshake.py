@@ -33,7 +33,7 @@ def test_a_proof_is_for_both_nonces_one_direction_and_one_secret() -> None:
     assert not HandshakeKey("a secret of another one").is_slave_proof(SLAVE_PROOF, MASTERS, SLAVES)
 
 
-def test_what_is_said_around_them() -> None:
+def test_handshake_framing() -> None:
     assert HELLO == RANGE_QUESTION == b"\xff" * 8
     frame = encode_handshake_frame(MASTERS)
     assert frame == bytes.fromhex("fffffffffffffffe00000020") + MASTERS

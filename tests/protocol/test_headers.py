@@ -155,7 +155,7 @@ def test_booleans_are_read_as_java_reads_them(text: str, value: bool) -> None:
     )
 
 
-def test_answers_carry_strings_only_and_leave_out_what_is_unset() -> None:
+def test_answers_have_only_strings_and_omit_unset_fields() -> None:
     assert SendMessageResponse(msg_id="0A", queue_id=1, queue_offset=2).to_ext_fields() == {
         "msgId": "0A",
         "queueId": "1",

@@ -36,7 +36,7 @@ QUEUE = (("brokerName", "b0"), ("queueId", 1), ("topic", "t"))
         (r'{"a":"\u4e16"}', {"a": "世"}),
     ],
 )
-def test_what_a_jvm_writes_is_read(text: str, value: Any) -> None:
+def test_text_of_the_jvm_is_read(text: str, value: Any) -> None:
     assert loads(text.encode()) == value
 
 
@@ -73,17 +73,17 @@ def test_bad_utf8_in_the_dialect_becomes_replacement_characters() -> None:
         '{"a":{"$ref":"$.b"},"b":{"x":{"$ref":"$.c"}},"c":1}',
     ],
 )
-def test_what_is_no_such_text_is_refused(text: str) -> None:
+def test_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError):
         loads(text.encode())
 
 
-def test_a_string_without_end_is_refused_in_linear_time() -> None:
+def test_unterminated_string_is_refused_in_linear_time() -> None:
     with pytest.raises(RemoteProtocolError):
         loads(b'{0:"' + rb"\"" * 2_000_000)
 
 
-def test_references_can_not_unfold_without_end() -> None:
+def test_expansion_of_references_is_bounded() -> None:
     target = "[" + ",".join(["0"] * 1000) + "]"
     references = ",".join(['{"$ref":"$.t"}'] * (REFERENCED_VALUES_MAX // 1001 + 1))
     with pytest.raises(RemoteProtocolError, match="expand to more than"):
@@ -106,7 +106,7 @@ def test_integer_keys_are_read_where_the_type_has_them(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["[]", '{"addrs":{"x":"a"}}', '{"addrs":[1]}', '{{"a":1}:2}', '{"addrs":{{"a":1}:"2"}}', "1"]
 )
-def test_text_of_another_shape_is_refused(text: str) -> None:
+def test_text_of_another_type_is_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="no Inner"):
         read_as(Inner, text.encode())
 
@@ -159,7 +159,7 @@ def with_text_keys(value: Any) -> Any:
 
 
 @given(values)
-def test_values_survive_each_way_of_writing(value: Any) -> None:
+def test_values_round_trip_in_each_form(value: Any) -> None:
     expected = with_text_keys(value)
     assert loads(dumps(value)) == expected
     assert loads(dumps_pretty(value)) == expected

@@ -58,12 +58,12 @@ def test_hash_of_long_and_wide_texts(text: str) -> None:
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
-def test_hash_goes_on_behind_what_was_hashed_before(begin: str, end: str) -> None:
+def test_hash_of_concatenated_texts(begin: str, end: str) -> None:
     assert java_hash(end, java_hash(begin)) == java_hash(begin + end)
 
 
 @pytest.mark.parametrize("size", [0, 1, 254, 255, 256, 257, 600])
-def test_hash_goes_on_behind_what_was_hashed_before_at_any_length(size: int) -> None:
+def test_hash_of_concatenated_texts_of_any_length(size: int) -> None:
     assert java_hash("y" * size, java_hash("topicA#")) == slow_hash("topicA#" + "y" * size)
 
 
@@ -106,7 +106,7 @@ def test_every_written_pair_ends_with_its_separator() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a\x01": "b"}, {"a\x02": "b"}, {"a": "b\x02c"}, {"a": "\ud800"}])
-def test_what_could_not_be_read_back_is_not_written(properties: dict[str, str]) -> None:
+def test_unreadable_properties_are_not_written(properties: dict[str, str]) -> None:
     with pytest.raises(LocalProtocolError):
         encode_properties(properties)
 
@@ -131,7 +131,7 @@ def test_finding_one_property_equals_reading_all(raw: bytes) -> None:
     ]
 
 
-def test_of_equal_names_the_last_with_a_value_is_found() -> None:
+def test_last_non_empty_value_of_equal_names_applies() -> None:
     raw = b"TAGS\x01a\x02TAGS\x01b\x02KEYS\x01k\x02TAGS\x01c\x02TAGS\x01\x02"
     assert find_property(raw[:-6], b"TAGS") == find_property(raw, b"TAGS") == decode_properties(raw)["TAGS"] == "c"
     assert find_values(raw, (property_mark("TAGS"),)) == find_values(raw[:-6], (property_mark("TAGS"),)) == ["c"]

@@ -24,27 +24,27 @@ def packed(*entries: tuple[int, int]) -> bytes:
 
 @pytest.mark.parametrize("count", TWINS)
 class TestEach:
-    def test_nothing_holds_none(self, count: Count) -> None:
+    def test_empty_input_has_no_entries(self, count: Count) -> None:
         assert count(b"", 7) == (0, 7, True)
 
     def test_zeros_end_a_queue(self, count: Count) -> None:
         assert count(packed((100, 50), (150, 50), (0, 0), (200, 50)), 100) == (2, 200, True)
 
-    def test_so_does_an_offset_that_can_not_be(self, count: Count) -> None:
+    def test_negative_offset_or_size_ends_a_queue(self, count: Count) -> None:
         assert count(packed((100, 50), (-1, 50)), 0) == (1, 150, True)
         assert count(packed((100, -50)), 0) == (0, 0, True)
 
-    def test_other_queues_records_may_lie_between(self, count: Count) -> None:
+    def test_gaps_between_records_are_allowed(self, count: Count) -> None:
         assert count(packed((100, 50), (1000, 50)), 0) == (2, 1050, True)
 
-    def test_what_points_back_is_damage(self, count: Count) -> None:
+    def test_entry_that_points_back_is_damage(self, count: Count) -> None:
         assert count(packed((100, 50), (149, 50)), 0) == (1, 150, False)
         assert count(packed((100, 50)), 101) == (0, 101, False)
 
-    def test_blank_entries_point_nowhere(self, count: Count) -> None:
+    def test_blank_entries_are_counted(self, count: Count) -> None:
         assert count(packed((0, BLANK_SIZE), (0, BLANK_SIZE), (300, 1), (0, BLANK_SIZE)), 200) == (4, 301, True)
 
-    def test_the_largest_offset_wraps_nothing_around(self, count: Count) -> None:
+    def test_maximum_offset_does_not_overflow(self, count: Count) -> None:
         largest = (INT64_MAX, BLANK_SIZE - 1)
         assert count(packed(largest, (0, 1)), 0) == (1, sum(largest), False)
 

@@ -218,7 +218,7 @@ def test_scan_reads_tags_keys_and_unique_key() -> None:
 
 
 @pytest.mark.parametrize("record", [R1, R2, R3])
-def test_scan_of_a_cut_record_waits_for_more(record: bytes) -> None:
+def test_scan_of_a_truncated_record_needs_more_bytes(record: bytes) -> None:
     for cut in range(len(record)):
         assert scan_record(record, 0, cut) is None
         with pytest.raises(RemoteProtocolError):
@@ -299,7 +299,7 @@ def test_records_are_read_from_a_mapping() -> None:
         # closing the mapping would raise BufferError if a view of it had been left behind
 
 
-def test_what_does_not_fit_a_record_is_our_own_mistake() -> None:
+def test_oversized_topic_or_properties_are_local_errors() -> None:
     places: dict[str, Any] = {"queue_offset": 0, "physical_offset": 0, "store_timestamp_ms": 0}
     for put in (Message("t", 0, b"", bytes(32768)), Message("t" * 32768, 0, b"")):
         with pytest.raises(LocalProtocolError):
@@ -308,7 +308,7 @@ def test_what_does_not_fit_a_record_is_our_own_mistake() -> None:
         encode_filler(7)
 
 
-def test_filler_says_how_much_of_the_segment_it_takes() -> None:
+def test_filler_holds_its_size() -> None:
     assert encode_filler(74) == bytes.fromhex("0000004a cbd43194")
     assert FILLER_MAGIC == -875286124
 
@@ -335,7 +335,7 @@ messages = st.builds(
 @given(
     put=messages, queue_offset=int64, physical_offset=int64, store_ms=int64, host=hosts, port=ports, crc=st.booleans()
 )
-def test_any_message_survives_its_record(
+def test_any_message_round_trips(
     put: Message, queue_offset: int, physical_offset: int, store_ms: int, host: str, port: int, crc: bool
 ) -> None:
     store_host = encode_host(host, port)
@@ -380,7 +380,7 @@ def test_any_bytes_are_a_record_or_not(raw: bytes) -> None:
 
 
 @given(st.sampled_from([R1, R2, R3]), st.data())
-def test_any_damage_to_a_record_is_judged_alike_by_scan_and_verification(record: bytes, data: st.DataObject) -> None:
+def test_scan_and_verification_agree_on_any_damage(record: bytes, data: st.DataObject) -> None:
     damaged = bytearray(record)
     for position in data.draw(st.lists(st.integers(0, len(record) - 1), min_size=1, max_size=4)):
         damaged[position] = data.draw(st.integers(0, 255))
@@ -398,7 +398,7 @@ def test_any_damage_to_a_record_is_judged_alike_by_scan_and_verification(record:
 
 
 @given(st.lists(st.sampled_from([R1, R2, R3]), max_size=4), st.booleans(), st.data())
-def test_records_are_split_as_they_are_decoded(records: list[bytes], verify_crc: bool, data: st.DataObject) -> None:
+def test_split_records_equal_decoded_records(records: list[bytes], verify_crc: bool, data: st.DataObject) -> None:
     raw = bytearray(b"".join(records))
     for _ in range(data.draw(st.integers(0, 2)) if raw else 0):
         position = data.draw(st.one_of(st.integers(0, min(len(raw), 100) - 1), st.integers(0, len(raw) - 1)))

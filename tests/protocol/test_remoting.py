@@ -146,7 +146,7 @@ def test_numbers_and_booleans_of_other_clients_become_strings() -> None:
         (b'{"code":1,"language":9,"extFields":{"a":{"b":1}}} \r\n\t', {"a": '{"b":1}'}),
     ],
 )
-def test_what_java_accepts_is_accepted(header: bytes, ext_fields: dict[str, str]) -> None:
+def test_accepts_what_java_accepts(header: bytes, ext_fields: dict[str, str]) -> None:
     (command,) = RemotingParser().feed(json_frame(header))
     assert (command.code, command.opaque, command.flag, command.ext_fields) == (1, 0, 0, ext_fields)
     for serialize_type in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ):
@@ -158,7 +158,7 @@ def test_what_java_accepts_is_accepted(header: bytes, ext_fields: dict[str, str]
     ("name", "language"),
     [(b'"GO"', LanguageCode.GO), (b'"KLINGON"', LanguageCode.OTHER), (b"null", LanguageCode.OTHER)],
 )
-def test_unknown_languages_are_others(name: bytes, language: LanguageCode) -> None:
+def test_unknown_language_is_other(name: bytes, language: LanguageCode) -> None:
     (command,) = RemotingParser().feed(json_frame(b'{"code":1,"language":' + name + b"}"))
     assert command.language is language
 
@@ -191,12 +191,12 @@ def test_unknown_languages_are_others(name: bytes, language: LanguageCode) -> No
         pytest.param(ROUTE_BINARY[:38] + b"\x7f" + ROUTE_BINARY[39:], id="value beyond the ext"),
     ],
 )
-def test_what_is_no_frame_is_refused(frame: bytes) -> None:
+def test_invalid_frames_are_refused(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         RemotingParser().feed(frame)
 
 
-def test_longest_frame_passes_and_its_buffer_is_bounded() -> None:
+def test_maximum_frame_is_accepted_and_its_buffer_is_bounded() -> None:
     body = bytes(FRAME_SIZE_MAX - 8 - len(PULL_JSON_HEADER))
     frame = encode_command(RemotingCommand(11, 7, 0, JAVA, 479, None, PULL_EXT, body))
     assert len(frame) == FRAME_SIZE_MAX
@@ -210,14 +210,14 @@ def test_longest_frame_passes_and_its_buffer_is_bounded() -> None:
         encode_command(RemotingCommand(11, 7, 0, JAVA, 479, None, PULL_EXT, bytes(len(body) + 1)))
 
 
-def test_smaller_limits_hold_too() -> None:
+def test_configured_limits_apply() -> None:
     parser = RemotingParser(frame_size_max=len(RESPONSE_JSON))
     assert len(parser.feed(RESPONSE_JSON)) == 1
     with pytest.raises(RemoteProtocolError):
         RemotingParser(frame_size_max=len(RESPONSE_JSON) - 1).feed(RESPONSE_JSON[:4])
 
 
-def test_a_header_that_claims_too_much_is_refused_before_it_is_there() -> None:
+def test_oversized_header_is_refused_before_it_arrives() -> None:
     claim = struct.pack(">ii", 1 << 20, 1001)
     for known in range(8):
         parser = RemotingParser(header_size_max=1000)
@@ -232,7 +232,7 @@ def test_a_header_that_claims_too_much_is_refused_before_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("serialize_type", [SERIALIZE_JSON, SERIALIZE_ROCKETMQ])
-def test_ext_fields_are_counted(serialize_type: int) -> None:
+def test_number_of_ext_fields_is_limited(serialize_type: int) -> None:
     def frame(count: int) -> bytes:
         fields = {f"n{number}": "v" for number in range(count)}
         return encode_command(RemotingCommand(1, ext_fields=fields, serialize_type=serialize_type))
@@ -243,7 +243,7 @@ def test_ext_fields_are_counted(serialize_type: int) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_bodies_outlive_the_chunk_they_came_in(size: int) -> None:
+def test_bodies_stay_valid_when_the_chunk_is_reused(size: int) -> None:
     first, second = (encode_command(RemotingCommand(1, body=bytes([at]) * size)) for at in (1, 2))
     parser = RemotingParser()
     chunk = bytearray(first)
@@ -254,7 +254,7 @@ def test_bodies_outlive_the_chunk_they_came_in(size: int) -> None:
     assert bytes(command.body) == b"\x01" * size
 
 
-def test_replies_pair_with_their_request() -> None:
+def test_replies_have_the_opaque_of_their_request() -> None:
     request = RemotingCommand(310, 42, FLAG_ONEWAY, serialize_type=SERIALIZE_ROCKETMQ)
     assert request.is_oneway
     assert not request.is_response
@@ -266,7 +266,7 @@ def test_replies_pair_with_their_request() -> None:
     assert request.reply(0).ext_fields is not request.reply(0).ext_fields
 
 
-def test_what_a_header_can_not_carry_is_our_own_mistake() -> None:
+def test_unencodable_commands_are_local_errors() -> None:
     for command in (
         RemotingCommand(200_050, serialize_type=SERIALIZE_ROCKETMQ),
         RemotingCommand(1, ext_fields={"k" * 40_000: "v"}, serialize_type=SERIALIZE_ROCKETMQ),
@@ -298,7 +298,7 @@ def cut(raw: bytes, ends: list[int]) -> Iterator[bytes]:
 
 
 @given(st.lists(commands, max_size=4), st.data())
-def test_commands_survive_any_cut(sent: list[RemotingCommand], data: st.DataObject) -> None:
+def test_commands_are_parsed_from_any_chunks(sent: list[RemotingCommand], data: st.DataObject) -> None:
     raw = b"".join(map(encode_command, sent))
     ends = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     parser = RemotingParser()
@@ -346,7 +346,7 @@ def test_any_damage_is_a_command_more_or_an_error(frame: bytes, data: st.DataObj
 
 
 @given(text=st.text(), number=st.integers(0, (1 << 63) - 1), opaque=st.integers(0, (1 << 31) - 1), fixed=st.text())
-def test_a_template_gives_what_encode_command_does(text: str, number: int, opaque: int, fixed: str) -> None:
+def test_template_equals_encode_command(text: str, number: int, opaque: int, fixed: str) -> None:
     def answer(text: str, number: int, opaque: int) -> RemotingCommand:
         return RemotingCommand(
             0, opaque, FLAG_RESPONSE, remark=fixed, ext_fields={"id": f"%{number:016X}", "text": text, "fixed": fixed}

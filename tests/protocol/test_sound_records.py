@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.compiled import pure
-from ha.protocol.record import Filler, Message, encode_host, sound_records, verify_record
+from ha.protocol.record import (
+    HEADS,
+    MAGIC_V1,
+    MAGIC_V2,
+    Filler,
+    Message,
+    RecordHead,
+    encode_host,
+    scan_record,
+    sound_records,
+    split_records,
+    verify_record,
+)
+from ha.protocol.record_digest import digest_records
 from ha.protocol.record_encoding import encode_filler, encode_record
+
+from .twins import outcome
 
 V6 = encode_host("2001:db8::1", 10911)
 BASE = 1 << 40
@@ -59,7 +76,7 @@ def test_sound_records_are_those_that_verification_accepts(chosen: list[Message]
 
 
 @pytest.mark.parametrize("place", [8, 28, 4, 100, -1])
-def test_a_flipped_bit_ends_it(place: int) -> None:
+def test_flipped_bit_ends_the_sound_records(place: int) -> None:
     """Of the CRC, the offset, the magic number, the body, and the sizes: of properties nobody could tell."""
     log = bytearray(log_of([Message("T", 0, b"body" * 20)] * 3))
     size = len(log) // 3
@@ -69,11 +86,35 @@ def test_a_flipped_bit_ends_it(place: int) -> None:
         assert find(bytes(log), BASE + 1, len(log)) == (0, -1)
 
 
-def test_longer_properties_than_there_may_be() -> None:
-    size_max = 32767
-    log = bytearray(log_of([Message("T", 0, b"body", b"p" * size_max)]) + b"p")
-    log[:4] = len(log).to_bytes(4, "big")
-    properties_at = len(log) - size_max - 1
-    log[properties_at - 2 : properties_at] = (size_max + 1).to_bytes(2, "big")
+@pytest.mark.parametrize(
+    ("magic", "topic_size", "properties_size", "is_sound"),
+    [
+        (MAGIC_V1, 127, 32767, True),
+        (MAGIC_V1, 128, 0, False),
+        (MAGIC_V1, 0, 32768, False),
+        (MAGIC_V2, 32767, 32767, True),
+        (MAGIC_V2, 32768, 0, False),
+        (MAGIC_V2, 0, 32768, False),
+    ],
+)
+@pytest.mark.parametrize("sys_flag", [0, 0x10, 0x20, 0x30])
+def test_all_parsers_have_the_same_limits(
+    magic: int, topic_size: int, properties_size: int, is_sound: bool, sys_flag: int
+) -> None:
+    head = HEADS[sys_flag]
+    topic = topic_size.to_bytes(1 if magic == MAGIC_V1 else 2, "big") + b"t" * topic_size
+    size = head.size + len(topic) + 2 + properties_size
+    hosts = (bytes(20 if sys_flag & flag else 8) for flag in (0x10, 0x20))
+    fields = head.pack(size, magic, 0, 0, 0, 0, BASE, sys_flag, 0, next(hosts), 7, next(hosts), 0, 0, 0)
+    record = fields + topic + properties_size.to_bytes(2, "big") + b"p" * properties_size
     for find in TWINS:
-        assert find(bytes(log), BASE, len(log)) == one_by_one(bytes(log), len(log)) == (0, -1)
+        assert find(record, BASE, len(record)) == ((size, 0) if is_sound else (0, -1))
+    for split in (split_records, pure(split_records)):
+        parts = outcome(split, record)
+        assert isinstance(parts, list) == is_sound
+        assert not is_sound or parts[0][0] == head.unpack_from(record)
+    for digest in (digest_records, pure(digest_records)):
+        options: dict[str, Any] = {"delay_levels_ms": (), "with_keys": False, "with_tags": False}
+        found = digest(record, BASE, BASE + len(record), count_max=1, bytes_max=1, **options)
+        assert (found.count, found.store_timestamp_ms) == ((1, 7) if is_sound else (0, -1))
+    assert isinstance(scan_record(record, 0, len(record)), RecordHead) == is_sound
