@@ -308,6 +308,16 @@ async def test_second_name_server_is_used_if_the_first_is_down() -> None:
                 await producer.send(Message("T", b"x"))
 
 
+@on_both_backends()
+async def test_name_server_that_answered_last_is_asked_first() -> None:
+    async with serving(lambda command: b"\xff" * 8) as broken, serving(name_server({})) as names:
+        async with Producer([broken.address, names.address]) as producer:
+            for _ in range(2):
+                with pytest.raises(RouteNotFound):
+                    await producer.queues("T")
+        assert len(broken.commands) == 1
+
+
 @on_both_backends(open_producer, [stored])
 async def test_a_batch_is_one_request(producer: Producer, cluster: Cluster) -> None:
     result = await producer.send_batch(
