@@ -289,7 +289,7 @@ class Agreement(Protocol):
         The key is written only if it is absent or attached to `lease`: it is never taken over from another lease. If
         the lease has ended, either error may be raised.
 
-        Once this has returned, no earlier `put_member` of the same node can be executed any more, however it ended.
+        Once this has returned, no earlier `put_member` of the same node can be executed, whatever its outcome was.
         """
 
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:

@@ -52,7 +52,7 @@ class Campaign:
         return view
 
     async def _take_at_once(self, view: GroupView, own: MemberRecord) -> None:
-        """Take the master's key without an election: a planned switch saves two round trips to the service."""
+        """Claim the master's key without an election: a planned switch saves two round trips to the service."""
         membership = self._membership
         candidacy = appointed_candidacy(view, self._options.broker_id, own, self._options)
         if candidacy is None:
@@ -64,7 +64,7 @@ class Campaign:
             await self._take(view, candidacy)
 
     async def _step(self, view: GroupView) -> bool:
-        """Do what the group as it is now calls for; return whether the campaign goes on."""
+        """Act on the present view; return whether the campaign continues."""
         membership, options = self._membership, self._options
         if view.group is None:
             await self._create_group(view)

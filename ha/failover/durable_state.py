@@ -1,4 +1,4 @@
-"""What a member keeps on its disk beside the log: whether the log is complete after a crash, and the group's record.
+"""A member's state on disk beside the log: whether the log is complete after a crash, and the group's record.
 
 A member is *complete* if its log still has every byte that it acknowledged. When it starts, it can prove that if
 
@@ -99,7 +99,7 @@ class DurableState:
         return (0, 0) if self.group is None else self.group.age
 
     async def note(self, group: GroupRecord) -> None:
-        """Keep a record of the group unless a newer one is known; durable on return."""
+        """Store a record of the group unless a newer one is known; durable on return."""
         if group.age > self.known_age:
             async with self._write_lock:
                 if group.age > self.known_age:
@@ -124,7 +124,7 @@ class DurableState:
                 "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing",
                 "members that have them are elected before this one, until it has caught up with a master",
             )
-        # What an earlier process left in the page cache may still not be flushed.
+        # Pages that an earlier process left in the page cache may still not be flushed.
         flushes_first = start.flushes_first and is_flushed
         await self._write(
             _Content(

@@ -45,7 +45,7 @@ class EtcdWatch:
         self._received_at = 0.0
         self._created = trio.Event()
         self._end_reason = ""
-        """Why the present stream has to end, "" while it goes on"""
+        """Why the present stream has to end, "" while it continues"""
 
     def __aiter__(self) -> EtcdWatch:
         return self

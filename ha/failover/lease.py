@@ -78,8 +78,8 @@ class LeaseDeadline:
 class MasterLease:
     """The right to act as master for one term: held until the lease's deadline, or until `end`.
 
-    It never comes back: a lease that is renewed after its deadline, or granted again, doesn't revive it. Somebody who
-    asked in between was told that it is over, and has acted on that.
+    It never comes back: a lease that is renewed after its deadline, or granted again, doesn't revive it. A caller that
+    asked in between may have acted on the answer.
     """
 
     def __init__(self, deadline: LeaseDeadline) -> None:

@@ -64,19 +64,19 @@ class HeldLease(msgspec.Struct, frozen=True):
 
 
 class BrokerIdState(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has a member's broker id, as far as is known."""
+    """Owner of a member's broker id, as far as is known."""
 
     is_owned: bool = False
     """Its key was written on its own lease, and has not been found on another one since."""
     taken: BrokerIdTaken | None = None
-    """Who has the key instead; None if nobody has, or if it is not known yet."""
+    """The owner of the key instead; None if there is none, or if it is not known yet."""
 
 
 class LeaseKeeper:
     """One member's lease. `run` is its task; `held` is the present lease, None while there is none."""
 
     def __init__(self, agreement: Agreement, options: MemberOptions, record: Callable[[], MemberRecord]) -> None:
-        """`record` returns what the member publishes of itself, each time that is written."""
+        """`record` returns the member's record; called each time it is written."""
         self._agreement = agreement
         self._options = options
         self._record = record

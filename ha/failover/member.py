@@ -3,7 +3,7 @@
     async with open_member(agreement, role, options, state) as member:
         ...
 
-Tasks: the lease's, the watch's, one that checks who has the broker id, one that notes when the log is complete again,
+Tasks: the lease's, the watch's, one that checks the broker id, one that notes when the log is complete again,
 one that keeps the newest record, and one that decides: the only one that changes the role. It looks at the newest view
 of the group, and does one of these until a newer view says otherwise:
 
@@ -17,7 +17,7 @@ one plays a role.
 A change whose answer was lost may or may not have happened: the view shows it. A member recognizes its own key by the
 lease that it is attached to, so that it does not mistake the key of an earlier process for its own.
 
-While the service can't be reached, a slave keeps its master, and a master goes on until its lease's deadline.
+While the service can't be reached, a slave keeps its master, and a master continues until its lease's deadline.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Member:
                 await self.keeper.publish()
 
     async def _keep_record(self) -> None:
-        """Keep the newest record of the group on disk; publish what this member knows if the service has lost it."""
+        """Store the newest record of the group on disk; publish the own record again if the service was rolled back."""
         view: GroupView | None = None
         while True:
             before = view

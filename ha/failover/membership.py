@@ -1,4 +1,4 @@
-"""One member's place in its group: what it knows, its lease, and the record that it publishes of itself."""
+"""One member's place in its group: its view of the group, its lease, and the record that it publishes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Membership:
         self._followed_at = -math.inf
 
     def record(self) -> MemberRecord:
-        """Return what the member publishes of itself now."""
+        """Return the member's record as it should be published now."""
         options = self.options
         position, stands_for = (self.role.position, 0) if self._standing is None else self._standing
         known_epoch, known_version = self.state.known_age

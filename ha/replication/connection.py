@@ -56,7 +56,7 @@ REPORT_BUFFER_BYTES = 8192
 
 JOINED_BYTES_MAX = 64 << 10
 """Maximum bytes of a body that are copied behind its header, so that neither a small frame nor the header of a large
-one takes a send of its own (a separate header wakes the slave once more). Copying this much costs a third of a system
+one takes a separate send (a header alone wakes the slave once more). Copying this much costs a third of a system
 call on loopback."""
 
 OPENING_S_MAX = 0.5

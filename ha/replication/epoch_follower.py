@@ -1,4 +1,4 @@
-"""What a member of a failover group does in addition when it follows a master, on one connection.
+"""The terms of a member of a failover group that follows a master, for one connection.
 
     handshake ──▶ meet: is it still a master? ──▶ settle: truncate to the common part ──▶ request, frames, reports
 

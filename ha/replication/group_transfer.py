@@ -108,7 +108,7 @@ class GroupTransfer:
             submitted.close()
 
     def submit_nowait(self, requests: list[AckRequest]) -> None:
-        """Take a batch directly, unless others are queued in the channel.
+        """Process a batch directly, unless others are queued in the channel.
 
         Some may be completed before this returns. Raises what `submit_channel.send_nowait` raises.
         """

@@ -231,7 +231,7 @@ class HAClient:
         return None
 
     def _prepare_retry(self, end: SessionEnd) -> bool:
-        """Remember what the next connection does differently; return whether it is made at once."""
+        """Record how the next connection differs; return whether it is made at once."""
         if end.retry is Retry.WITHOUT_OVERLAP:
             self._refused_overlap_at = self._log.max_offset.value
         elif end.retry is Retry.WITHOUT_QUESTION:

@@ -198,7 +198,7 @@ class HAService:
         return False
 
     def _remember(self, progress: SlaveProgress) -> None:
-        """Keep a slave's position for retention, as it may reconnect. By host: on loopback an identity is a socket."""
+        """Record a slave's position for retention: it may reconnect. By host: on loopback an identity is a socket."""
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         if progress.transfer_offset >= self._log.min_offset:
@@ -291,7 +291,7 @@ class HAService:
         return 1 + len(self.acknowledged_in_sync(offset))
 
     def acknowledged_by_set(self) -> int | None:
-        """Return what the sync-state set has acknowledged, -1 if it can't; None unless this node leads its group."""
+        """Return the offset acknowledged by the sync-state set, -1 if there is none; None unless this node leads."""
         return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:
@@ -355,7 +355,7 @@ class HAService:
             self._copied_at.popitem(last=False)
 
     def _explain_no_slave(self) -> str:
-        """Return what is known while no slave is connected: of the last one, and of one that can't connect."""
+        """Explain why no slave is connected: how the last one ended, and which host can't connect."""
         now = trio.current_time()
         text = "no slave is connected"
         if self._last_end:
@@ -392,7 +392,7 @@ class HAService:
     async def wait_state(self, state: SlaveState, peer: str | None = None) -> None:
         """Wait until a connection is in `state`; SHUTDOWN: until none is left. `peer` selects a peer or an identity.
 
-        For tests, demonstrations and RocketMQ's HAConnectionStateNotificationRequest. Has no timeout of its own.
+        For tests, demonstrations and RocketMQ's HAConnectionStateNotificationRequest. Has no timeout.
         """
         await trio.lowlevel.checkpoint()
         while not self._is_in(state, peer):

@@ -132,7 +132,7 @@ class HASession:
 
     def close(self, end: SessionEnd) -> None:
         """Make `run` end with `end`, unless it is ending already."""
-        self._scope.cancel()  # first: tasks that wait for a state must not go on in CLOSED
+        self._scope.cancel()  # first: tasks that wait for a state must not continue in CLOSED
         self._protocol.close(end)
 
     @property
@@ -258,7 +258,7 @@ class HASession:
         bulk_count = 0
         while True:
             offset = self._reportable_offset
-            # Before byte 1 came there is nothing to acknowledge; RocketMQ 4.9 would hang up.
+            # Before byte 1 came there is nothing to acknowledge; RocketMQ 4.9 would close the connection.
             is_restoring = self._protocol.state.value is SessionState.RESTORING
             is_due = trio.current_time() >= self._heartbeat_due() and not is_restoring
             if bulk_count != self._bulk_count and 0 < offset - self.reported_offset < REPORT_STEP_BYTES and not is_due:
@@ -282,7 +282,7 @@ class HASession:
         return self.reported_offset
 
     def _note_held(self) -> None:
-        """Tell the follower how much of the master's log is here; with SYNC_FLUSH, how much is flushed."""
+        """Pass on to the follower how much of the master's log is here; with SYNC_FLUSH, how much is flushed."""
         follower, greeting = self._follower, self._greeting
         if follower is not None and greeting is not None and self._protocol.state.value is SessionState.FOLLOWING:
             follower.note_held(self._acknowledged.value, greeting.max_offset)
@@ -399,7 +399,7 @@ class HASession:
 
 
 ACKNOWLEDGING_STATES = frozenset({SessionState.REQUESTED, SessionState.FOLLOWING})
-"""What the log holds may be reported: it is not being compared, nor is its first byte missing."""
+"""States in which the end of the log is reported: it is neither being compared nor lacks its first byte."""
 
 
 def _encode_epoch_report(offset: int) -> bytes:

@@ -5,7 +5,7 @@ Any broker, halog or RocketMQ, master or slave, sends its log from any offset th
 - A request of 0 means "the last segment", so 1 is requested instead, and byte 0 is restored: it is the first byte of a
   record's size, which is below 16 MiB (first_byte.py).
 - A request is also an acknowledgement. It is the start of the damaged range, which is below what is held here and what
-  any put waits for, and it is the only one. A halog peer is told before that this is no slave (range_question.py), and
+  any put waits for, and it is the only one. A halog peer learns before that this is no slave (range_question.py), and
   doesn't count the connection.
 
 The bytes are untrusted: the caller proves them by checksums or records before it writes them.

@@ -3,9 +3,9 @@
     idle ──lead──▶ leading ──step_down──▶ idle …
 
 While the node leads, members identify themselves and are admitted, their acknowledgements go to the rules of the
-sync-state set (sync_state.py), and consumers see only what the set has confirmed. Changes of the set that the rules
-propose are written to the agreement service by the owner of the role: `proposed_set` is the proposal, `confirm_set` the
-result.
+sync-state set (sync_state.py), and consumers see only the bytes that the set has confirmed. Changes of the set that the
+rules propose are written to the agreement service by the owner of the role: `proposed_set` is the proposal,
+`confirm_set` the result.
 
 A member is a broker id with one connection: a new one replaces the previous one, and messages on replaced connections,
 or on those of an ended term, don't count. Of two processes with one broker id, the one counts whose key is in the

@@ -22,7 +22,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def max_offset(self) -> WatchedOffset:
-        """End of what is written (RocketMQ: maxPhyOffset); 0 while there is no segment."""
+        """End of the written bytes (RocketMQ: maxPhyOffset); 0 while there is no segment."""
 
     @property
     def flushed_offset(self) -> WatchedOffset:

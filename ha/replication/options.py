@@ -41,7 +41,7 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     start_from: Literal["last", "first"] = "last"
     """haStartFrom: where an empty slave starts: the master's last segment (as RocketMQ) or its first offset."""
     out_of_range: Literal["wait", "resync"] = "wait"
-    """haOutOfRange: what a slave does when the master has deleted its position."""
+    """haOutOfRange: reaction of a slave whose position the master has deleted."""
     overlap_bytes_max: int = 64 << 10
     """haOverlapMax: bytes of its log's end that a slave compares with the master's when it connects; 0: as RocketMQ."""
     ack_flushed: bool = False

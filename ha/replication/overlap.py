@@ -1,7 +1,7 @@
 """Compares the end of a slave's log with the master's bytes before anything is appended.
 
 The protocol carries offsets, but no checksums. A master that lost its tail, or a different master, may grow past a
-slave's end; a slave that appends what comes from there then has two histories in one log, as RocketMQ's do. So a halog
+slave's end; a slave that simply appends then has two histories in one log, as RocketMQ's do. So a halog
 slave requests its last bytes again when it connects. Any master, halog or RocketMQ, sends from any offset that is
 requested. Logs that differ anywhere before differ here, too, as every record contains its store time and its position
 in its queue.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class Overlap:
-    """`held`: the slave's bytes from physical offset `start` to its end. `position`: how far they are compared."""
+    """`held`: the slave's bytes from physical offset `start` to the end. `position`: how far they are compared."""
 
     __slots__ = ("_held", "early_heartbeat_count", "end", "position", "start")
 

@@ -11,7 +11,7 @@ from ha.replication.statistics import Condition
 
 
 class Retry(Enum):
-    """What the next connection, made at once, does differently."""
+    """How the next connection, made at once, differs."""
 
     FROM_LAST_SEGMENT = "from_last_segment"
     """The master has no byte at offset 1: send a request of 0."""

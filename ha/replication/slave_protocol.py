@@ -37,7 +37,7 @@ class SessionState(Enum):
     ASKING = "asking"
     """The slave sends the range question and waits for the answer (range_question.py)."""
     PREPARING = "preparing"
-    """The slave chooses its request and reads the end of its own log."""
+    """The slave chooses its request and reads the end of the log here."""
     REQUESTED = "requested"
     """The request is sent; the first frame must start at the end of the log."""
     COMPARING = "comparing"
@@ -129,12 +129,12 @@ class SlaveProtocol:
             self.become(SessionState.CLOSED)
 
     def starts_empty_log(self, offset: int, size: int) -> bool:
-        """Whether a heartbeat tells an empty slave where to start: as in RocketMQ, it creates the segment there."""
+        """Whether a heartbeat sets where an empty log starts: as in RocketMQ, the slave creates the segment there."""
         is_awaited = self.state.value is SessionState.REQUESTED and self._log.min_offset < 0
         return is_awaited and not size and offset != self.expected_offset and not offset % self._log.segment_size
 
     def take_header(self, offset: int, size: int) -> SessionEnd | None:
-        """Check a frame's position before any of its bytes is taken. Returns None if the connection goes on.
+        """Check a frame's position before any of its bytes is taken. Returns None if the connection continues.
 
         RemoteProtocolError if no master sends such a frame in this state.
         """
@@ -161,7 +161,7 @@ class SlaveProtocol:
         return None
 
     def take_body(self, offset: int, chunk: memoryview) -> Piece | SessionEnd | None:
-        """Return what is to be appended of the next bytes of a frame, None if there is nothing yet."""
+        """Return the bytes to append of the next bytes of a frame, None if there are none yet."""
         check = self._check
         if self.end is not None:
             return self.end

@@ -87,7 +87,7 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
 def needed_count(member_count: int, ack_count: int | None) -> int:
     """Return how many members must have a byte so that it is confirmed: every member that may be elected has it.
 
-    With ALONE that is all: consumers don't read what is acknowledged without waiting before it is safe. Of a set
+    With ALONE that is all: consumers must not read unreplicated bytes, although those are acknowledged. Of a set
     smaller than ack_count it is all, too.
     """
     return member_count if ack_count is None or ack_count == ALONE else min(ack_count, member_count)

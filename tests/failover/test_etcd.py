@@ -243,7 +243,7 @@ async def open_late_way(tmp_path: Path) -> AsyncIterator[tuple[EtcdAgreement, Et
 
 
 async def assert_stays(agreement: EtcdAgreement, holds: Callable[[GroupView], bool]) -> None:
-    """What was held on the way has the time to arrive, and changes nothing."""
+    """Requests that were held have the time to arrive, and change nothing."""
     for _ in range(10):
         assert holds(await agreement.view())
         await trio.sleep(0.03)

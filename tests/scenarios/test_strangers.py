@@ -118,8 +118,8 @@ def test_unknown_protocols_at_every_port(tmp_path: Path) -> None:
     ):
         client.send_all(range(100_000, 100_100))
         addresses = master.status()["addresses"]
-        # Every port is used once before anything is measured, and tells of its first stranger; what one address does
-        # again and again is a line once a minute.
+        # Use every port once before measuring. It logs its first stranger; repetitions by one address are logged once a
+        # minute.
         firsts = expose(addresses, [b"\xff" * 64])
         wait_gone(master)
         assert [name for name in firsts if f"peer={name} " not in master.log()] == []
