@@ -26,14 +26,14 @@ arrived: send it with one call. Sources: AutoSwitchHAConnection, AutoSwitchHACli
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from struct import Struct
 
 import msgspec
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.epoch_file import EpochEntry
-from ha.protocol.ha_frame import BODY_SIZE_MAX, REPORT_SIZE, BodyParser, TransferBody
+from ha.protocol.ha_frame import REPORT_SIZE, MasterStreamParser
 
 EPOCH_COUNT_MAX = 1000
 """Maximum epochs in a handshake that RocketMQ slaves can receive."""
@@ -185,45 +185,10 @@ class SlaveMessageParser:
         return found
 
 
-class MasterMessageParser(BodyParser):
-    """Parses handshakes and frames from a master.
+class MasterMessageParser(MasterStreamParser[MasterHandshake | EpochFrameHeader]):
+    """Parses handshakes and frames from a master. An incomplete handshake is buffered, up to 12 kB."""
 
-    A frame's header is a separate event and its body is passed on as it arrives, as in `ha_frame.TransferParser`. An
-    incomplete handshake is buffered, up to 12 kB.
-    """
-
-    def __init__(self, *, body_size_max: int = BODY_SIZE_MAX) -> None:
-        super().__init__(body_size_max)
-        self._partial = b""
-
-    def feed(
-        self, chunk: bytes | bytearray | memoryview
-    ) -> Iterator[MasterHandshake | EpochFrameHeader | TransferBody]:
-        """Iterate over the events that `chunk` completes.
-
-        The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
-        as long as `chunk` is unchanged. After a RemoteProtocolError the parser must not be used again.
-        """
-        view = memoryview(chunk)
-        position, end = 0, len(view)
-        while position < end:
-            if self._body_missing:
-                body = self._take_body(view, position)
-                position += len(body.chunk)
-                yield body
-                continue
-            # Everything except bodies is small and may be split anywhere: collect it here.
-            taken = min(self._head_size() - len(self._partial), end - position)
-            self._partial += bytes(view[position : position + taken])
-            position += taken
-            if len(self._partial) < self._head_size():
-                continue
-            head, self._partial = self._partial, b""
-            yield self._parse_head(head)
-
-    def _head_size(self) -> int:
-        """Return the size of the current message's head in bytes, as far as the buffered bytes determine it."""
-        partial = self._partial
+    def _head_size(self, partial: bytes) -> int:
         if len(partial) < _STATE_SIZE:
             return _STATE_SIZE
         state = int.from_bytes(partial[:_STATE_SIZE], "big", signed=True)
@@ -245,10 +210,7 @@ class MasterMessageParser(BodyParser):
             _check_history(max_offset, last_epoch, epochs)
             return MasterHandshake(max_offset, epochs)
         _, body_size, offset, epoch, epoch_start, confirm = _FRAME_HEADER.unpack(head)
-        if not 0 <= body_size <= self._body_size_max or offset < (0 if body_size else NOTHING_SENT):
-            raise RemoteProtocolError(f"transfer frame of {body_size} bytes at physical offset {offset}")
-        self._body_offset = offset
-        self._body_missing = body_size
+        self._expect_body(offset, body_size, 0 if body_size else NOTHING_SENT)
         return EpochFrameHeader(offset, body_size, epoch, epoch_start, confirm)
 
 

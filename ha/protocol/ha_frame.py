@@ -16,8 +16,10 @@ DefaultHAConnection, DefaultHAClient; checked against captures of 4.9.7 and 5.5.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from struct import Struct
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -99,67 +101,74 @@ class TransferBody(msgspec.Struct, frozen=True):
     chunk: memoryview
 
 
-class BodyParser:
-    """Passes on the bodies of frames of either HA protocol as they arrive, without copying or buffering them."""
-
-    def __init__(self, body_size_max: int) -> None:
-        self._body_size_max = body_size_max
-        self._body_offset = 0
-        self._body_missing = 0
-
-    def _take_body(self, view: memoryview, position: int) -> TransferBody:
-        """Return the bytes of the current body in `view`, starting at `position`."""
-        body = TransferBody(self._body_offset, view[position : position + self._body_missing])
-        size = len(body.chunk)
-        self._body_missing -= size
-        self._body_offset += size
-        return body
+HeadT = TypeVar("HeadT")
 
 
-class TransferParser(BodyParser):
-    """Parses transfer frames from a master.
+class MasterStreamParser(ABC, Generic[HeadT]):
+    """Parses the stream of a master in either HA protocol: heads, some of which are followed by a body.
 
-    The header is a separate event, so that a slave can refuse an offset before the body has arrived; body bytes are
-    passed on as they arrive. Buffers at most 11 bytes.
+    The head is a separate event, so that a slave can refuse an offset before the body has arrived; the bytes of a body
+    are passed on as they arrive, without copying or buffering them.
     """
 
     def __init__(self, *, body_size_max: int = BODY_SIZE_MAX) -> None:
-        super().__init__(body_size_max)
+        self._body_size_max = body_size_max
         self._partial = b""
+        self._body_offset = 0
+        self._body_missing = 0
 
     @property
     def is_between_frames(self) -> bool:
         """Whether the bytes received end with a complete frame."""
         return not self._partial and not self._body_missing
 
-    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[TransferHeader | TransferBody]:
+    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[HeadT | TransferBody]:
         """Iterate over the events that `chunk` completes.
 
         The iterator parses as it is advanced and must be exhausted before the next feed; the views it yields are valid
-        as long as `chunk` is unchanged. RemoteProtocolError for a negative offset or size, or a size above the limit,
-        after the events before it; the parser must not be used again.
+        as long as `chunk` is unchanged. RemoteProtocolError for an invalid head or a body above the size limit, after
+        the events before it; the parser must not be used again.
         """
         view = memoryview(chunk)
         position, end = 0, len(view)
         while position < end:
             if self._body_missing:
-                body = self._take_body(view, position)
+                body = TransferBody(self._body_offset, view[position : position + self._body_missing])
                 position += len(body.chunk)
+                self._body_missing -= len(body.chunk)
+                self._body_offset += len(body.chunk)
                 yield body
                 continue
-            if not self._partial and end - position >= TRANSFER_HEADER_SIZE:
-                physical_offset, body_size = _TRANSFER_HEADER.unpack_from(view, position)
-                position += TRANSFER_HEADER_SIZE
-            else:
-                taken = min(TRANSFER_HEADER_SIZE - len(self._partial), end - position)
-                self._partial += bytes(view[position : position + taken])
-                position += taken
-                if len(self._partial) < TRANSFER_HEADER_SIZE:
-                    return
-                physical_offset, body_size = _TRANSFER_HEADER.unpack(self._partial)
-                self._partial = b""
-            if physical_offset < 0 or not 0 <= body_size <= self._body_size_max:
-                raise RemoteProtocolError(f"transfer frame of {body_size} bytes at physical offset {physical_offset}")
-            self._body_offset = physical_offset
-            self._body_missing = body_size
-            yield TransferHeader(physical_offset, body_size)
+            taken = min(self._head_size(self._partial) - len(self._partial), end - position)
+            head = self._partial + bytes(view[position : position + taken])
+            position += taken
+            if len(head) < self._head_size(head):
+                self._partial = head
+                continue
+            self._partial = b""
+            yield self._parse_head(head)
+
+    @abstractmethod
+    def _head_size(self, partial: bytes) -> int:
+        """Return the size of a head in bytes, as far as its first bytes determine it."""
+
+    @abstractmethod
+    def _parse_head(self, head: bytes) -> HeadT:
+        """Return the event for a complete head, after `_expect_body` if a body follows."""
+
+    def _expect_body(self, physical_offset: int, size: int, offset_min: int) -> None:
+        if physical_offset < offset_min or not 0 <= size <= self._body_size_max:
+            raise RemoteProtocolError(f"transfer frame of {size} bytes at physical offset {physical_offset}")
+        self._body_offset, self._body_missing = physical_offset, size
+
+
+class TransferParser(MasterStreamParser[TransferHeader]):
+    """Parses transfer frames from a master. Buffers at most 11 bytes."""
+
+    def _head_size(self, partial: bytes) -> int:
+        return TRANSFER_HEADER_SIZE
+
+    def _parse_head(self, head: bytes) -> TransferHeader:
+        header = TransferHeader(*_TRANSFER_HEADER.unpack(head))
+        self._expect_body(header.physical_offset, header.body_size, 0)
+        return header
