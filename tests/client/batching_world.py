@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class Broker:
 
     def __call__(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
         self.commands.append(command)
-        answer = self._answer(command)
+        answer = self.answer(command)
         return answer if self._released is None else self._later(answer, self._released)
 
     @staticmethod
@@ -66,7 +66,7 @@ class Broker:
         await released.wait()
         return answer
 
-    def _answer(self, command: RemotingCommand) -> RemotingCommand:
+    def answer(self, command: RemotingCommand) -> RemotingCommand:
         code = self._refuse(command)
         if code is not None:
             return command.reply(code, "no")
@@ -89,7 +89,7 @@ class World:
         self.producer = producer
         self.servers = servers
         self.outcomes: dict[bytes, SendResult | HalogError] = {}
-        self._tasks = tasks
+        self.tasks = tasks
         self._grown = anyio.Event()
 
     async def send(
@@ -110,8 +110,12 @@ class World:
                     self.outcomes[known.body] = error
                 self._grown.set()
 
-        self._tasks.start_soon(run)
+        self.tasks.start_soon(run)
         await settled()
+
+    def add(self, outcomes: Iterable[tuple[bytes, SendResult | HalogError]]) -> None:
+        self.outcomes.update(outcomes)
+        self._grown.set()
 
     async def came(self, count: int, server: int = 0) -> None:
         await self.servers[server].received(count)

@@ -62,7 +62,7 @@ class FakeServer:
         for stream in streams:
             await stream.aclose()
 
-    async def _serve(self, stream: SocketStream) -> None:
+    async def serve(self, stream: SocketStream) -> None:
         self.connection_count += 1
         self.streams.append(stream)
         parser = RemotingParser()
@@ -104,7 +104,7 @@ async def serving(handler: Handler, port: int = 0) -> AsyncIterator[FakeServer]:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
     server.address = f"127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
     async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, server._serve)
+        tasks.start_soon(listener.serve, server.serve)
         yield server
         tasks.cancel_scope.cancel()
 

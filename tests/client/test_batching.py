@@ -564,10 +564,10 @@ async def test_results_of_simultaneous_batches_are_delivered_in_turn() -> None:
 
     def answer(command: RemotingCommand) -> RemotingCommand | bytes | None:
         if len(broker.commands) >= 4:
-            return broker._answer(command)
+            return broker.answer(command)
         broker.commands.append(command)
         held.append(command)
-        return b"".join(encode_command(broker._answer(each)) for each in held) if len(held) == 4 else None
+        return b"".join(encode_command(broker.answer(each)) for each in held) if len(held) == 4 else None
 
     async def connect(host: str, port: int) -> SocketStream:
         stream = await anyio.connect_tcp(host, port)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from ha.client import ClientOptions, Message, MessageQueue, Producer, SendStatus
+from ha.client import Client, ClientOptions, Message, MessageQueue, Producer, SendStatus
 from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, RequestTimedOut, RouteNotFound
 from ha.protocol.batch import decode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -387,4 +387,4 @@ def test_name_server_addresses_are_validated(servers: str | list[str], monkeypat
 
 def test_name_servers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "a:1;b:2")
-    assert Producer()._client.name_servers == ("a:1", "b:2")
+    assert Client().name_servers == ("a:1", "b:2")

@@ -133,8 +133,13 @@ async def test_slow_master_is_not_disconnected() -> None:
 
 async def test_reregistered_master_is_not_replaced() -> None:
     """Replaced and reinstated between two lookups: it is not replaced now."""
-    async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
-        routes = producer._client.routes
+    async with (
+        world() as w,
+        trio.open_nursery() as nursery,
+        Client(w.names.address) as client,
+        Producer(client, group="g") as producer,
+    ):
+        routes = client.routes
         await producer.queues("T")
         w.master_is(w.well)
         routes.mark_stale("T")

@@ -171,19 +171,16 @@ async def test_common_failure_is_reported_for_each_message(world: World, broker:
 @on_both_backends()
 async def test_closing_fails_requests_in_flight() -> None:
     broker = Broker()
-    told: list[World] = []
     async with open_world([broker], WITHOUT, outcome_count=3) as world:
         broker.hold()
-        told.append(world)
 
         async def send() -> None:
             outcomes = await world.producer.send_many(numbered(3))
-            world.outcomes.update((b"%d" % number, outcome) for number, outcome in enumerate(outcomes))
-            world._grown.set()
+            world.add((b"%d" % number, outcome) for number, outcome in enumerate(outcomes))
 
-        world._tasks.start_soon(send)
+        world.tasks.start_soon(send)
         await world.came(1)
-    assert {type(outcome) for outcome in told[0].outcomes.values()} == {ConnectionFailed}
+    assert {type(outcome) for outcome in world.outcomes.values()} == {ConnectionFailed}
 
 
 @on_both_backends(open_world_of_one, WITHOUT)

@@ -314,7 +314,7 @@ class Run:
         cluster, outcome = self.cluster, self.outcome
         cluster.wait_converged()
         end = cluster.master.status()["commitlog"]["max_offset"]
-        self._wait_consumed(consumers)
+        self.wait_consumed(consumers)
         for consumer in consumers:
             consumer.stop()
         for broker in cluster.brokers:
@@ -341,7 +341,7 @@ class Run:
         if outcome.violations:
             raise BrokenPromiseError(f"{self.plan}\n" + "\n".join(outcome.violations))
 
-    def _wait_consumed(self, consumers: Sequence[JournaledConsumer]) -> None:
+    def wait_consumed(self, consumers: Sequence[JournaledConsumer]) -> None:
         """After the replicas have converged, waits until each consumer has queried every queue again and reached its
         end.
 

@@ -88,7 +88,7 @@ class JournaledProducer(threading.Thread):
         self._pause_s = pause_s
         self._body_sizes = body_sizes
         self._answer_timeout_s = answer_timeout_s
-        self._next_sequence = number * SEQUENCES_EACH
+        self.next_sequence = number * SEQUENCES_EACH
         self._is_stopping = threading.Event()
         self._grown = threading.Condition()
         self.failure: BaseException | None = None
@@ -115,11 +115,11 @@ class JournaledProducer(threading.Thread):
             while in_flight or not self._is_stopping.is_set():
                 room = self._chance.randint(1, self._window) - in_flight
                 if room > 0 and not self._is_stopping.is_set():
-                    sequences = range(self._next_sequence, self._next_sequence + room)
+                    sequences = range(self.next_sequence, self.next_sequence + room)
                     commands = [send_whole(each, self._chance.randrange(*self._body_sizes)) for each in sequences]
                     now = time.monotonic()
                     self.sent += [SentAt(now, each) for each in sequences]
-                    self._next_sequence += room
+                    self.next_sequence += room
                     client.write(commands)
                     in_flight += room
                 came = client.read()

@@ -32,5 +32,5 @@ class StalledConsumer:
 def test_simultaneously_stalled_consumers_are_not_at_the_end() -> None:
     consumers: Any = [StalledConsumer(), StalledConsumer()]
     run = Run(Plan(seed=1, cycle_count=0, slave_count=1, flush="ASYNC_FLUSH"), Path(), print)
-    run._wait_consumed(cast(list[JournaledConsumer], consumers))
+    run.wait_consumed(cast(list[JournaledConsumer], consumers))
     assert [consumer.consumed[0] for consumer in consumers] == [[1, 2, 3, 4]] * 2

@@ -62,7 +62,7 @@ class Story:
         """Waits until a new message is answered with one of `codes`; returns the seconds since it was sent."""
         began = time.monotonic()
         seen = len(self.producer.answered)
-        first = self.producer._next_sequence
+        first = self.producer.next_sequence
 
         def found() -> float | None:
             nonlocal seen

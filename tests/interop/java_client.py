@@ -91,18 +91,18 @@ class JavaClient:
     def __init__(self, release: Release, name_server: str) -> None:
         self.release = release
         self.name_server = name_server
-        self._child: Child | None = None
+        self.child: Child | None = None
         self._calls: dict[str, Call] = {}
         self._sending = trio.Lock()
 
     async def start(self, name: str, **options: Any) -> Call:
-        assert self._child is not None
+        assert self.child is not None
         number = str(len(self._calls))
         call = self._calls[number] = Call(name)
         options = {"nameServer": self.name_server, **options}
         words = [number, name, *(f"{key}={value}" for key, value in options.items())]
         async with self._sending:
-            await self._child.stdin.send_all((" ".join(words) + "\n").encode())
+            await self.child.stdin.send_all((" ".join(words) + "\n").encode())
         return call
 
     async def run(self, name: str, *, within_s: float = 120.0, **options: Any) -> list[Event]:
@@ -152,9 +152,9 @@ class JavaClient:
             self._calls[event["id"]].add(event)
 
     async def _fail_calls_at_end(self) -> None:
-        assert self._child is not None
-        await self._child.ended.wait()
-        reason = f"the client's JVM ended with {self._child.exit_code}\n{self._child.tail()}"
+        assert self.child is not None
+        await self.child.ended.wait()
+        reason = f"the client's JVM ended with {self.child.exit_code}\n{self.child.tail()}"
         for call in self._calls.values():
             call.add({"event": "failed", "error": reason})
 
@@ -192,10 +192,10 @@ async def open_java_client(
         "-Drocketmq.client.logUseSlf4j=true",
     ]
     command += [f"-XX:SharedArchiveFile={release.shared_classes}", "-cp", release.client_class_path, "InteropClient"]
-    client._child = children.start_soon(f"client-{release.version}{len(jvm) or ''}", command, on_line=client._take)
+    client.child = children.start_soon(f"client-{release.version}{len(jvm) or ''}", command, on_line=client._take)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client._fail_calls_at_end)
         try:
             yield client
         finally:
-            client._child.send_signal(signal.SIGKILL)
+            client.child.send_signal(signal.SIGKILL)

@@ -306,8 +306,8 @@ async def run_all(release: Release, children: Children) -> Seen:
                 nonlocal ready
                 ready += 1
                 if ready == 2:
-                    assert victim._child is not None
-                    await victim._child.kill()
+                    assert victim.child is not None
+                    await victim.child.kill()
                     all_ready.set()
                 await all_ready.wait()
 

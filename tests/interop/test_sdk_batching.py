@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from ha.client import (
+    Client,
     ClientOptions,
     Message,
     MessageQueue,
@@ -71,7 +72,8 @@ async def test_messages_sent_together(children: Children, release: Release, role
             wait_stored=number % 7 != 0,
         )
 
-    async with Producer(name_server, group="sdk", options=ClientOptions(batching=True)) as producer:
+    options = ClientOptions(batching=True)
+    async with Client(name_server, options=options) as client, Producer(client, group="sdk") as producer:
         for _ in range(200):
             first = await retry_on(
                 (RouteNotFound, ConnectionFailed), lambda: producer.send(Message(TOPIC, b"before the others"))
@@ -80,13 +82,13 @@ async def test_messages_sent_together(children: Children, release: Release, role
                 break
             await trio.sleep(0.2)
         ordered = MessageQueue(TOPIC, first.queue.broker_name, 1)
-        invoke = producer._client.connections.invoke
+        invoke = client.connections.invoke
 
         async def counted(address, command, timeout_s, *, is_prompt=True):  # type: ignore[no-untyped-def]
             requests[command.code] += 1
             return await invoke(address, command, timeout_s, is_prompt=is_prompt)
 
-        producer._client.connections.invoke = counted  # type: ignore[method-assign]
+        client.connections.invoke = counted  # type: ignore[method-assign]
 
         async def send(numbers: range) -> None:
             for number in numbers:

@@ -80,12 +80,12 @@ class LiveStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._requests: queue.SimpleQueue[tuple[str, Sequence[Message]] | None] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
+        self.requests: queue.SimpleQueue[tuple[str, Sequence[Message]] | None] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
 
     def _ask(self, what: str, messages: Sequence[Message] = ()) -> int:
-        self._requests.put((what, messages))
-        reply = self._replies.get(timeout=60)
+        self.requests.put((what, messages))
+        reply = self.replies.get(timeout=60)
         if isinstance(reply, BaseException):
             raise reply
         return reply
@@ -101,23 +101,23 @@ class LiveStore:
     async def _serve(self, options: StoreOptions) -> None:
         skew_ms = 0
         async with open_message_store(options, wall_clock_ms=lambda: wall_clock_ms() + skew_ms) as store:
-            self._replies.put(0)
+            self.replies.put(0)
             while True:
-                request = await trio.to_thread.run_sync(self._requests.get)
+                request = await trio.to_thread.run_sync(self.requests.get)
                 if request is None:
                     return
                 what, messages = request
                 try:
                     if what == "put":
                         await _put(store, messages)
-                        self._replies.put(len(messages))
+                        self.replies.put(len(messages))
                     else:
                         skew_ms = 2 * HOUR_MS
                         deleted = await store.retention.clean(at_any_hour=True)
                         skew_ms = 0
-                        self._replies.put(deleted)
+                        self.replies.put(deleted)
                 except Exception as error:
-                    self._replies.put(error)
+                    self.replies.put(error)
 
 
 @contextmanager
@@ -129,17 +129,17 @@ def live_store(path: Path, segment_size: int = 1 << 20, **changes: Any) -> Itera
         try:
             trio.run(live._serve, store_options(path, segment_size, **changes))
         except BaseException as error:
-            live._replies.put(error)
+            live.replies.put(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    reply = live._replies.get(timeout=60)
+    reply = live.replies.get(timeout=60)
     if isinstance(reply, BaseException):
         raise reply
     try:
         yield live
     finally:
-        live._requests.put(None)
+        live.requests.put(None)
         thread.join(60)
         assert not thread.is_alive()
 
