@@ -302,7 +302,7 @@ def raise_file_limit() -> None:
 
 
 def _print_bugs(bugs: BaseExceptionGroup[BaseException]) -> None:
-    """Print all of a traceback: nurseries nest deeper than the default shows. What it quotes may come from peers."""
+    """Prints a whole traceback, because nurseries nest deeper than the default shows. It can quote untrusted data."""
     whole = "".join(traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format())
     for line in whole.splitlines():
         print(f"\t{escape(line)}", file=sys.stderr)

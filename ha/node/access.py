@@ -1,4 +1,4 @@
-"""What of a node's configuration is secret, read from wherever it is and made into what the rooms need."""
+"""Reads a node's secrets and access control files, and creates the keys that other packages use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET_FILE_SIZE_MAX = 4096
 
 
 class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a node trusts and how it shows who it is. None: everybody, not at all."""
+    """A node's access control (None: none) and credentials (None: it has none)."""
 
     acl_files: AclPolicyFiles | None
     credentials: AclCredentials | None
@@ -37,7 +37,7 @@ class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_access(config: Config, platform: Platform) -> NodeAccess:
-    """Read the secrets that `config` names. ConfigError, with the file's name and none of its content."""
+    """Reads the secrets that `config` names. ConfigError with the file's name but without its content."""
     broker_secret = await _secret(
         "brokerSecretKey", config.broker_secret_key, config.broker_secret_key_file, ACL_KEY_LENGTH_MIN, platform
     )
@@ -89,7 +89,7 @@ async def _secret(
     except OSError as error:
         raise ConfigError(f"{key}File", f"{path}: {error.strerror or type(error).__name__}", accepted) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{key}File", f"{path} is no UTF-8 text", accepted) from None
+        raise ConfigError(f"{key}File", f"{path} is not UTF-8 text", accepted) from None
     if "\n" in text or "\0" in text:
         raise ConfigError(f"{key}File", f"{path} has more than one line", accepted)
     secret = SecretStr(text)

@@ -1,4 +1,4 @@
-"""The ports that a node takes, and where it tells others to look for it."""
+"""Binds a node's ports, and determines the addresses that it reports to others."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ FAST_PORT_STEP = 2
 
 
 class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
-    """All ports of a node, taken and not listened on yet."""
+    """All ports of a node, bound but not listening yet."""
 
     remoting: Port
     ha: Port
     admin: Port
     fast: Port | None
-    """RocketMQ's second port for all but pulls, if it could be had."""
+    """RocketMQ's second port, for all requests except pulls; None if it is not available."""
     name_server: Port | None
-    """Of the name server inside a node that was given none."""
+    """Port of the node's own name server; None without one."""
 
 
 def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePorts:
-    """Take all that `config` asks for, until `bound` is closed. AddressInUse, naming the key."""
+    """Binds the ports of `config` until `bound` is closed. AddressInUse with the key."""
     remoting, ha, admin = [
         bound.enter_context(platform.bind(key, host, port))
         for key, host, port in (
@@ -45,16 +45,17 @@ def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePort
     fast = _take_fast_port(config, platform, bound)
     name_server = None
     if config.embeds_name_server:
-        # Whoever lets the system choose listenPort has another node on this machine.
+        # If the system chooses listenPort, there may be several nodes on this machine.
         wanted = NAME_SERVER_PORT if config.listen_port else 0
         name_server = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
     return NodePorts(remoting=remoting, ha=ha, admin=admin, fast=fast, name_server=name_server)
 
 
 def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
-    """Take listenPort - 2, RocketMQ's second port for all but pulls, from which its slaves copy the topics.
+    """Binds listenPort - 2, RocketMQ's second port for all requests except pulls.
 
-    Nothing of halog's own needs it, so a node goes on without it. There is none while the system chooses listenPort.
+    RocketMQ's slaves copy the topics from it. halog itself does not need it, so a node also runs without it. There is
+    none if the system chooses listenPort.
     """
     port = config.listen_port - FAST_PORT_STEP
     if port <= 0:
@@ -68,7 +69,7 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 
 
 async def advertise(config: Config, platform: Platform, ports: NodePorts) -> Advertised:
-    """Return what others are to be told. ConfigError if the own address can't be resolved."""
+    """Returns the addresses to report. ConfigError if the own address can't be resolved."""
     client_host = config.broker_ip1
     if not client_host:
         wildcard = is_wildcard(config.bind_address)
@@ -88,5 +89,5 @@ async def advertise(config: Config, platform: Platform, ports: NodePorts) -> Adv
 
 
 def reachable(host: str) -> str:
-    """Return an address at which this machine itself reaches what listens on `host`."""
+    """Returns an address that reaches a listener on `host` from this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

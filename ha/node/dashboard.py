@@ -1,6 +1,6 @@
-"""What a node's dashboard shows: topics, queues, groups and their members, from the front's tables and the queues.
+"""Provides the dashboard's data about topics, queues and groups, from the broker's tables and the consume queues.
 
-Answers are made when somebody asks, for what is on one page, and give way to others every few queues.
+Each call computes one page, and yields to other tasks every few queues.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from ha.broker.clients import ConsumerGroup
 
 
-QUEUES_PER_TURN = 64
-KEYS_PER_TURN = 4096
+QUEUES_PER_SLICE = 64
+KEYS_PER_SLICE = 4096
 MEMBER_COUNT_MAX = 200
-"""Members of a group that are listed."""
+"""Maximum number of listed members of a group."""
 
 
 class NodeDashboard:
@@ -59,7 +59,7 @@ class NodeDashboard:
 
     @property
     def is_content_open(self) -> bool:
-        """Whether the remoting port lets anybody read who reaches it."""
+        """`DashboardSource.is_content_open`."""
         config = self._node.config
         return not config.acl_enable and config.tls_server_need_client_auth != "require"
 
@@ -93,11 +93,11 @@ class NodeDashboard:
         """`DashboardSource.topic`."""
         config = self._tables.topics.get_readable(name)
         if config is None:
-            return Missing(f"There is no topic {name} here.")
+            return Missing(f"Topic {name} does not exist on this node.")
         queue_count = _queue_count(config)
         queues = []
         for queue_id in range(begin, min(begin + count, queue_count)):
-            await _give_way(queue_id)
+            await _yield_sometimes(queue_id)
             queue = self._store.queues.get(name, queue_id)
             if queue is None:
                 queues.append(Queue(queue_id, 0, 0, None if at_ms is None else 0))
@@ -116,7 +116,7 @@ class NodeDashboard:
     async def _topic(self, config: TopicConfig) -> Topic:
         name, message_count = config.topic_name, 0
         for queue_id in range(_queue_count(config)):
-            await _give_way(queue_id)
+            await _yield_sometimes(queue_id)
             queue = self._store.queues.get(name, queue_id)
             if queue is not None:
                 message_count += max(0, queue.max_offset - max(0, queue.min_offset))
@@ -135,7 +135,7 @@ class NodeDashboard:
 
     def _kind(self, name: str) -> str:
         if self._is_system(name):
-            return "broker's own"
+            return "system"
         if name.startswith(RETRY_PREFIX):
             return "retries"
         return "dead letters" if name.startswith(DLQ_PREFIX) else "messages"
@@ -174,10 +174,10 @@ class NodeDashboard:
         return Groups(shown, len(found))
 
     async def _topics_by_group(self) -> dict[str, list[str]]:
-        """The topics of which each group has committed offsets."""
+        """Returns the topics in which each group has committed offsets."""
         found: dict[str, list[str]] = {}
         for number, key in enumerate(list(self._tables.offsets.table)):
-            if number % KEYS_PER_TURN == 0:
+            if number % KEYS_PER_SLICE == 0:
                 await trio.lowlevel.checkpoint()
             topic, _, group = key.rpartition("@")
             found.setdefault(group, []).append(topic)
@@ -189,7 +189,7 @@ class NodeDashboard:
         behind_count = 0
         for topic in topics:
             for queue_id in range(self._readable_queues(topic)):
-                await _give_way(queue_id)
+                await _yield_sometimes(queue_id)
                 behind_count += self._progress(name, topic, queue_id).behind_count
         return Group(
             name=name,
@@ -205,7 +205,7 @@ class NodeDashboard:
         config = self._tables.groups.get(name)
         topics = _topics_of(online, self._tables.offsets.topics_of(name))
         if online is None and config is None and not topics:
-            return Missing(f"There is no consumer group {name} here.")
+            return Missing(f"Consumer group {name} does not exist on this node.")
         settings: dict[str, str] = {}
         if config is not None:
             settings["May consume"] = "yes" if config.consume_enable else "no"
@@ -237,7 +237,7 @@ class NodeDashboard:
         subscription = None if online is None else online.subscriptions.get(topic)
         behind_count, queues = 0, []
         for queue_id in range(queue_count):
-            await _give_way(queue_id)
+            await _yield_sometimes(queue_id)
             progress = self._progress(group, topic, queue_id)
             behind_count += progress.behind_count
             if queue_id < queue_count_max:
@@ -266,7 +266,7 @@ class NodeDashboard:
 
 
 def _topics_of(online: ConsumerGroup | None, committed_topics: Iterable[str]) -> list[str]:
-    """What a group consumes: of one that is online what it says, else that of which it has committed offsets."""
+    """Returns the subscribed topics of a connected group, otherwise those with committed offsets."""
     return sorted(online.subscriptions if online is not None and online.subscriptions else committed_topics)
 
 
@@ -274,6 +274,6 @@ def _queue_count(config: TopicConfig) -> int:
     return max(config.read_queue_nums, config.write_queue_nums)
 
 
-async def _give_way(queue_id: int) -> None:
-    if queue_id % QUEUES_PER_TURN == 0:
+async def _yield_sometimes(queue_id: int) -> None:
+    if queue_id % QUEUES_PER_SLICE == 0:
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The etcd that a member's configuration names."""
+"""Connects a member to the etcd in its configuration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ha.failover.agreement import Agreement
 def open_etcd(
     config: Config, password: SecretStr | None, tls: Callable[[], ssl.SSLContext] | None
 ) -> AbstractAsyncContextManager[Agreement]:
-    """Reach what the members of this node's group agree on; `tls` gives the context for https. ConfigError."""
-    # What it stands on takes 0.1 s and some MB to load, and is an extra: only members do.
+    """Opens the agreement of this node's group. `tls` returns the context for https. ConfigError."""
+    # Only members import it: it needs an extra, and takes 0.1 s and some MB to load.
     try:
         from ha.failover.etcd import EtcdOptions, open_etcd_agreement
     except ModuleNotFoundError as error:
         if error.name != "httpx":
             raise
-        reason = "etcd is asked through httpx, which is not installed: pip install 'halog[failover]'"
-        raise ConfigError("etcdEndpoints", reason, "a node without it (ha.master, ha.slave), until then") from None
+        reason = "requires httpx, which is not installed: pip install 'halog[failover]'"
+        raise ConfigError("etcdEndpoints", reason, "no value, for ha.master and ha.slave") from None
 
     options = EtcdOptions(
         endpoints=config.etcd_servers,

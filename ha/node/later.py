@@ -1,7 +1,7 @@
-"""What a node needs soon after it serves, but not to serve: entry points have a worker import it then (ha/process.py).
+"""Imports modules that a node needs soon after READY, but not to serve; entry points import it in a worker thread.
 
-Whoever needs one of these modules before imports it as well, in a worker of its own, and waits for it there: an import
-on the event loop would hold it for as long as that takes.
+Code that needs one of these modules earlier also imports it in a worker thread, because an import would block the event
+loop.
 """
 
 import ha.admin.server

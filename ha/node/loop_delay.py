@@ -1,6 +1,6 @@
-"""How late the event loop is, all the time: five times a second a task looks how much later than due it runs.
+"""Measures the delay of the event loop with a task that is due five times a second.
 
-What holds it, and for how long exactly, /loop tells while somebody asks (ha/admin/loop_watch.py).
+ha/admin/loop_watch.py finds the causes on request.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ BEAT_S = 0.2
 
 
 class LoopDelay:
-    """`serve` looks; `times` has what it saw since it began."""
+    """`serve` measures; `times` has the results."""
 
     def __init__(self) -> None:
         self.times = Histogram()
 
     async def serve(self) -> NoReturn:
-        """Look until cancelled."""
+        """Measures until cancelled."""
         while True:
             due = trio.current_time() + BEAT_S
             await trio.sleep_until(due)

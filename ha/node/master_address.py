@@ -1,4 +1,4 @@
-"""Where a slave's master is, beyond its HA port, and what it can be asked there."""
+"""The remoting address of a slave's master, and a request to it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ ASK_TIMEOUT_S = 3.0
 
 
 def split(address: str) -> tuple[str, str]:
-    """Take host and port apart, as text."""
+    """Splits an address into host and port, as text."""
     host, _, port = address.rpartition(":")
     return host, port
 
 
-def master_broker_address(told: MasterAddresses | None, ha_address: str | None) -> str | None:
-    """Return where the master answers requests; None while no name server has told.
+def master_broker_address(reported: MasterAddresses | None, ha_address: str | None) -> str | None:
+    """Returns the address of the master's remoting port; None until a name server has reported it.
 
-    A master that tells its clients a loopback address (brokerIP1, say behind the published port of a container) can't
-    be reached there from another machine. It listens for requests and for slaves on the same addresses, so then its HA
-    host is taken. RocketMQ's slaves ask the loopback address in vain.
+    A master that reports a loopback address to clients (brokerIP1, for example behind a container's published port) is
+    not reachable there from another machine. Its remoting and HA ports listen on the same addresses, so the HA host is
+    used instead. RocketMQ's slaves use the loopback address and fail.
     """
-    if told is None:
+    if reported is None:
         return None
-    host, port = split(told.master_address)
-    ha_host, _ = split(ha_address or told.ha_address)
-    return f"{ha_host}:{port}" if is_loopback(host) and not is_loopback(ha_host) else told.master_address
+    host, port = split(reported.master_address)
+    ha_host, _ = split(ha_address or reported.ha_address)
+    return f"{ha_host}:{port}" if is_loopback(host) and not is_loopback(ha_host) else reported.master_address
 
 
 class _RuntimeInfo(msgspec.Struct):
@@ -41,7 +41,7 @@ class _RuntimeInfo(msgspec.Struct):
 
 
 async def ask_min_offset(client: RemotingClient, address: str | None) -> int | None:
-    """Ask a RocketMQ master (request 28) for the first physical offset that it holds; None if it can't be learnt."""
+    """Asks a RocketMQ master (request 28) for its minimum physical offset; None if that fails."""
     if address is None:
         return None
     try:

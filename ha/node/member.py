@@ -1,14 +1,14 @@
-"""A node whose role elections change while it runs: what `ha.failover` decides, done to store, replication and front.
+"""Applies the role changes that `ha.failover` decides to the store, replication and broker of a member.
 
-The parts stay open all the time: the store, the HA port (which lets nobody in but while this node leads), the link to
-a master (with or without one), the front (which refuses puts but while this node is master). A change of role is a
-sequence of steps on them; the order is what keeps the log one log:
+All parts stay open: the store, the HA port (which accepts slaves only while this node is master), the link to the
+master, and the broker (which accepts puts only while this node is master). A change of role is a sequence of steps in
+an order that prevents logs from diverging:
 
-    to master    the link is down and the log stands still → the store takes puts → the epoch is in the history,
-                 durable → members are let in, the set counts → the front rebuilds its tables and admits
-    to slave     the front admits and acknowledges nothing, the set counts no more (both at once, without a turn of the
-                 event loop) → what was on its way into the log has arrived → the store takes a master's bytes → the
-                 link follows the new master
+    to master    stop the link, so that the log no longer grows → the store accepts puts → the epoch is durable in the
+                 history → the HA port accepts members, and the sync-state set is in effect → the broker rebuilds its
+                 tables and accepts puts
+    to slave     the broker stops accepting and acknowledging, and the sync-state set ends (in one step of the event
+                 loop) → pending appends complete → the store accepts a master's bytes → the link follows the new master
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from .node import NOT_JOINED, Node
 logger = logging.getLogger(__name__)
 
 LEAVE_SHARE = 0.3
-"""Of shutdownTimeout, the part that handing the office over may take."""
+"""Share of shutdownTimeout for handing over the master role."""
 
 STATE_FILE = "memberstate"
-"""In the store's directory"""
-WRITE_AGAIN_S = 1.0
-"""After the disk was too full for it"""
+"""In the store's directory."""
+STATE_RETRY_S = 1.0
+"""Interval of attempts to write the state while the disk is full."""
 
-FOLLOWED_FROM = "from the group's record"
-SWITCHING = "the group's master is being changed, as planned; send again"
+FROM_GROUP_RECORD = "from the group's record"
+SWITCHING = "the group is switching to another master; send again"
 
 
 class NodeStateFile:
-    """`ha.failover.durable_state.StateFile` in a node's store."""
+    """`ha.failover.durable_state.StateFile` in the store's directory."""
 
     def __init__(self, node: Node) -> None:
         self._path = node.config.root / STATE_FILE
@@ -72,7 +72,7 @@ class NodeStateFile:
                 if not is_passing(error):
                     raise DiskFailed(self._path, "write", str(error)) from error
                 logger.warning("member.state_write_failed file=%s reason=%r", self._path, str(error))
-                await trio.sleep(WRITE_AGAIN_S)
+                await trio.sleep(STATE_RETRY_S)
             else:
                 return
 
@@ -86,7 +86,7 @@ class NodeStateFile:
 
 
 class NodeRole:
-    """`ha.failover.role.Role` of a whole node."""
+    """`ha.failover.role.Role` of a node."""
 
     def __init__(self, node: Node) -> None:
         assert node.ha_client is not None
@@ -95,7 +95,7 @@ class NodeRole:
         self._client = node.ha_client
         self._leadership = node.ha_service.leadership
         self._is_promoted = False
-        """Whether anything of a term has begun that has to be undone."""
+        """Whether a term has started, which `become_slave` must undo."""
 
     @property
     def position(self) -> LogPosition:
@@ -107,10 +107,10 @@ class NodeRole:
         node, store = self._node, self._node.store
         self._is_promoted = True
         node.master_addresses = None
-        await self._stand_still()
+        await self._unfollow()
         await store.become_master()
         end = store.log.max_offset.value
-        await store.epochs.truncate_from(end)  # a term of which no byte was written is none
+        await store.epochs.truncate_from(end)  # removes terms without any bytes
         await store.epochs.append(term.epoch, end)
         self._client.note_caught_up()
         self._leadership.lead(
@@ -125,26 +125,26 @@ class NodeRole:
             )
         )
         term.lease.on_change(node.broker.standing.extend)
-        await self._promote_front(term)
+        await self._promote_broker(term)
         logger.info(
             "member.became_master epoch=%d start=%d sync_state_set=%s", term.epoch, end, sorted(term.sync_state_set)
         )
 
-    async def _promote_front(self, term: Term) -> None:
-        """Have the front become master's. It can't be cancelled in the middle, but it can be told that it is over."""
+    async def _promote_broker(self, term: Term) -> None:
+        """Makes the broker master. Cancellation does not interrupt the change, but reverts it."""
         broker = self._node.broker
 
-        async def call_off() -> None:
+        async def revert_if_cancelled() -> None:
             try:
                 await trio.sleep_forever()
             finally:
                 if not is_done:
                     with trio.CancelScope(shield=True):
-                        await broker.become_slave(term.epoch, "its term was over before it began")
+                        await broker.become_slave(term.epoch, "its term ended before it started")
 
         is_done = False
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(call_off)
+            nursery.start_soon(revert_if_cancelled)
             with trio.CancelScope(shield=True):
                 await broker.become_master(term.epoch, term.lease.until)
                 is_done = True
@@ -160,19 +160,19 @@ class NodeRole:
             await node.broker.become_slave(epoch)
             node.store.become_slave()
             self._is_promoted = False
-        told = None if master is None else MasterAddresses(master.broker_address, master.ha_address)
-        if told is None:
-            await self._stand_still()
+        known = None if master is None else MasterAddresses(master.broker_address, master.ha_address)
+        if known is None:
+            await self._unfollow()
         else:
             assert master is not None
-            self._client.set_master(master.ha_address, origin=FOLLOWED_FROM, reads_run_ids=master.reads_run_ids)
-        if told != node.master_addresses:
-            node.master_addresses = told
+            self._client.set_master(master.ha_address, origin=FROM_GROUP_RECORD, reads_run_ids=master.reads_run_ids)
+        if known != node.master_addresses:
+            node.master_addresses = known
             if node.broker.slave_sync is not None:
                 node.broker.slave_sync.sync_soon()
 
-    async def _stand_still(self) -> None:
-        """Follow nobody; on return nothing appends a master's bytes."""
+    async def _unfollow(self) -> None:
+        """Stops following; on return, no master's bytes are being appended."""
         self._client.set_master(None)
         await self._client.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
 
@@ -204,10 +204,7 @@ class NodeRole:
 
 @asynccontextmanager
 async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncIterator[Member]:
-    """Have the node be a member of its group while the block runs; its other parts are there before and after.
-
-    Returns as soon as it plays a role: as master, or as slave of one.
-    """
+    """Makes the node a member of its group during the block. The other parts must be open before and after."""
     config = node.config
     async with node.platform.open_agreement(config, etcd_password, node.tls.etcd_context) as agreement:
         options = make.member_options(config, node.ha_address, node.remoting_address, node.run_id)
@@ -230,18 +227,18 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
 
 
 async def _register_by_id(node: Node, member: Member) -> None:
-    """Have name servers told as soon as the broker id is the member's own."""
+    """Registers at name servers once the member owns its broker ID."""
     async for _ in member.keeper.broker_id.eventual_values():
         node.registration.topics_changed()
 
 
 async def wait_role(member: Member) -> None:
-    """Wait until the member is master, or knows whom to follow."""
+    """Waits until the member is master, or has a master to follow."""
     await member.progress.changed.wait_value(lambda now: now[1] is not None)
 
 
 def describe_member(member: Member) -> Mapping[str, object]:
-    """Return for the status page where the member stands, and what it knows of its group."""
+    """Returns the member's state and view of its group for the status page."""
     progress, view = member.progress, member.known.view
     group = None if view is None else view.group
     switch = None if view is None else view.switch
@@ -266,7 +263,7 @@ def describe_member(member: Member) -> Mapping[str, object]:
 
 
 async def switch_master(node: Node, to: int | None, reason: str, wait_s: float) -> Mapping[str, object]:
-    """Have another member of the node's group become master, for the admin port; return what came of it."""
+    """Switches the group to another master, and returns the outcome. Used by the admin port."""
     if node.member is None:
         outcome = SwitchOutcome(is_done=False, master_id=None, epoch=0, seconds=0.0, why_not=NOT_JOINED)
     else:

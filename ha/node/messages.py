@@ -1,8 +1,7 @@
-"""Single messages of a node's log, for the dashboard: by queue offset, key, time, id and place in the log.
+"""Finds single messages for the dashboard: by queue offset, key, time, ID and physical offset.
 
-Everything is read as clients' requests read it: bytes from the disk are verified, cold ones read in a worker, damaged
-ones refused, and what is not confirmed yet shown to nobody. One question reads at most READ_BYTES_MAX, unless a
-single message is larger.
+Messages are read as for clients: bytes from disk are verified, cold ones are read in a worker thread, damaged and
+unconfirmed ones are not returned. A search reads at most READ_BYTES_MAX, or one message if that is larger.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of records that a search for a key reads; one message more may be begun."""
+"""Bytes of records after which a search for a key reads no further message."""
 _LATEST_MS = (1 << 63) - 1
 
 _WHY_NONE = {
-    ReadStatus.MESSAGE_WAS_REMOVING: "The messages at this offset are gone from the log.",
-    ReadStatus.OFFSET_FOUND_NULL: "The messages at this offset can't be read: they are damaged, and may yet be healed.",
-    ReadStatus.NO_MESSAGE_IN_QUEUE: "This queue holds no message.",
-    ReadStatus.OFFSET_OVERFLOW_ONE: "The queue ends here: the next message gets this offset.",
+    ReadStatus.MESSAGE_WAS_REMOVING: "The messages at this offset were deleted from the log.",
+    ReadStatus.OFFSET_FOUND_NULL: "The messages at this offset are damaged; they may still be repaired.",
+    ReadStatus.NO_MESSAGE_IN_QUEUE: "This queue is empty.",
+    ReadStatus.OFFSET_OVERFLOW_ONE: "The queue ends here; the next message gets this offset.",
     ReadStatus.OFFSET_OVERFLOW_BADLY: "The queue ends before this offset.",
 }
 
 
 class MessageBrowser:
-    """Reads a store's messages."""
+    """Reads messages of a store."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -50,25 +49,25 @@ class MessageBrowser:
         """`DashboardSource.queue`."""
         queue = self._store.queues.get(topic, queue_id)
         if queue is None:
-            return Missing(f"Queue {queue_id} of {topic} has never held a message here.")
+            return Missing(f"Queue {queue_id} of {topic} has no messages on this node.")
         queue_offset = max(queue_offset, queue.min_offset)
         read = await self._reader.read(queue, queue_offset, count)
         try:
             records = decode_records(read.body, verify_crc=False)
         except RemoteProtocolError as error:
-            return Missing(f"The messages from offset {queue_offset} on can't be read: {error}.")
+            return Missing(f"The messages from offset {queue_offset} can't be read: {error}.")
         return QueuePart(
             queue=queue_range(queue),
             messages=[_line(record) for record in records],
             next_offset=read.next_offset,
-            reason="" if records else _WHY_NONE.get(read.status, "No message of this queue begins here."),
+            reason="" if records else _WHY_NONE.get(read.status, "No message of this queue starts at this offset."),
         )
 
     async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
         """`DashboardSource.offset_at`."""
         queue = self._store.queues.get(topic, queue_id)
         if queue is None:
-            return Missing(f"Queue {queue_id} of {topic} has never held a message here.")
+            return Missing(f"Queue {queue_id} of {topic} has no messages on this node.")
         return await offset_at(self._store, queue, at_ms)
 
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
@@ -98,11 +97,11 @@ class MessageBrowser:
         try:
             host, port, physical_offset = decode_message_id(message_id)
         except RemoteProtocolError:
-            return Missing("That is no message id: one has 32 hexadecimal digits, or 56 with an IPv6 address.")
+            return Missing("Not a message ID, which has 32 hexadecimal digits, or 56 with an IPv6 address.")
         record = await self._record(physical_offset)
         if isinstance(record, Missing) or record.store_host != (host, port):
             return Missing(
-                "No message here has that message id. If it is a unique id, which clients make, look for it as a key."
+                "No message on this node has that message ID. Search for a unique ID, which clients assign, as a key."
             )
         return physical_offset
 
@@ -114,11 +113,11 @@ class MessageBrowser:
             return Missing(f"The message at offset {physical_offset} is damaged: {damaged}.")
         except OffsetGone:
             return Missing(
-                f"The log holds no message at offset {physical_offset}; "
-                f"it goes from {max(0, log.min_offset)} to {log.dispatchable_end}."
+                f"The log has no message at offset {physical_offset}; "
+                f"its range is {max(0, log.min_offset)} to {log.dispatchable_end}."
             )
         except RemoteProtocolError:
-            return Missing(f"No message begins at offset {physical_offset} of the log.")
+            return Missing(f"No message starts at offset {physical_offset} of the log.")
         if physical_offset + len(raw) > log.dispatchable_end:
             return Missing(f"The message at offset {physical_offset} is not confirmed yet.")
         return record
@@ -147,7 +146,7 @@ class MessageBrowser:
 
 
 def queue_range(queue: ConsumeQueue, offset_at: int | None = None) -> Queue:
-    """What a queue holds now."""
+    """Returns the range of a queue."""
     return Queue(queue.queue_id, max(0, queue.min_offset), queue.max_offset, offset_at)
 
 
@@ -168,7 +167,7 @@ def _line(record: MessageRecord) -> MessageLine:
 
 
 def _shown_body(record: MessageRecord, size_max: int) -> tuple[bytes, bool, str]:
-    """The body as the producer gave it, whether that is only its begin, and what is to be said of it."""
+    """Returns the decompressed body, whether it is cut, and a note for the user."""
     body, kind = record.body, kind_of(record.sys_flag)
     stored = body[:size_max], len(body) > size_max
     if kind is Compression.NONE:
@@ -176,13 +175,13 @@ def _shown_body(record: MessageRecord, size_max: int) -> tuple[bytes, bool, str]
     try:
         begun = inflated_begin(body, kind, size_max + 1)
     except RemoteProtocolError as error:
-        return *stored, f"It says that it is compressed, but {error}."
+        return *stored, f"Marked as compressed, but {error}."
     if begun is None:
-        return *stored, f"Compressed with {kind.value}; shown as stored, as halog[compression] is not installed here."
+        return *stored, f"Compressed with {kind.value}; shown as stored, because halog[compression] is not installed."
     plain, is_whole = begun
-    note = f"Stored compressed with {kind.value}; shown inflated."
+    note = f"Compressed with {kind.value}; shown decompressed."
     if not is_whole and len(plain) <= size_max:
-        note = f"Stored compressed with {kind.value}, and cut there; shown as far as it inflates."
+        note = f"Compressed with {kind.value} and truncated; shown as far as it can be decompressed."
     return plain[:size_max], len(plain) > size_max, note
 
 

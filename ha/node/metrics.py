@@ -1,4 +1,4 @@
-"""What a node counts, read at each scrape from where each room counts it: the samples of ha.admin.metrics."""
+"""Collects the samples of ha.admin.metrics from the packages of a node, at each scrape."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def samples(node: Node) -> Iterator[Sample]:
-    """Return everything that there is to count about `node` now."""
+    """Returns all samples of `node`."""
     yield from _identity(node)
     yield from _store(node)
     yield from _damage(node)
     yield from _puts(node)
     yield from _pulls(node)
-    yield from _moved(node)
+    yield from _detours(node)
     yield from _connections(node)
     yield from _master(node)
     if node.ha_client is not None and node.broker.standing.is_slave:
@@ -47,10 +47,10 @@ def _plain(values: Mapping[str, float | Histogram]) -> Iterator[Sample]:
         yield name, (), value
 
 
-def _one_of(name: str, states: Iterable[Enum], present: Enum, *labels: str) -> Iterator[Sample]:
-    """A series for each state, of which that of the present one is 1."""
+def _one_of(name: str, states: Iterable[Enum], current: Enum, *labels: str) -> Iterator[Sample]:
+    """Yields a series for each state, which is 1 for the current one."""
     for state in states:
-        yield name, (*labels, state.value), float(state is present)
+        yield name, (*labels, state.value), float(state is current)
 
 
 def _identity(node: Node) -> Iterator[Sample]:
@@ -138,8 +138,8 @@ def _pulls(node: Node) -> Iterator[Sample]:
     )
 
 
-def _moved(node: Node) -> Iterator[Sample]:
-    """Messages that are stored elsewhere first."""
+def _detours(node: Node) -> Iterator[Sample]:
+    """Delayed and half messages, which are stored in a system topic first."""
     delay, halves = node.broker.delay.statistics(), node.broker.transactions.statistics()
     yield "halog_delayed_messages_delivered_total", (), delay.delivered_count
     yield "halog_delayed_messages_dropped_total", (), delay.dropped_count
@@ -174,7 +174,7 @@ def _port(kind: str, server: RemotingServer) -> Iterator[Sample]:
 
 
 def _master(node: Node) -> Iterator[Sample]:
-    """What any node knows of its slaves: a slave may have some, too."""
+    """The slaves of a node; a slave can have slaves, too."""
     found = node.ha_service.statistics()
     for state in SlaveState:
         count = sum(slave.state is state for slave in found.slaves)
@@ -195,7 +195,7 @@ def _master(node: Node) -> Iterator[Sample]:
 
 
 def _by_identity(slaves: Iterable[SlaveStatistics]) -> Iterable[SlaveStatistics]:
-    """One connection of each slave, the one that is furthest; none of strangers, who have not said where they are."""
+    """Returns the most advanced connection of each slave, without those that have not reported a position."""
     best: dict[str, SlaveStatistics] = {}
     for slave in slaves:
         if slave.start_offset < 0:

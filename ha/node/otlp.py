@@ -1,10 +1,9 @@
-"""Metrics and traces to an OpenTelemetry collector, by OTLP over HTTP; the extra `halog[otel]`.
+"""Exports metrics and traces to an OpenTelemetry collector with OTLP over HTTP; requires the extra `halog[otel]`.
 
-Metrics are those of /metrics, under the same names, every `interval_s`. Of one in `trace_every` groups of sends that
-are answered together a span is made, when that happens: no context is handed through the hot path, and without a
-collector nothing of this is imported. The SDK's own readers and processors are not used, as each has a thread of its
-own: what is sent is sent by a worker of trio's, one request at a time, and a node that stops waits EXPORT_S_MAX for a
-collector that does not answer.
+Metrics are those of /metrics, with the same names. One in otelTraceEvery groups of sends that are answered together
+gets a span, created when they are answered, so that the hot path carries no context. Without a collector, this module
+is not imported. The SDK's readers and processors are not used, because each has its own thread; requests are sent one
+at a time in a Trio worker thread. A stopping node waits at most EXPORT_S_MAX for a collector that does not respond.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ from .node import Node
 logger = logging.getLogger(__name__)
 
 EXPORT_S_MAX = 2.0
-"""For one request, tries again included."""
+"""Maximum time for a request, including retries."""
 SPAN_COUNT_MAX = 2048
-"""So many spans wait to be sent; the oldest go first."""
+"""Maximum number of queued spans; the oldest are dropped."""
 
 _UNITS = {"": "1", "bytes": "By", "seconds": "s", "ratio": "1"}
 _SCOPE = InstrumentationScope("halog", __version__)
 
 
 class Otlp:
-    """One node's. `serve` sends; `note` is told of answered sends."""
+    """The exporter of a node. `serve` sends; `note` records answered sends."""
 
     def __init__(self, node: Node, samples: Samples) -> None:
         config = node.config
@@ -84,10 +83,10 @@ class Otlp:
         self._untraced_count = 0
         self._log_limiter = LogRateLimiter()
         self.is_reached = True
-        """Whether the last request got an answer"""
+        """Whether the last request succeeded."""
 
     def note(self, began: float, ended: float, puts: Sequence[PutRequest]) -> None:
-        """`puts` came at `began` and were answered at `ended` (trio's clock, s)."""
+        """Records `puts` that arrived at `began` and were answered at `ended` (Trio's clock, seconds)."""
         self._untraced_count += 1
         if self._untraced_count < self._trace_every:
             return
@@ -119,22 +118,22 @@ class Otlp:
         )
 
     async def serve(self) -> None:
-        """Send every `interval_s`, until cancelled."""
+        """Sends at each interval until cancelled."""
         while True:
             await trio.sleep(self._interval_s)
             await self.send()
 
     async def send(self) -> None:
-        """Send what there is now, in at most twice EXPORT_S_MAX. What can't be sent is told of in the log."""
+        """Sends metrics and spans, in at most twice EXPORT_S_MAX. Failures are logged."""
         await self._export("metrics", self._metric_exporter.export, self._metrics(), MetricExportResult.SUCCESS)
-        with trio.CancelScope(shield=True):  # once taken they are sent: who stops now would lose them
+        with trio.CancelScope(shield=True):  # cancellation would lose the spans
             if self._spans:
                 spans = list(self._spans)
                 self._spans.clear()
                 await self._export("traces", self._span_exporter.export, spans, SpanExportResult.SUCCESS)
 
     def close(self) -> None:
-        """Give up connections."""
+        """Closes the connections."""
         self._metric_exporter.shutdown()
         self._span_exporter.shutdown()  # type: ignore[no-untyped-call]
 

@@ -1,7 +1,7 @@
-"""What a node needs of the world around it, in one place: disk, threads, clocks, network, chance.
+"""A node's environment: disk, threads, clocks, network and randomness.
 
-`Platform()` is the operating system. A simulation passes its own, and then everything that a node does and learns goes
-through it; trio's clock, which is the run's, is the one thing that is not in here.
+`Platform()` is the operating system. A simulation passes its own, and then a node has no other access to the outside,
+except for Trio's clock, which belongs to the run.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
 
 
 class Port(Protocol):
-    """`host:port`, taken but not listened on. See `BoundPort`."""
+    """`host:port`, bound but not listening. See `BoundPort`."""
 
     @property
     def host(self) -> str:
-        """As it was asked for."""
+        """As requested."""
 
     @property
     def port(self) -> int:
-        """The number, chosen by the system if 0 was asked for."""
+        """Port number; chosen by the system if 0 was requested."""
 
     def listen(self) -> Listeners:
-        """Accept from now on; once only. AddressInUse."""
+        """Starts listening; once only. AddressInUse."""
 
 
 def open_files_max() -> int:
-    """Return how many files this process may have open."""
+    """Returns the limit of open files of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft > 0 else OPEN_FILES_UNLIMITED
 
@@ -62,7 +62,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str | None:
-    """Return what names the running kernel since it booted; None where there is no such thing."""
+    """Returns an ID of the current boot; None if there is none."""
     try:
         return BOOT_ID_FILE.read_text().strip() or None
     except OSError:
@@ -71,16 +71,15 @@ def boot_id() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """`bind(key, host, port)` takes a port (AddressInUse), `connect("host:port")` opens a stream (OSError).
+    """`bind(key, host, port)` binds a port (AddressInUse); `connect("host:port")` opens a stream (OSError).
 
-    `own_address` is this machine's towards others, `resolve` makes a numeric address of a name (OSError); both block.
-    `open_files_max`: how many descriptors this process may have, of which connections get their share.
-    `process_id` and `process_hash` (31 bits) go into unique message ids, `random_bytes` into handshakes.
-    `jitter` returns numbers in [0, 1), by which the waits between attempts differ.
-    `open_agreement` reaches what the members of a failover group agree on.
-    `boot_id` names the running kernel (None if it can't be told): what its page cache holds outlives a process, not
-    the kernel. It blocks.
-    `is_open_to_others` tells of a file with a secret whether too many may read it (OSError); it blocks.
+    `own_address` returns this machine's address, `resolve` a numeric address of a name (OSError); both block.
+    `open_files_max`: limit of open files, of which connections get a share.
+    `process_id` and `process_hash` (31 bits) are parts of unique message IDs; handshakes use `random_bytes`.
+    `jitter` returns numbers in [0, 1) that vary the time between attempts.
+    `open_agreement` opens the agreement of a failover group.
+    `boot_id` returns an ID of the current boot, or None; blocks. The page cache survives a process, but not a reboot.
+    `is_open_to_others` returns whether other users can read a file with a secret (OSError); it blocks.
     `file_check_interval_s`: how often the files of certificates and access control are checked for changes.
     """
 

@@ -1,8 +1,8 @@
-"""Ports that a node has taken but doesn't listen on yet.
+"""Ports that are bound first and listen later.
 
-Binding tells at once that a port is taken, and which one the system chose for 0: the store needs that, as every record
-holds its broker's address. Listening waits until the room behind the port serves: until then a client is refused and
-goes elsewhere, instead of hanging in the backlog while a log is recovered.
+Binding early detects a port in use, and determines the port number for 0, which the store needs because each record
+contains its broker's address. Listening starts when the service behind the port is ready: until then, clients are
+refused and try another broker, instead of waiting in the backlog during recovery.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ BACKLOG = 1024
 
 
 class BoundPort:
-    """`host:port` taken for configuration key `key`. A context manager: what nobody listens on is released."""
+    """`host:port`, bound for the configuration key `key`. As a context manager, it releases an unused port."""
 
     def __init__(self, key: str, host: str, port: int) -> None:
-        """Take it. Port 0: the system chooses. AddressInUse, naming `key`."""
+        """Binds the port; 0 lets the system choose. AddressInUse with `key`."""
         self.key = key
         self.host = host
         self._sockets: list[socket.socket] = []
@@ -40,7 +40,7 @@ class BoundPort:
         self.port = port
 
     def listen(self) -> list[trio.SocketListener]:
-        """Accept from now on; the listeners are the caller's to close. Once only. AddressInUse."""
+        """Starts listening; the caller closes the listeners. Once only. AddressInUse."""
         listeners = []
         try:
             for bound in self._sockets:
@@ -52,7 +52,7 @@ class BoundPort:
         return listeners
 
     def release(self) -> None:
-        """Give up what nobody listens on."""
+        """Releases the port unless it is listening."""
         for bound in self._sockets:
             bound.close()
         self._sockets = []
@@ -72,27 +72,27 @@ def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str
 
 
 def resolve(host: str) -> str:
-    """Return the numeric address of `host`, an IPv4 one if there is one. OSError."""
+    """Returns a numeric address of `host`, preferring IPv4. OSError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0])
 
 
 def own_address() -> str:
-    """Return the address that this machine would talk to the world from; loopback if it has no route."""
+    """Returns the address that this machine uses for outgoing traffic; loopback without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks which way packets would go
+            probe.connect(("192.0.2.1", 9))  # sends nothing, only selects a route
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 def join(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around an IPv6 address."""
+    """Returns `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether listening on `host` means all addresses of the machine."""
+    """Whether `host` stands for all addresses of the machine."""
     return host in ("0.0.0.0", "::")

@@ -1,6 +1,6 @@
-"""What a node says about itself on its admin port: one dictionary, the same for people, `ha status` and health checks.
+"""Describes a node for /status, which `ha status`, the dashboard and health checks use.
 
-Offsets are physical, in bytes; ages in seconds. Keys are stable; more may come.
+Offsets are physical, in bytes; ages are in seconds. Keys are stable; new ones can be added.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OFFSETS = ("min_offset", "max_offset", "flushed_offset", "dispatched_offset")
 
 
 def describe(node: Node) -> Mapping[str, object]:
-    """Return everything that there is to say about `node` now."""
+    """Returns the state of `node`."""
     config = node.config
     store = msgspec.to_builtins(node.store.statistics())
     commitlog = {key: store.pop(key) for key in _OFFSETS}
@@ -71,7 +71,7 @@ def describe(node: Node) -> Mapping[str, object]:
 
 
 def count_tasks() -> int:
-    """Return how many Trio tasks this process runs; a number that only grows is a leak."""
+    """Returns the number of Trio tasks of this process; constant growth indicates a leak."""
     count, left = 0, [trio.lowlevel.current_root_task()]
     while left:
         task = left.pop()
@@ -98,15 +98,15 @@ def _master_side(node: Node, ha: HAStatistics) -> Mapping[str, object]:
 
 
 def why_not_in_sync(slave: SlaveStatistics, ha: HAStatistics, gap_bytes_max: int) -> str:
-    """Return why puts don't wait for this slave, in words; "" if they do."""
+    """Returns why puts don't wait for this slave, or ""."""
     if slave.is_in_sync:
         return ""
     if slave.state is SlaveState.CONNECTED:
         return "it has not reported an offset yet"
     if slave.state is SlaveState.OUT_OF_RANGE:
-        return f"it asks for offset {slave.transfer_offset}, the log holds [{ha.min_offset}, {ha.max_offset}]"
+        return f"it requests offset {slave.transfer_offset}, but the log contains [{ha.min_offset}, {ha.max_offset})"
     if slave.state is not SlaveState.TRANSFER:
         return f"its connection is in state {slave.state.value}"
     if slave.lag_bytes >= gap_bytes_max:
         return f"it is {slave.lag_bytes} bytes behind, haMaxGapNotInSync is {gap_bytes_max}"
-    return f"it has just begun at offset {slave.start_offset}, puts from before are still waiting"
+    return f"it started at offset {slave.start_offset}, and earlier puts are still waiting"

@@ -1,10 +1,12 @@
-"""A node's TLS: which of its ports and links use which credentials.
+"""The credentials of a node's ports and connections.
 
-remoting ports         server credentials; clients' certificates as tls.server.need.client.auth
-HA port                the same certificate; slaves' certificates always, of the CAs in haTlsTrustCertPath
-admin port             the same certificate, nobody's asked for
-towards etcd (https endpoints): credentials of its own
-towards name servers, the master's remoting port (tls.enable) and its HA port (haTls=enforcing): client credentials
+port or connection to                             credentials
+remoting ports                                    server; clients' certificates as tls.server.need.client.auth
+HA port                                           server; slaves' certificates, signed by haTlsTrustCertPath
+admin port                                        server
+etcd with https                                   etcd
+name servers, master's remoting port (tls.enable) client
+master's HA port (haTls=enforcing)                client
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 
 class NodeTls:
-    """Made by `load_tls`; what is None or plain in it is not encrypted."""
+    """Created by `load_tls`. Properties are None for ports without TLS."""
 
     def __init__(self, config: Config, platform: Platform) -> None:
-        """Load all files that `config` names. Blocks. ConfigError."""
+        """Loads all files that `config` names. Blocks. ConfigError."""
         clock = platform.wall_clock_ms
         self._config = config
         self._platform = platform
@@ -74,12 +76,12 @@ class NodeTls:
         return [each for each in (self._server, self._ha, self._admin, self._client, self._etcd) if each is not None]
 
     async def keep_fresh(self) -> None:
-        """Follow the files while the node runs."""
+        """Reloads changed files until cancelled."""
         if self._all:
             await keep_fresh(self._all, self._platform.file_check_interval_s, self._platform.run_blocking)
 
     def status(self) -> Mapping[str, object]:
-        """Return modes, certificates and handshakes for the status page."""
+        """Returns modes, certificates and handshakes for the status page."""
         return {
             "remoting_mode": self._config.tls_server_mode if self._server is not None else "disabled",
             "ha_mode": self._config.ha_tls,
@@ -90,14 +92,14 @@ class NodeTls:
         }
 
     def credentials(self) -> dict[str, CredentialStatus]:
-        """Return the certificates in force by what they are for: server, ha, admin, client, etcd."""
+        """Returns the certificates in use by role: server, ha, admin, client, etcd."""
         return {each.role: each.status() for each in self._all}
 
     # Ports
 
     @property
     def remoting_port(self) -> PortTls | None:
-        """For the broker's ports and the embedded name server's."""
+        """TLS of the broker's ports and of the embedded name server."""
         if self._server is None:
             return None
         is_required = self._config.tls_server_mode == "enforcing"
@@ -105,7 +107,7 @@ class NodeTls:
 
     @property
     def secure_admin(self) -> Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]] | None:
-        """For the admin port: HTTPS and nothing else."""
+        """Encrypts streams of the admin port."""
         if self._admin is None:
             return None
         secure = securing(self.handshakes, self._admin)
@@ -113,14 +115,14 @@ class NodeTls:
 
     @property
     def secure_slave(self) -> Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]] | None:
-        """For the HA port."""
+        """Encrypts streams of the HA port."""
         return None if self._ha is None else self._secure_slave
 
     async def _secure_slave(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream, str | None]:
-        """Return a slave's stream and its certificate's common name (None: it is plain and may be). HandshakeFailed."""
+        """Returns a slave's stream and its certificate's common name (None for plaintext). HandshakeFailed."""
         assert self._ha is not None
         config = self._config
-        # RocketMQ's slaves first say something after haSendHeartbeatInterval, TLS ones at once.
+        # RocketMQ's slaves send nothing before haSendHeartbeatInterval; with TLS, a slave starts at once.
         is_required = config.ha_tls != "permissive"
         timeout_s = HANDSHAKE_TIMEOUT_S if is_required else config.ha_housekeeping_interval_ms / 1000
         first = b""
@@ -134,12 +136,14 @@ class NodeTls:
             name, wanted = common_name(secured), config.ha_tls_subject_set
             if not wanted or name in wanted:
                 return secured, name
-            reason = f"haTlsSubjects does not have {name!r}, whom the slave's certificate names"
+            reason = f"haTlsSubjects does not contain {name!r}, the name in the slave's certificate"
         elif first and config.ha_tls == "permissive":
             return PrefixedStream(first, stream), None
         else:
             reason = (
-                "no TLS, which haTls=enforcing requires; RocketMQ's slaves have none" if first else "it said nothing"
+                "no TLS, which haTls=enforcing requires and RocketMQ's slaves don't support"
+                if first
+                else "nothing received"
             )
         await trio.aclose_forcefully(stream)
         raise HandshakeFailed(reason)
@@ -148,18 +152,18 @@ class NodeTls:
 
     @property
     def etcd_context(self) -> Callable[[], ssl.SSLContext] | None:
-        """For https towards etcd; it changes with its files."""
+        """Returns the current context for etcd with https."""
         etcd = self._etcd
         return None if etcd is None else lambda: etcd.context
 
     @property
     def connect(self) -> Connect:
-        """To name servers and the master's remoting port."""
+        """Connects to name servers and the master's remoting port."""
         return self._connect if self._config.tls_enable else self._platform.connect
 
     @property
     def connect_to_master(self) -> Connect:
-        """To the master's HA port."""
+        """Connects to the master's HA port."""
         return self._connect if self._config.ha_tls == "enforcing" else self._platform.connect
 
     async def _connect(self, address: str) -> trio.abc.Stream:
@@ -172,7 +176,7 @@ class NodeTls:
 
 
 async def load_tls(config: Config, platform: Platform) -> NodeTls:
-    """Load what `config` names. ConfigError, naming the key of a file that can't be used."""
+    """Loads the files of `config`. ConfigError with the key of an unusable file."""
     loaded: list[NodeTls] = []
     await platform.run_blocking(lambda: loaded.append(NodeTls(config, platform)))
     return loaded[0]

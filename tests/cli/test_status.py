@@ -37,7 +37,7 @@ MASTER = {
                 "lag_bytes": 100,
                 "is_in_sync": True,
             },
-            {"identity": "10.0.0.3", "state": "out_of_range", "why_not_in_sync": "it asks for offset 7"},
+            {"identity": "10.0.0.3", "state": "out_of_range", "why_not_in_sync": "it requests offset 7"},
         ],
     },
     "ha_client": None,
@@ -93,7 +93,7 @@ def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:
     for shown in ("broker-a:0", "SYNC_MASTER", "127.0.0.1:10911", "5,000,000", " 1,000 ", "1 h 1 min"):
         assert shown in out
     assert "12 sends are waiting for a slave" in out
-    assert "no: it asks for offset 7" in " ".join(out.split())
+    assert "no: it requests offset 7" in " ".join(out.split())
     assert "WARNING disk_slow [red]x" in out
 
 

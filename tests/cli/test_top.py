@@ -69,7 +69,7 @@ def test_once_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = shown["nodes"]
     assert (first["name"], first["written_bytes_per_s"], first["waiting_sends"]) == ("broker-a:0", 0, 12)
     assert [slave["counts"] for slave in first["slaves"]] == [True, False]
-    assert first["slaves"][1]["why_not"] == "it asks for offset 7"
+    assert first["slaves"][1]["why_not"] == "it requests offset 7"
     assert (second["link"], second["is_ready"]) == ("ready (Connection refused)", False)
 
 
@@ -79,7 +79,7 @@ def test_once_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["top", "--once", "--interval", "0.1", "--admin", address, "--admin", "127.0.0.1:1"]) == 69
     captured = capsys.readouterr()
     assert "broker-a:0" in captured.out
-    assert "no: it asks for offset 7" in " ".join(captured.out.split())
+    assert "no: it requests offset 7" in " ".join(captured.out.split())
     assert "127.0.0.1:1: not reachable" in captured.err
 
 

@@ -128,10 +128,10 @@ def test_every_page_of_an_empty_node(viewer: Viewer, empty: str) -> None:
     go(page, f"{empty}/dashboard/groups")
     expect(page.get_by_text("No consumer groups yet.")).to_be_visible()
     for path, said in (
-        ("/topic?name=x", "There is no topic x here."),
-        ("/group?name=x", "There is no consumer group x here."),
-        ("/queue?topic=x&queue=0", "Queue 0 of x has never held a message here."),
-        ("/message?offset=0", "The log holds no message at offset 0"),
+        ("/topic?name=x", "Topic x does not exist on this node."),
+        ("/group?name=x", "Consumer group x does not exist on this node."),
+        ("/queue?topic=x&queue=0", "Queue 0 of x has no messages on this node."),
+        ("/message?offset=0", "The log has no message at offset 0"),
     ):
         go(page, f"{empty}/dashboard{path}", 404)
         expect(page.get_by_text(said)).to_be_visible()
@@ -301,7 +301,7 @@ def test_messages_are_found_by_offset_key_id_and_time(viewer: Viewer, nodes: Clu
     go(page, f"{nodes.master}/dashboard/messages?q={nodes.ids['binary']}")
     expect(page.locator("pre.hex")).to_be_visible()
     go(page, f"{nodes.master}/dashboard/messages?q=no-id")
-    expect(page.get_by_text("That is no message id")).to_be_visible()
+    expect(page.get_by_text("Not a message ID")).to_be_visible()
     go(page, f"{nodes.master}/dashboard/queue?topic=orders&queue=0&at=2999-01-01")
     expect(page.get_by_text("The queue ends here")).to_be_visible()
     go(page, f"{nodes.master}/dashboard/queue?topic=orders&queue=0&at=2001-01-01")

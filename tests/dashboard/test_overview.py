@@ -65,7 +65,7 @@ DAMAGE = {
     "verified_bytes": 1,
 }  # fmt: skip
 OUT_OF_RANGE = {
-    **slave("far:1", 5, 100), "state": "out_of_range", "is_in_sync": False, "why_not_in_sync": "it asks for offset 5",
+    **slave("far:1", 5, 100), "state": "out_of_range", "is_in_sync": False, "why_not_in_sync": "it requests offset 5",
 }  # fmt: skip
 SILENT = {**slave("new:1", -1, 100), "state": "connected", "is_in_sync": False, "broker_id": 2}
 
@@ -79,7 +79,7 @@ SILENT = {**slave("new:1", -1, 100), "state": "connected", "is_in_sync": False, 
          ["master (now)", "4.2 s left", "member 0"]),
         ({"damage": DAMAGE}, ["Damaged: 2 ranges of the log, 4.0 KiB.", "no peer has it"]),
         ({"ha": master_side(slaves=[OUT_OF_RANGE], explanation="slave far:1 asks for offset 5")},
-         ["out of range (now)", "doesn't count", "It doesn't count: it asks for offset 5.", "95 B"]),
+         ["out of range (now)", "doesn't count", "It doesn't count: it requests offset 5.", "95 B"]),
         ({"ha": master_side(slaves=[SILENT], closed_counts={"not_authenticated": 3})},
          ["connected (now)", "unknown", "no report yet", "slave 2", "not authenticated 3"]),
         ({"role": "SLAVE", "ha_client": link()},

@@ -67,12 +67,12 @@ async def test_compressed_bodies_of_each_kind(
     async with master(tmp_path) as (node, dashboard):
         begun = await detail(dashboard, offset := await put(node, packed, flags))
         assert (begun.body, begun.is_body_cut) == (PLAIN[:100], True)
-        assert begun.body_note == f"Stored compressed with {kind.value}; shown inflated."
+        assert begun.body_note == f"Compressed with {kind.value}; shown decompressed."
         whole = await detail(dashboard, offset, len(PLAIN))
         assert (whole.body, whole.is_body_cut, whole.body_note) == (PLAIN, False, begun.body_note)
         cut = await detail(dashboard, await put(node, packed[:-3], flags), len(PLAIN))
         assert PLAIN.startswith(cut.body)
-        assert "cut there" in cut.body_note
+        assert "and truncated" in cut.body_note
         garbage = await detail(dashboard, await put(node, b"garbage" * 5, flags))
         assert garbage.body == b"garbage" * 5
         assert "does not inflate" in garbage.body_note
@@ -89,9 +89,9 @@ async def test_where_no_message_is(tmp_path: Path) -> None:
         first, second = await put(node, b"1"), await put(node, b"2")
         end = node.store.log.max_offset.value
         for offset, why in (
-            (first + 1, "No message begins at offset 1"),
-            (end, f"it goes from 0 to {end}"),
-            (1 << 62, "The log holds no message"),
+            (first + 1, "No message starts at offset 1"),
+            (end, f"its range is 0 to {end}"),
+            (1 << 62, "The log has no message"),
         ):
             missing = await dashboard.message(offset, 100)
             assert isinstance(missing, Missing)
@@ -121,7 +121,7 @@ async def test_what_is_damaged_is_not_shown(tmp_path: Path) -> None:
         damage.failed(damage.open[0], "a test", is_hopeless=False)
         part = await dashboard.queue("t", 0, 0, 10)
         assert isinstance(part, QueuePart)
-        assert (list(part.messages), "may yet be healed" in part.reason) == ([], True)
+        assert (list(part.messages), "may still be repaired" in part.reason) == ([], True)
         assert (await detail(dashboard, second)).body == b"2"
 
 

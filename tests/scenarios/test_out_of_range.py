@@ -108,13 +108,13 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         ha = master.status()["ha"]
         assert why in ha["explanation"]
         assert [each["state"] for each in ha["slaves"]] == ["out_of_range"]
-        assert f"it asks for offset {asked}, the log holds [{first}, " in ha["slaves"][0]["why_not_in_sync"]
+        assert f"it requests offset {asked}, but the log contains [{first}, " in ha["slaves"][0]["why_not_in_sync"]
         assert (ha["in_sync"], ha["slave_count"], ha["push2_slave_max_offset"]) == (0, 0, own)
         line = f"position={asked} first_offset={first} missing_bytes={first - asked}"
         assert sum("ha.slave_out_of_range" in each and line in each for each in master.log().splitlines()) == 1
         shown = ha_status(master)
         assert "out_of_range" in shown
-        assert f"it asks for offset {asked}" in shown
+        assert f"it requests offset {asked}" in shown
         status = slave.status()
         assert (status["ha_client"]["condition"], status["is_ready"]) == ("out_of_range", False)
         assert "out of its master's range" in status["not_ready_reason"]

@@ -204,7 +204,7 @@ async def test_whom_an_enforcing_ha_port_keeps_out(
                 assert not await stream.receive_some()
         reason = {
             "another CA": "the certificate is not valid",
-            "another name": "haTlsSubjects does not have 'broker-b-1', whom the slave's certificate names",
+            "another name": "haTlsSubjects does not contain 'broker-b-1', the name in the slave's certificate",
             "no certificate": "peer did not return a certificate",
             "expired": "certificate has expired",
         }[what]
