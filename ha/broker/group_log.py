@@ -148,7 +148,7 @@ class GroupLog:
         for section in loaded.foreign:
             # The store was used outside its group since then; that state counts until the next snapshot.
             setattr(self._replica.state, section, getattr(loaded.state, section))
-            self._replica.miss()
+            self._replica.mark_incomplete()
         self._tables.adopt(self._replica.state)
         if loaded.foreign:
             self._replica.changed.update(SECTIONS)
@@ -259,7 +259,7 @@ class GroupLog:
             if offset >= queue.max_offset:
                 break
             if offset > expected > 0:
-                self._replica.miss()  # retention deleted records before they were read
+                self._replica.mark_incomplete()  # retention deleted records before they were read
             read = await self._reader.read(queue, offset)
             if read.status is ReadStatus.FOUND:
                 self._apply(read.body, offset)
@@ -267,12 +267,12 @@ class GroupLog:
                 if not self._losses.is_lost(offset):
                     self._limited_log.write("group_log.read_failed reason=%r", f"record {offset} of the tables")
                     return False
-                self._replica.miss()
+                self._replica.mark_incomplete()
                 self._replica.position = LogPosition(queue_offset=offset)
                 continue
             if self._replica.position.queue_offset + 1 < read.next_offset:
                 self._limited_log.write("group_log.records_lost up_to=%d", read.next_offset)
-                self._replica.miss()
+                self._replica.mark_incomplete()
                 self._replica.position = LogPosition(queue_offset=read.next_offset - 1)
             await trio.lowlevel.checkpoint()
         return True
@@ -293,13 +293,13 @@ class GroupLog:
             position = LogPosition(queue_offset=record.queue_offset, physical_offset=record.physical_offset)
             if record.queue_offset != offset:
                 self._limited_log.write("group_log.records_lost up_to=%d", record.queue_offset)
-                replica.miss()
+                replica.mark_incomplete()
             offset = record.queue_offset + 1
             try:
                 changes = decode_tables_record(record.body)
             except RemoteProtocolError as error:
                 self._limited_log.write("group_log.record_unknown reason=%r", str(error))
-                replica.miss()
+                replica.mark_incomplete()
                 replica.position = position
                 continue
             position = msgspec.structs.replace(position, epoch=changes.epoch)
@@ -411,7 +411,7 @@ class GroupLog:
         """Records that a slave copied its master's tables, which are in files or newer than the first snapshot here."""
         self.is_copy = True
         self._replica.state = self._tables.state()
-        self._replica.miss()
+        self._replica.mark_incomplete()
         self._replica.changed.update(SECTIONS)
 
     async def close(self) -> None:

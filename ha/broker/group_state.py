@@ -139,7 +139,7 @@ class Replica:
             self.changed.update(SECTIONS)
         return is_another
 
-    def miss(self) -> None:
+    def mark_incomplete(self) -> None:
         """Notes that a record can't be read: the tables are incomplete until the next snapshot."""
         self.is_whole = False
         self._built = None

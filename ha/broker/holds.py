@@ -30,7 +30,7 @@ STALE_COUNT_MIN = 64
 class PullHold(msgspec.Struct, eq=False):
     """One held pull. `queue_offset` in entries; `deadline` by trio's clock.
 
-    Keeps only what the answer needs: `command` has no fields and body, `request` no subscription.
+    To save memory, `command` has no fields and body, and `request` no subscription.
     """
 
     connection: RemotingConnection

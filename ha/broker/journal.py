@@ -121,7 +121,7 @@ class Journal:
     # ---- waiting
 
     def call_when_logged(self, waiter: Waiter) -> None:
-        """Calls `waiter` with the outcome of all changes added so far, possibly at once."""
+        """Calls `waiter` with the outcome of all earlier changes, possibly at once."""
         if not self.is_open:
             waiter(NO_MASTER)
         elif self._is_empty and self._is_settled and not self._taken and not self._waiters:
@@ -186,12 +186,12 @@ class Journal:
         removed_since = self._removed
         self._removed = dict(removed_since)
         for record in unstored:
-            self._note_again(record, removed_since)
+            self._add_again(record, removed_since)
         taken, self._taken = self._taken, []
         for waiter in taken:
             waiter(logged)
 
-    def _note_again(self, record: TablesRecord, removed_since: Mapping[str, None]) -> None:
+    def _add_again(self, record: TablesRecord, removed_since: Mapping[str, None]) -> None:
         for key, by_queue in record.offsets.items():
             if key not in removed_since:
                 self._offsets[key] = {**by_queue, **self._offsets.get(key, {})}

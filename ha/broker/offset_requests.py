@@ -65,7 +65,7 @@ class OffsetProcessor:
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
         if offset is not None:
             return _offset(command, offset)
-        if not self._tables.are_known:
+        if not self._tables.are_complete:
             return _refuse(command)
         if request.set_zero_if_not_found is False:
             return command.reply(
@@ -118,7 +118,7 @@ class OffsetProcessor:
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """30: the offset after the queue's last message; 0 if the queue does not exist."""
-        if not self._tables.are_known:
+        if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
@@ -141,7 +141,7 @@ class OffsetProcessor:
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """29: the first message stored at or after a time; boundaryType upper: the last one at or before it."""
-        if not self._tables.are_known:
+        if not self._tables.are_complete:
             return _refuse(command)
         request = parse_header(SearchOffsetRequest, command.ext_fields)
         is_upper = request.boundary_type.lower() == "upper"

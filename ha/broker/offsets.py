@@ -52,11 +52,11 @@ class ConsumerOffsetTable:
         self._is_full = False
         self._resets: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> reset offset, until the group's next pull of the queue"""
-        self._taken_here: dict[tuple[str, int], int] = {}
+        self._local_commits: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> offset committed to this slave, which its master may not know"""
         self._restored: set[tuple[str, int]] = set()
         """Those of them from before this start, until the master was reached or is known to be down"""
-        self._is_taken_dirty = False
+        self._are_local_commits_dirty = False
         self.journal: Journal | None = None
         """In a failover group: collects changes for its log"""
         self.file_position: LogPosition | None = None
@@ -73,10 +73,10 @@ class ConsumerOffsetTable:
         taken = await self._taken_file.load(partial(java_json.read_as, ConsumerOffsets))
         marks = taken.offset_table if taken is not None else {}
         if self._standing.is_slave:
-            self._taken_here = {(key, queue): offset for key, by in marks.items() for queue, offset in by.items()}
-            self._restored = set(self._taken_here)
+            self._local_commits = {(key, queue): offset for key, by in marks.items() for queue, offset in by.items()}
+            self._restored = set(self._local_commits)
         else:
-            self._is_taken_dirty = bool(marks)  # a master's own table is authoritative
+            self._are_local_commits_dirty = bool(marks)  # a master's own table is authoritative
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, or None."""
@@ -112,9 +112,9 @@ class ConsumerOffsetTable:
                 return False
             offsets = self._table[key] = {}
         if self._standing.is_slave:
-            self._taken_here[key, queue_id] = offset
+            self._local_commits[key, queue_id] = offset
             self._restored.discard((key, queue_id))
-            self._is_taken_dirty = True
+            self._are_local_commits_dirty = True
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
             self._is_dirty = True
@@ -145,12 +145,12 @@ class ConsumerOffsetTable:
                 self._is_full = False
                 if self.journal is not None:
                     self.journal.offsets_removed(key)
-        for marks in (self._resets, self._taken_here):
+        for marks in (self._resets, self._local_commits):
             for mark in list(marks):
                 of_topic, _, of_group = mark[0].partition("@")
                 if topic == of_topic or group == of_group:
                     del marks[mark]
-                    self._is_taken_dirty = True
+                    self._are_local_commits_dirty = True
 
     def clone(self, source: str, target: str, topic: str) -> bool:
         """Copies the offsets of group `source` in a topic to group `target`; returns False if there is no room."""
@@ -164,10 +164,10 @@ class ConsumerOffsetTable:
         for key, by_queue in table.items():
             mine = self._table.setdefault(key, {})
             for queue_id, offset in by_queue.items():
-                if self._taken_here.get((key, queue_id), -1) > offset:
+                if self._local_commits.get((key, queue_id), -1) > offset:
                     continue
-                if self._taken_here.pop((key, queue_id), None) is not None:
-                    self._is_taken_dirty = True
+                if self._local_commits.pop((key, queue_id), None) is not None:
+                    self._are_local_commits_dirty = True
                 if mine.get(queue_id) != offset:
                     mine[queue_id] = offset
                     self._is_dirty = True
@@ -180,7 +180,7 @@ class ConsumerOffsetTable:
         return self._table
 
     async def logged(self) -> str:
-        """Waits until the commits so far are acknowledged; returns why they may be lost, or "".
+        """Waits until all earlier commits are acknowledged; returns why they may be lost, or "".
 
         Returns "" without a failover group, where the next `save` writes them.
         """
@@ -190,7 +190,7 @@ class ConsumerOffsetTable:
         """Replaces the table with the content of the group's log, except for newer offsets committed here."""
         self._table = {}
         self._is_full = False
-        for (key, queue_id), offset in self._taken_here.items():
+        for (key, queue_id), offset in self._local_commits.items():
             self._table.setdefault(key, {})[queue_id] = offset
         self._merge(table)
 
@@ -198,21 +198,21 @@ class ConsumerOffsetTable:
         """Applies the next record of the group's log."""
         for key in removed:
             self._table.pop(key, None)
-            for mark in [mark for mark in self._taken_here if mark[0] == key]:
-                del self._taken_here[mark]
-                self._is_taken_dirty = True
+            for mark in [mark for mark in self._local_commits if mark[0] == key]:
+                del self._local_commits[mark]
+                self._are_local_commits_dirty = True
         self._merge(changes)
 
     def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
         """Called when this broker becomes master: logs offsets committed to it as a slave, and truncates offsets to the
         ends of queues. `beyond` yields the queues of a topic that end before the committed offset, and their ends."""
-        for key, queue_id in self._taken_here:
+        for key, queue_id in self._local_commits:
             offset = self._table.get(key, {}).get(queue_id)
             if offset is not None and self.journal is not None:
                 self.journal.offset(key, queue_id, offset)
-        self._taken_here.clear()
+        self._local_commits.clear()
         self._restored.clear()
-        self._is_taken_dirty = True
+        self._are_local_commits_dirty = True
         for key, by_queue in self._table.items():
             for queue_id, end in beyond(key.partition("@")[0], by_queue):
                 logger.warning(
@@ -224,31 +224,31 @@ class ConsumerOffsetTable:
 
     # ---- on a slave
 
-    def taken_here(self) -> list[UpdateConsumerOffsetRequest]:
+    def local_commits(self) -> list[UpdateConsumerOffsetRequest]:
         """Offsets committed to this slave that its master does not know, according to the last `merge`."""
         found = []
-        for (key, queue_id), offset in self._taken_here.items():
+        for (key, queue_id), offset in self._local_commits.items():
             topic, _, group = key.partition("@")
             found.append(
                 UpdateConsumerOffsetRequest(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
             )
         return found
 
-    def handed_on(self, commit: UpdateConsumerOffsetRequest) -> None:
+    def drop_local_commit(self, commit: UpdateConsumerOffsetRequest) -> None:
         """Removes the mark of `commit`, which the master has; a newer commit of the same queue stays marked."""
         key = f"{commit.topic}@{commit.consumer_group}", commit.queue_id
-        if self._taken_here.get(key) == commit.commit_offset:
-            del self._taken_here[key]
-            self._is_taken_dirty = True
+        if self._local_commits.get(key) == commit.commit_offset:
+            del self._local_commits[key]
+            self._are_local_commits_dirty = True
 
-    def master_found(self, *, is_there: bool) -> None:
+    def on_master_contact(self, *, is_reachable: bool) -> None:
         """Called with whether the master is reachable.
 
         At the first call, marks from before this start are dropped if so.
         """
-        for mark in self._restored if is_there else ():
-            self._taken_here.pop(mark, None)
-            self._is_taken_dirty = True
+        for mark in self._restored if is_reachable else ():
+            self._local_commits.pop(mark, None)
+            self._are_local_commits_dirty = True
         self._restored = set()
 
     def snapshot(self) -> ConsumerOffsets:
@@ -260,12 +260,12 @@ class ConsumerOffsetTable:
         if self._is_dirty and self.journal is None:
             self._is_dirty = False
             await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
-        if self._is_taken_dirty and self._taken_file is not None:
-            self._is_taken_dirty = False
+        if self._are_local_commits_dirty and self._taken_file is not None:
+            self._are_local_commits_dirty = False
             await self._taken_file.save_when_possible(lambda: java_json.dumps_pretty(self._taken_snapshot()))
 
     def _taken_snapshot(self) -> ConsumerOffsets:
         by_key: dict[str, dict[int, int]] = {}
-        for (key, queue_id), offset in self._taken_here.items():
+        for (key, queue_id), offset in self._local_commits.items():
             by_key.setdefault(key, {})[queue_id] = offset
         return ConsumerOffsets(offset_table=by_key)

@@ -6,7 +6,7 @@ AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its orde
 
 With access control, the message must be of a topic that the group may read: its retry topic, a topic that the group's
 consumers subscribe to, or the topic named in the request, which then needs the right. RocketMQ only checks the group:
-with the offset of any message, a client can copy it into the retry topic of its own group.
+a client that knows the offset of any message can copy it into its group's retry topic.
 """
 
 from __future__ import annotations

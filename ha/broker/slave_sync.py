@@ -80,14 +80,14 @@ class SlaveSync:
         address = self._master_address()
         if address is None:
             if self._is_address_missed:
-                self._offsets.master_found(is_there=False)
+                self._offsets.on_master_contact(is_reachable=False)
             self._is_address_missed = True  # the first time is normal: no name server has answered yet
             self._report("the master's address is not known yet", "")
             return False
         try:
             topics = java_json.read_as(TopicConfigTable, await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG))
-            self._offsets.master_found(is_there=True)
-            if not self._tables.takes_copy(topics.log_position):
+            self._offsets.on_master_contact(is_reachable=True)
+            if not self._tables.accepts_copy(topics.log_position):
                 await self._hand_on(address)
                 self._report("", address)
                 return True
@@ -105,7 +105,7 @@ class SlaveSync:
             await self._copy_delay_offsets(address)
             self._tables.copied()
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
-            self._offsets.master_found(is_there=False)
+            self._offsets.on_master_contact(is_reachable=False)
             self._report(f"{type(error).__name__}: {error}", address)
             return False
         self._report("", address)
@@ -120,7 +120,7 @@ class SlaveSync:
 
     async def _hand_on(self, address: str) -> None:
         """Sends the master the offsets committed here; drops those it refuses, for example for an unknown topic."""
-        for commit in self._offsets.taken_here():
+        for commit in self._offsets.local_commits():
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
             if answer.code in _NOT_YET:
@@ -136,7 +136,7 @@ class SlaveSync:
                     answer.code,
                     answer.remark,
                 )
-            self._offsets.handed_on(commit)
+            self._offsets.drop_local_commit(commit)
 
     async def _ask(self, address: str, code: RequestCode) -> bytes:
         answer = await self._client.invoke(address, RemotingCommand(code), self._options.slave_sync_timeout_s)

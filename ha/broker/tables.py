@@ -146,7 +146,7 @@ class Tables:
         return None if self.group_log is None else self.group_log.position
 
     @property
-    def are_known(self) -> bool:
+    def are_complete(self) -> bool:
         """Whether the tables are complete, except for the latest changes.
 
         False on a slave of a failover group that has neither read a snapshot of the log nor copied its master's tables.
@@ -155,7 +155,7 @@ class Tables:
         log = self.group_log
         return log is None or not self.standing.is_slave or log.is_whole or log.is_copy
 
-    def takes_copy(self, position: LogPosition | None) -> bool:
+    def accepts_copy(self, position: LogPosition | None) -> bool:
         """Whether a slave copies its master's tables, which contain the group's log up to `position`.
 
         Not if this slave's tables come from that log already. A master without a position keeps its tables in files, as

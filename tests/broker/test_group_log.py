@@ -124,10 +124,10 @@ async def test_stepping_down_drops_changes_that_are_not_in_the_log(autojump_cloc
 
 
 async def test_4771_offset_is_never_ahead_of_a_truncated_log(autojump_clock: MockClock) -> None:
-    """apache/rocketmq#4771: a master had messages that nobody else had, and consumers went over them. The next master
-    has a log that ends before, and copied offsets that are beyond it: what is sent there next is never consumed.
+    """apache/rocketmq#4771: consumers commit offsets of messages that only the master has. The next master has a
+    shorter log, but has copied these offsets, so that the messages sent to it next are never consumed.
 
-    Here the offset is in the log behind the messages that it counts, and goes with them.
+    Here the offset is in the log behind the messages that it counts, and is lost with them.
     """
     disk = MemoryDisk()
     async with open_member(disk) as old, open_member(MemoryDisk(), 2) as new:

@@ -184,7 +184,7 @@ def test_messages_read_together_are_the_chosen_ones(
         if is_hit and log.damaged and damage_at < hot_from:
             continue
         spans = trio.run(read_spans, cast(CommitLog, log), wanted_at(messages))
-        for begin, size in messages:  # also if what lies between is damaged
+        for begin, size in messages:  # also if bytes in between are damaged
             pieces = [span[max(0, begin - base) : max(0, begin + size - base)] for base, span in spans]
             assert b"".join(pieces) == CONTENT[begin : begin + size]
 

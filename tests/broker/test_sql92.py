@@ -1,4 +1,4 @@
-"""SQL92 filters: verdicts as those of RocketMQ's own filter, and what an expression may cost at most.
+"""SQL92 filters: verdicts equal to those of RocketMQ's own filter, and limits of expressions.
 
 tests/fixtures/sql92/verdicts.tsv is what rocketmq-filter 5.5.0 said (tests/interop/test_sql92.py writes and checks it):
 an expression as a Python literal, and a letter for each set of properties of `sql92_cases`.

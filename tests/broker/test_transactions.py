@@ -1,4 +1,4 @@
-"""Transactions: what is stored when, who is asked about what is open, and what restarts and faults leave of it.
+"""Transactions: stored messages, checks of open half messages, restarts and faults.
 
 Times are virtual and exact.
 """
@@ -282,7 +282,7 @@ async def test_immunity_of_one_message(tmp_path: Path, autojump_clock: object, i
 
 
 async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_clock: object) -> None:
-    """Ending it by its first offset ends its second copy; it is not checked any more, even after a restart."""
+    """Ending it by its first offset ends its second copy; it is never checked again, even after a restart."""
     async with open_node(tmp_path) as node:
         await be_producer(node)
         answer = await send_half(node)

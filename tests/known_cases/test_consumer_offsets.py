@@ -87,7 +87,7 @@ async def test_1094_rejection_by_the_master_is_logged_once(autojump_clock: MockC
     async with machine.node("ASYNC_MASTER") as master, other.node("SLAVE") as slave:
         slave.broker.offsets.commit("CG", "NO_SUCH_TOPIC", 0, 7)
         await trio.sleep(60)
-        assert slave.broker.offsets.taken_here() == []
+        assert slave.broker.offsets.local_commits() == []
         assert master.broker.offsets.get("CG", "NO_SUCH_TOPIC", 0) is None
         lines = [event.text for event in slave.events.newest_first() if "commit_refused" in event.text]
         assert len(lines) == 1
@@ -102,7 +102,7 @@ async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: M
             assert await client.committed() == 5 + 2 * restart
             assert (await client.commit(7 + 2 * restart)).code == 0
             await trio.sleep(30)
-            assert len(slave.broker.offsets.taken_here()) == 1
+            assert len(slave.broker.offsets.local_commits()) == 1
     async with other.node("SLAVE") as slave:
         await trio.sleep(30)
         async with machine.node("ASYNC_MASTER") as master:
@@ -110,7 +110,7 @@ async def test_1094_slave_can_restart_while_its_master_is_down(autojump_clock: M
             await trio.sleep(30)
             assert master.broker.offsets.get("CG", "TT", 0) == 9
             assert slave.broker.offsets.get("CG", "TT", 0) == 9
-            assert slave.broker.offsets.taken_here() == []
+            assert slave.broker.offsets.local_commits() == []
 
 
 async def test_1094_offsets_of_a_master_restarted_before_its_slave_are_kept(autojump_clock: MockClock) -> None:
@@ -124,4 +124,4 @@ async def test_1094_offsets_of_a_master_restarted_before_its_slave_are_kept(auto
             await trio.sleep(30)
             assert slave.broker.offsets.get("CG", "TT", 0) == 2
             assert master.broker.offsets.get("CG", "TT", 0) == 2
-            assert slave.broker.offsets.taken_here() == []
+            assert slave.broker.offsets.local_commits() == []

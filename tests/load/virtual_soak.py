@@ -136,7 +136,7 @@ def _tables(node: Node) -> dict[str, int]:
         "topics": len(broker.topics),
         "groups": len(broker.groups),
         "offsets": sum(map(len, broker.offsets.snapshot().offset_table.values())),
-        "taken here": len(broker.offsets.taken_here()),
+        "taken here": len(broker.offsets.local_commits()),
         "queues": sum(1 for _ in store.queues),
         "segments": len(store.log.segments),
         "index files": len(store.index.files) if store.index is not None else 0,
