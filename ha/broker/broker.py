@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,7 +37,7 @@ from ha.broker.tables import Tables
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
 from ha.protocol.send_parser import SendParser
-from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, serve_remoting
+from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions
 
 if TYPE_CHECKING:
     from ha.remoting import RequestHandler
@@ -164,8 +163,15 @@ class Broker:
             (self.processor.handle_fast, ports.fast_listeners),
         ):
             if listeners:
-                serve = partial(serve_remoting, take=self.processor.take, poller=self._poller)
-                server = await nursery.start(serve, handle, listeners, ports.options, ports.tls, SendParser)
+                server = RemotingServer(
+                    handle,
+                    ports.options,
+                    tls=ports.tls,
+                    parser_type=SendParser,
+                    take=self.processor.take,
+                    poller=self._poller,
+                )
+                await nursery.start(server.serve, listeners)
                 self.servers.append(server)
 
     def _services_of_role(self) -> Sequence[Service]:

@@ -114,28 +114,6 @@ class Totals(msgspec.Struct):
 class RemotingProtocol(Generic[Waiter]):
     """One connection. Not for use from several threads."""
 
-    __slots__ = (
-        "_active_at",
-        "_last_opaque",
-        "_limits",
-        "_outbox",
-        "_parser",
-        "_partial_since",
-        "_pending",
-        "_sending_since",
-        "_totals",
-        "buffered_bytes",
-        "cause",
-        "cause_detail",
-        "has_requested",
-        "is_closed",
-        "is_mid_frame",
-        "outbox_bytes",
-        "partial_bytes",
-        "received_at",
-        "state",
-    )
-
     def __init__(
         self,
         limits: ConnectionLimits,

@@ -1,6 +1,6 @@
 """The remoting transport on Trio: connections that move frames in batches, limited in bytes and in time.
 
-Knows no request code. Server: `serve_remoting`; client: `open_remoting_client`; both run `RemotingConnection`s.
+Knows no request code. `RemotingServer` and `RemotingClient` run `RemotingConnection`s.
 """
 
 from ha.protocol.remoting_protocol import CloseCause
@@ -9,7 +9,7 @@ from .client import RemotingClient, connect_tcp, open_remoting_client, parse_add
 from .connection import Handler, RemotingConnection
 from .handlers import RequestHandler, each_request
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
-from .server import RemotingServer, open_listeners, serve_remoting
+from .server import RemotingServer, open_listeners
 from .shared import RemotingStatistics
 from .tls import PortTls, Secure
 
@@ -31,5 +31,4 @@ __all__ = [
     "open_listeners",
     "open_remoting_client",
     "parse_address",
-    "serve_remoting",
 ]

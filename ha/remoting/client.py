@@ -122,12 +122,6 @@ class RemotingClient:
             connection = await self.connection(address)
         return await connection.invoke(self._signed(command), deadline - trio.current_time())
 
-    async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
-        """Queues a request that is not answered. Raises OSError and trio.TooSlowError."""
-        with trio.fail_after(timeout_s):
-            connection = await self.connection(address)
-            connection.send_oneway(self._signed(command))
-
     def _signed(self, command: RemotingCommand) -> RemotingCommand:
         if self._sign is None:
             return command

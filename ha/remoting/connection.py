@@ -57,31 +57,6 @@ class _Invocation:
 class RemotingConnection:
     """A connection that runs inside `run`. Every method that is not async may be called from any Trio task."""
 
-    __slots__ = (
-        "__weakref__",
-        "_close_callbacks",
-        "_drained",
-        "_is_corked",
-        "_is_flush_due",
-        "_options",
-        "_poller",
-        "_protocol",
-        "_reader",
-        "_scope",
-        "_shared",
-        "_stream",
-        "_take",
-        "_tls",
-        "_transport",
-        "_untaken",
-        "_writer",
-        "in_flight",
-        "is_encrypted",
-        "is_own",
-        "opened_at",
-        "peer",
-    )
-
     def __init__(
         self,
         stream: trio.abc.Stream,
@@ -113,9 +88,10 @@ class RemotingConnection:
         self._poller = poller
         self._options = options
         self._shared = SharedState() if shared is None else shared
-        self._protocol = RemotingProtocol[_Invocation](
+        self.protocol = RemotingProtocol[_Invocation](
             options, self.opened_at, totals=self._shared, parser_type=parser_type
         )
+        """The state of the connection. For reading only."""
         self._transport = transport_for(stream, options.chunk_size_max, poller)
         self._writer = EagerWriter(self._transport)
         self._scope = trio.CancelScope()
@@ -129,31 +105,31 @@ class RemotingConnection:
         self._close_callbacks: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
-        return f"<RemotingConnection {self.peer[0]}:{self.peer[1]} {self._protocol.state.value}>"
+        return f"<RemotingConnection {self.peer[0]}:{self.peer[1]} {self.protocol.state.value}>"
 
     # For handlers and callers
 
     @property
     def is_closed(self) -> bool:
         """Whether the connection has ended or is ending; frames are dropped then."""
-        return self._protocol.is_closed
+        return self.protocol.is_closed
 
     @property
     def outbox_bytes(self) -> int:
         """Bytes that were queued and not accepted by the system yet."""
-        return self._protocol.outbox_bytes
+        return self.protocol.outbox_bytes
 
     @property
     def received_at(self) -> float:
         """When the last bytes were received (Trio's clock)."""
-        return self._protocol.received_at
+        return self.protocol.received_at
 
     def send_soon(self, frame: bytes) -> None:
         """Queues one encoded frame. Frames queued while the handler runs are sent together when it returns.
 
         Does nothing on a closed connection: that the peer is gone is no fault of the caller.
         """
-        if (self._protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
+        if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
                 self._flush_at_turn_end(self._poller)
             else:
@@ -165,7 +141,7 @@ class RemotingConnection:
         For a frame that is likely to be the only one: sending two together is cheaper. In a turn of the poller it is
         sent when the turn ends.
         """
-        if (self._protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
+        if (self.protocol.queue(frame) or self._enforce_outbox_limits()) and self._may_send_here:
             if self._poller is not None and self._poller.is_in_turn:
                 self._flush_at_turn_end(self._poller)
             else:
@@ -189,7 +165,7 @@ class RemotingConnection:
 
     def flush(self) -> None:
         """Sends what the running handler has queued; for a handler that is about to wait."""
-        if self._protocol.outbox_bytes:
+        if self.protocol.outbox_bytes:
             self._writer.wake()
 
     async def drained(self) -> None:
@@ -202,7 +178,7 @@ class RemotingConnection:
         await self._wait_until_outbox_has(0)
 
     async def _wait_until_outbox_has(self, size_max: int) -> None:
-        while self._protocol.outbox_bytes > size_max and not self._protocol.is_closed:
+        while self.protocol.outbox_bytes > size_max and not self.protocol.is_closed:
             await self._drained.park()
 
     async def is_ready(self) -> bool:
@@ -210,14 +186,14 @@ class RemotingConnection:
 
         For a handler between two requests whose responses may be long. A checkpoint only if it waits.
         """
-        if self._protocol.outbox_bytes > self._options.outbox_high_bytes:
+        if self.protocol.outbox_bytes > self._options.outbox_high_bytes:
             self.flush()
             await self.drained()
-        return not self._protocol.is_closed
+        return not self.protocol.is_closed
 
     def send_oneway(self, command: RemotingCommand) -> None:
         """Sends a copy of `command` as a request that is not to be answered, with an opaque of its own."""
-        opaque = self._protocol.next_opaque()
+        opaque = self.protocol.next_opaque()
         self.send_soon(encode_command(msgspec.structs.replace(command, opaque=opaque, flag=FLAG_ONEWAY)))
 
     async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
@@ -227,7 +203,7 @@ class RemotingConnection:
         that has sent nothing at all meanwhile is considered dead: the connection is closed. If this is cancelled, a
         late response is dropped.
         """
-        protocol = self._protocol
+        protocol = self.protocol
         if protocol.is_closed:
             raise self._broken()
         opaque = protocol.next_opaque()
@@ -252,41 +228,15 @@ class RemotingConnection:
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once when the connection has ended; at once if it has. It must not raise."""
-        if self._protocol.state is ConnectionState.CLOSED:
+        if self.protocol.state is ConnectionState.CLOSED:
             callback()
         else:
             self._close_callbacks.append(callback)
 
     def close(self, cause: CloseCause, detail: str = "") -> None:
         """Ends the connection: both its tasks, at their next wait. The first cause given is logged and counted."""
-        self._protocol.close(cause, detail)
+        self.protocol.close(cause, detail)
         self._scope.cancel()
-
-    # For the owner
-
-    @property
-    def has_requested(self) -> bool:
-        """Whether the peer has sent a request."""
-        return self._protocol.has_requested
-
-    @property
-    def cause(self) -> str:
-        """The `CloseCause`; "" while the connection is open."""
-        return self._protocol.cause
-
-    @property
-    def cause_detail(self) -> str:
-        """What exactly happened, if `cause` doesn't say it all."""
-        return self._protocol.cause_detail
-
-    @property
-    def deadline(self) -> float:
-        """When `overdue` returns something if nothing happens until then (Trio's clock)."""
-        return self._protocol.deadline
-
-    def overdue(self, now: float) -> CloseCause | None:
-        """Returns the timeout that has expired at `now`."""
-        return self._protocol.overdue(now)
 
     async def run(self, handler: Handler) -> None:
         """Serves the connection until it ends; then closes the stream, ends pending invocations, and calls callbacks.
@@ -297,7 +247,7 @@ class RemotingConnection:
         self._reader = trio.lowlevel.current_task()
         try:
             with self._scope:
-                self._protocol.open()
+                self.protocol.open()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write_forever)
                     try:
@@ -312,19 +262,20 @@ class RemotingConnection:
                         self.close(CloseCause.CONNECTION_LOST, str(_first_leaf(group)))
         finally:
             self.close(CloseCause.CANCELLED)
-            for invocation in self._protocol.finish():
+            for invocation in self.protocol.finish():
                 invocation.done.set()
             self._drained.unpark_all()
             for callback in self._close_callbacks:
                 callback()
             self._close_callbacks.clear()
-            self._shared.closed[self.cause] = self._shared.closed.get(self.cause, 0) + 1
+            closed, cause = self._shared.closed, self.protocol.cause
+            closed[cause] = closed.get(cause, 0) + 1
             await trio.aclose_forcefully(self._stream)
 
     # Reading
 
     async def _read_until_end(self, handler: Handler) -> None:
-        shared, protocol = self._shared, self._protocol
+        shared, protocol = self._shared, self.protocol
         chunk = await self._receive_first()
         if chunk and self._serve_now(chunk):
             chunk = await self._transport.receive(self._serve_now)
@@ -363,7 +314,7 @@ class RemotingConnection:
 
     def _receive_and_take(self, chunk: bytes) -> list[RemotingCommand]:
         """Delivers the responses in a chunk, serves the requests that need no wait, and returns the rest."""
-        requests, responses = self._protocol.receive(chunk, trio.current_time())
+        requests, responses = self.protocol.receive(chunk, trio.current_time())
         for invocation, response in responses:
             invocation.response = response
             invocation.done.set()
@@ -371,7 +322,7 @@ class RemotingConnection:
 
     def _serve_now(self, chunk: bytes) -> bool:
         """Serves a chunk without waiting. False if something has to wait: the reader then handles the rest."""
-        shared, options, protocol = self._shared, self._options, self._protocol
+        shared, options, protocol = self._shared, self._options, self.protocol
         if (
             not shared.is_reading
             or protocol.outbox_bytes > options.outbox_high_bytes
@@ -387,7 +338,7 @@ class RemotingConnection:
         return True
 
     async def _handle(self, handler: Handler, requests: list[RemotingCommand]) -> None:
-        shared, size = self._shared, self._protocol.buffered_bytes
+        shared, size = self._shared, self.protocol.buffered_bytes
         self._is_corked = True
         shared.handled_bytes += size
         try:
@@ -400,9 +351,9 @@ class RemotingConnection:
 
     async def _wait_for_handlers(self) -> None:
         """Waits until handlers hold less. Checked once per chunk, so a connection exceeds the limit by at most one."""
-        while self._shared.handled_bytes > self._options.handled_bytes_max and not self._protocol.is_closed:
+        while self._shared.handled_bytes > self._options.handled_bytes_max and not self.protocol.is_closed:
             await self._shared.paused_readers.park()
-        self._protocol.restart_timeouts(trio.current_time())
+        self.protocol.restart_timeouts(trio.current_time())
 
     # Writing
 
@@ -413,7 +364,7 @@ class RemotingConnection:
 
     def _enforce_outbox_limits(self) -> bool:
         """Acts on a limit that `queue` has reported; returns whether this connection is still open."""
-        protocol, shared = self._protocol, self._shared
+        protocol, shared = self.protocol, self._shared
         if not protocol.is_closed:
             fullest = max(shared.connections, key=attrgetter("outbox_bytes"), default=self)
             detail = f"{fullest.outbox_bytes} of the {shared.outbox_bytes} bytes that wait in all"
@@ -436,7 +387,7 @@ class RemotingConnection:
 
     def _send_batch(self) -> None:
         """Sends a batch without a task switch, unless something is being sent; leaves the rest to the writer."""
-        protocol, writer = self._protocol, self._writer
+        protocol, writer = self.protocol, self._writer
         if writer.is_idle and (batch := protocol.data_to_send()):
             if size := writer.try_send(batch):
                 self._note_sent(size)
@@ -446,21 +397,21 @@ class RemotingConnection:
     async def _write_forever(self) -> None:
         try:
             while True:
-                batch = self._protocol.data_to_send() or await self._writer.wait_for_work()
+                batch = self.protocol.data_to_send() or await self._writer.wait_for_work()
                 if batch:
-                    self._protocol.start_send_timeout(trio.current_time())
+                    self.protocol.start_send_timeout(trio.current_time())
                     await self._transport.send_all(batch)
                     self._note_sent(len(batch))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.close(CloseCause.CONNECTION_LOST, str(error))
 
     def _note_sent(self, size: int) -> None:
-        self._protocol.data_sent(size, trio.current_time())
+        self.protocol.data_sent(size, trio.current_time())
         if self._drained:
             self._drained.unpark_all()
 
     def _broken(self) -> trio.BrokenResourceError:
-        cause = f"{self.cause or 'closed'} {self.cause_detail}".rstrip()
+        cause = f"{self.protocol.cause} {self.protocol.cause_detail}".rstrip()
         return trio.BrokenResourceError(f"connection to {self.peer[0]}:{self.peer[1]} ended: {cause}")
 
 

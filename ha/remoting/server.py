@@ -129,11 +129,11 @@ class RemotingServer:
             self._log_end(connection)
 
     def _log_end(self, connection: RemotingConnection) -> None:
-        level, times, cause = logging.DEBUG, 1, connection.cause
+        level, times, cause = logging.DEBUG, 1, connection.protocol.cause
         if cause not in _EXPECTED_CAUSES:
             times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())
             level = logging.WARNING if times else logging.DEBUG
-        detail = connection.cause_detail
+        detail = connection.protocol.cause_detail
         logger.log(
             level,
             "remoting.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
@@ -153,7 +153,7 @@ class RemotingServer:
         evictable = [
             connection
             for connection in self.connections
-            if not connection.has_requested
+            if not connection.protocol.has_requested
             and connection.opened_at <= latest
             and not connection.is_closed
             and (not is_host_full or connection.peer[0] == host)
@@ -191,22 +191,6 @@ class RemotingServer:
     async def _accept(self, listeners: list[trio.abc.Listener[trio.abc.Stream]], nursery: trio.Nursery) -> None:
         with self._accept_scope:
             await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
-
-
-async def serve_remoting(
-    handler: Handler,
-    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
-    options: RemotingServerOptions | None = None,
-    tls: PortTls | None = None,
-    parser_type: type[RemotingParser] = RemotingParser,
-    take: Take | None = None,
-    poller: Poller | None = None,
-    *,
-    task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
-) -> NoReturn:
-    """Serves requests on `listeners` until cancelled; `nursery.start` returns the RemotingServer once it accepts."""
-    server = RemotingServer(handler, options, tls=tls, parser_type=parser_type, take=take, poller=poller)
-    await server.serve(listeners, task_status=task_status)
 
 
 async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketListener]:

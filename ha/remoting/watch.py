@@ -28,8 +28,8 @@ async def watch_connections(connections: Collection[RemotingConnection], options
         for connection in connections:
             if connection.is_closed:
                 continue
-            if cause := connection.overdue(now):
+            if cause := connection.protocol.overdue(now):
                 connection.close(cause)
             else:
-                wake_at = min(wake_at, connection.deadline)
+                wake_at = min(wake_at, connection.protocol.deadline)
         await trio.sleep_until(wake_at)

@@ -131,7 +131,7 @@ async def test_only_the_master_answers_commits(tmp_path: Path, autojump_clock: M
             assert await committed(slave) in (None, 0)
             fields = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 1}
             command = RemotingCommand(15, version=479, ext_fields={name: text(value) for name, value in fields.items()})
-            await slave.client.invoke_oneway("broker", command, 3)
+            (await slave.client.connection("broker")).send_oneway(command)
             await wait_all_tasks_blocked()
             assert await committed(slave) == 1
             assert await sync.sync_once()

@@ -13,7 +13,7 @@ import trio.testing
 
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import Handler, RemotingServer, RemotingServerOptions, serve_remoting
+from ha.remoting import Handler, RemotingServer, RemotingServerOptions
 from tests.remoting.wire import Peer
 
 TIMEOUT_S = 20.0
@@ -67,7 +67,7 @@ async def open_site(handler: Handler, options: RemotingServerOptions | None = No
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        server = await nursery.start(serve_remoting, handler, listeners, options)
+        server: RemotingServer = await nursery.start(RemotingServer(handler, options).serve, listeners)
         async with ServerSite(port, server).hanging_up() as site:
             yield site
         nursery.cancel_scope.cancel()

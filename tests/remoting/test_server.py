@@ -282,7 +282,7 @@ class TestInvoke:
             with pytest.raises(trio.TooSlowError):
                 await connection.invoke(request(0, code=220), 3)
             assert trio.current_time() - start == pytest.approx(3)
-            assert connection.cause == "no answer"  # nothing at all came: the peer is considered dead
+            assert connection.protocol.cause == "no answer"  # nothing at all came: the peer is considered dead
 
     async def test_a_late_response_is_counted_and_dropped(self, autojump_clock: trio.testing.MockClock) -> None:
         async with open_connection() as (wire, peer, connection):

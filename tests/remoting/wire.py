@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
-from ha.remoting import Handler, RemotingConnection, RemotingServer, RemotingServerOptions, serve_remoting
+from ha.remoting import Handler, RemotingConnection, RemotingServer, RemotingServerOptions
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
@@ -95,7 +95,7 @@ class Wire:
 async def open_wire(handler: Handler, options: RemotingServerOptions | None = None) -> AsyncIterator[Wire]:
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
-        server: RemotingServer = await nursery.start(serve_remoting, handler, [listener], options)
+        server: RemotingServer = await nursery.start(RemotingServer(handler, options).serve, [listener])
         yield Wire(server, listener)
         nursery.cancel_scope.cancel()
 

@@ -257,7 +257,8 @@ async def test_denied_permissions_do_not_close_the_connection(autojump_clock: Mo
 async def test_unauthenticated_oneway_request_is_not_served(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         fields = {name: str(value) for name, value in SEND_V2.items()}
-        await node.client.invoke_oneway(node.address, RemotingCommand(310, ext_fields=fields, body=b"x"), 10)
+        connection = await node.client.connection(node.address)
+        connection.send_oneway(RemotingCommand(310, ext_fields=fields, body=b"x"))
         assert (await alice(node).ask(310, b"x", **SEND_V2)).ext_fields["queueOffset"] == "0"
 
 

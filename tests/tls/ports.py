@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import PortTls, RemotingServer, RemotingServerOptions, serve_remoting
+from ha.remoting import PortTls, RemotingServer, RemotingServerOptions
 from ha.tls.files import TlsFiles, server_context
 from ha.tls.handshake import Handshakes
 from tests.remoting.wire import MemoryListener, Peer, Recorder
@@ -58,7 +58,7 @@ async def open_port(
         tls = PortTls(secure=secure, is_required=mode == "enforcing")
     listener = MemoryListener()
     async with trio.open_nursery() as nursery:
-        server: RemotingServer = await nursery.start(serve_remoting, Recorder(), [listener], options, tls)
+        server: RemotingServer = await nursery.start(RemotingServer(Recorder(), options, tls=tls).serve, [listener])
         yield SecuredPort(server, listener, handshakes)
         nursery.cancel_scope.cancel()
 

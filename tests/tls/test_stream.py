@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from ha.protocol.remoting import RemotingCommand, encode_command
-from ha.remoting import PortTls, RemotingServerOptions, serve_remoting
+from ha.remoting import PortTls, RemotingServer
 from ha.tls.files import TlsFiles, server_context
 from ha.tls.stream import RECORD_SIZE, SEND_SIZE, TlsStream
 from ha.transport import EncryptedTransport, SocketTransport, transport_for
@@ -183,7 +183,7 @@ async def test_a_client_that_changes_keys_is_answered(session_pki: Pki) -> None:
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
         tls = PortTls(secure=secure, is_required=True)
-        await nursery.start(serve_remoting, Recorder(), listeners, RemotingServerOptions(), tls)
+        await nursery.start(RemotingServer(Recorder(), tls=tls).serve, listeners)
         command = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-CAfile", session_pki.trust, "-tls1_3"]
         process = await trio.lowlevel.open_process(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
