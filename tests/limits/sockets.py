@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -56,9 +56,7 @@ class ServerSite(Site):
 
     async def closed(self, cause: str, count: int = 1, timeout_s: float = TIMEOUT_S) -> None:
         """Waits until `count` connections have ended for this cause."""
-        with trio.fail_after(timeout_s):
-            while self.server.statistics().closed.get(cause, 0) < count:
-                await trio.testing.wait_all_tasks_blocked(0.001)
+        await until(lambda: self.server.statistics().closed.get(cause, 0) >= count, timeout_s)
 
 
 @asynccontextmanager
@@ -71,6 +69,13 @@ async def open_site(handler: Handler, options: RemotingServerOptions | None = No
         async with ServerSite(port, server).hanging_up() as site:
             yield site
         nursery.cancel_scope.cancel()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Lets other tasks run until `condition` holds, for what happens between sockets without an event."""
+    with trio.fail_after(timeout_s):
+        while not condition():
+            await trio.testing.wait_all_tasks_blocked(0.001)
 
 
 async def settled() -> None:

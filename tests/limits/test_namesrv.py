@@ -1,4 +1,4 @@
-"""What a stranger may take of a name server, over real sockets."""
+"""Limits of a name server, over real sockets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIELDS = {**broker_fields(), "haServerAddr": "h:2"}
 
 @asynccontextmanager
 async def open_site(**limits: Any) -> AsyncIterator[tuple[NameServer, Peer, Peer]]:
-    """A name server, a good broker's connection whose topic G stays known, and a stranger's."""
+    """A name server, the connection of a broker whose topic G has to stay known, and an untrusted peer's."""
     async with open_name_server(NameServerOptions(port=0, **limits)) as server:
         good, stranger = [Peer(await trio.open_tcp_stream(*server.address)) for _ in range(2)]
         assert (await good.ask(register(["G", "H"], name="good", address="g:1", cluster="G"))).code == 0
@@ -66,7 +66,7 @@ async def test_names() -> None:
 
 
 def bomb(size: int) -> bytes:
-    """A megabyte or less that unfolds to `size` zeros."""
+    """At most one MiB that inflates to `size` zeros."""
     packer = zlib.compressobj(1)
     piece = bytes(1 << 20)
     return b"".join([*(packer.compress(piece) for _ in range(size >> 20)), packer.flush()])

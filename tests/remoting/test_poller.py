@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from ha.poller import Poller, open_poller
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServer
 from ha.transport import transport_for
+from tests.limits.sockets import until
 from tests.remoting.wire import Peer, Recorder, request, socket_pair
 
 WAIT_S = 20
@@ -22,10 +24,11 @@ RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: a close that is a reset"""
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Lets other tasks run until `condition` holds: there is no event for a chunk that was read."""
-    while not condition():
-        await trio.lowlevel.checkpoint()
+@asynccontextmanager
+async def open_polled() -> AsyncIterator[tuple[Poller, trio.SocketStream, trio.SocketStream]]:
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (ours, theirs):
+            yield poller, ours, theirs
 
 
 async def test_chunks_are_served_without_waking_the_reader_until_one_is_not() -> None:
@@ -37,39 +40,37 @@ async def test_chunks_are_served_without_waking_the_reader_until_one_is_not() ->
         taken.append(chunk)
         return chunk != b"wake up"
 
-    with trio.fail_after(WAIT_S):
-        async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
-            transport = transport_for(ours, 65_536, poller)
+    async with open_polled() as (poller, ours, theirs), trio.open_nursery() as nursery:
+        transport = transport_for(ours, 65_536, poller)
 
-            async def send() -> None:
-                for number, message in enumerate((b"one", b"two", b"wake up")):
-                    await theirs.send_all(message)
-                    await wait_until(lambda: len(taken) > number)  # noqa: B023
+        async def send() -> None:
+            for number, message in enumerate((b"one", b"two", b"wake up")):
+                await theirs.send_all(message)
+                await until(lambda: len(taken) > number)  # noqa: B023
 
-            nursery.start_soon(send)
-            assert await transport.receive(take) == b"wake up"
-            assert taken == [b"one", b"two", b"wake up"]
-            assert trio.lowlevel.current_task() not in tasks
-            await theirs.send_all(b"nobody waits")
-            assert await transport.receive() == b"nobody waits"
-            await theirs.send_eof()
-            assert await transport.receive(take) == b""
+        nursery.start_soon(send)
+        assert await transport.receive(take) == b"wake up"
+        assert taken == [b"one", b"two", b"wake up"]
+        assert trio.lowlevel.current_task() not in tasks
+        await theirs.send_all(b"nobody waits")
+        assert await transport.receive() == b"nobody waits"
+        await theirs.send_eof()
+        assert await transport.receive(take) == b""
 
 
 async def test_an_error_in_a_turn_is_raised_in_the_waiting_task() -> None:
     def refuse(chunk: bytes) -> bool:
         raise ValueError(chunk)
 
-    with trio.fail_after(WAIT_S):
-        async with open_poller() as poller, socket_pair() as (ours, theirs):
-            transport = transport_for(ours, 65_536, poller)
-            await theirs.send_all(b"nonsense")
-            with pytest.raises(ValueError, match="nonsense"):
-                await transport.receive(refuse)
-            theirs.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            await theirs.aclose()
-            with pytest.raises(trio.BrokenResourceError, match="reset"):
-                await transport.receive(refuse)
+    async with open_polled() as (poller, ours, theirs):
+        transport = transport_for(ours, 65_536, poller)
+        await theirs.send_all(b"nonsense")
+        with pytest.raises(ValueError, match="nonsense"):
+            await transport.receive(refuse)
+        theirs.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        await theirs.aclose()
+        with pytest.raises(trio.BrokenResourceError, match="reset"):
+            await transport.receive(refuse)
 
 
 async def test_a_cancelled_wait_can_be_repeated() -> None:
@@ -79,19 +80,18 @@ async def test_a_cancelled_wait_can_be_repeated() -> None:
         taken.append(chunk)
         return False
 
-    with trio.fail_after(WAIT_S):
-        async with open_poller() as poller, socket_pair() as (ours, theirs):
-            transport = transport_for(ours, 65_536, poller)
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await transport.receive(take)
-            await theirs.send_all(b"later")
-            await trio.testing.wait_all_tasks_blocked()
-            assert taken == []
-            assert await transport.receive(take) == b"later"
-            await ours.aclose()
-            with pytest.raises(trio.ClosedResourceError):
-                await transport_for(ours, 65_536, poller).receive(take)
+    async with open_polled() as (poller, ours, theirs):
+        transport = transport_for(ours, 65_536, poller)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await transport.receive(take)
+        await theirs.send_all(b"later")
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == []
+        assert await transport.receive(take) == b"later"
+        await ours.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await transport_for(ours, 65_536, poller).receive(take)
 
 
 async def test_the_reader_waits_itself_after_a_chunk_that_was_not_served_in_a_turn() -> None:
@@ -101,21 +101,20 @@ async def test_the_reader_waits_itself_after_a_chunk_that_was_not_served_in_a_tu
         takers.append(trio.lowlevel.current_task().name.rpartition(".")[2])
         return chunk == b"quick"
 
-    with trio.fail_after(WAIT_S):
-        async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
-            transport = transport_for(ours, 65_536, poller)
+    async with open_polled() as (poller, ours, theirs), trio.open_nursery() as nursery:
+        transport = transport_for(ours, 65_536, poller)
 
-            async def send() -> None:
-                for number, message in enumerate((b"slow", b"slow", b"quick", b"quick", b"slow")):
-                    await theirs.send_all(message)
-                    await wait_until(lambda: len(takers) > number)  # noqa: B023
+        async def send() -> None:
+            for number, message in enumerate((b"slow", b"slow", b"quick", b"quick", b"slow")):
+                await theirs.send_all(message)
+                await until(lambda: len(takers) > number)  # noqa: B023
 
-            async def read() -> None:
-                for _ in range(3):
-                    assert await transport.receive(take) == b"slow"
+        async def read() -> None:
+            for _ in range(3):
+                assert await transport.receive(take) == b"slow"
 
-            nursery.start_soon(send)
-            nursery.start_soon(read)
+        nursery.start_soon(send)
+        nursery.start_soon(read)
     assert takers == ["_run", "read", "read", "_run", "_run"]
 
 
@@ -244,28 +243,27 @@ class Taker:
 
 async def test_a_server_takes_requests_in_a_turn_unless_they_have_to_wait() -> None:
     recorder = Recorder()
-    with trio.fail_after(WAIT_S):
-        async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
-            taker = Taker(poller)
-            server = RemotingServer(recorder, take=taker.take, poller=poller)
-            nursery.start_soon(server.handle, ours)
-            peer = Peer(theirs)
-            first = await peer.ask(request(1, b"first"))
-            frame = encode_command(request(2, b"cut"))
-            await theirs.send_all(frame[:20])
-            await wait_until(lambda: server.statistics().partial_bytes == 20)
-            await theirs.send_all(frame[20:] + encode_command(request(3, b"whole")))
-            answers = [first, await peer.receive(), await peer.receive()]
-            assert server.statistics().partial_bytes == 0
-            sends = server.statistics().sends
-            await peer.send(request(4, b"quick"), request(5, b"slow"))
-            answers += [await peer.receive(), await peer.receive(), await peer.ask(request(6, b"again"))]
-            assert [answer.opaque for answer in answers if answer] == [1, 2, 3, 4, 5, 6]
-            assert taker.chunks == [[b"first"], [b"cut", b"whole"], [b"again"]]
-            assert [[bytes(command.body) for command in chunk] for chunk in recorder.chunks] == [[b"quick", b"slow"]]
-            assert sends == 2  # the two answers of a turn leave together
-            assert server.statistics().requests == 6
-            nursery.cancel_scope.cancel()
+    async with open_polled() as (poller, ours, theirs), trio.open_nursery() as nursery:
+        taker = Taker(poller)
+        server = RemotingServer(recorder, take=taker.take, poller=poller)
+        nursery.start_soon(server.handle, ours)
+        peer = Peer(theirs)
+        first = await peer.ask(request(1, b"first"))
+        frame = encode_command(request(2, b"cut"))
+        await theirs.send_all(frame[:20])
+        await until(lambda: server.statistics().partial_bytes == 20)
+        await theirs.send_all(frame[20:] + encode_command(request(3, b"whole")))
+        answers = [first, await peer.receive(), await peer.receive()]
+        assert server.statistics().partial_bytes == 0
+        sends = server.statistics().sends
+        await peer.send(request(4, b"quick"), request(5, b"slow"))
+        answers += [await peer.receive(), await peer.receive(), await peer.ask(request(6, b"again"))]
+        assert [answer.opaque for answer in answers if answer] == [1, 2, 3, 4, 5, 6]
+        assert taker.chunks == [[b"first"], [b"cut", b"whole"], [b"again"]]
+        assert [[bytes(command.body) for command in chunk] for chunk in recorder.chunks] == [[b"quick", b"slow"]]
+        assert sends == 2  # the two answers of a turn leave together
+        assert server.statistics().requests == 6
+        nursery.cancel_scope.cancel()
 
 
 async def test_malformed_bytes_in_a_turn_close_only_their_connection() -> None:
