@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection, RemotingServerOptions, each_request
 from tests.remoting.wire import Peer, Recorder, Wire, open_wire, request
 
@@ -28,18 +28,6 @@ async def test_the_requests_of_a_chunk_are_one_call_and_their_responses_one_send
         assert [len(chunk) for chunk in recorder.chunks] == [16]
         assert wire.server.statistics().sends == 1
         assert wire.server.statistics().requests == 16
-
-
-async def test_frames_cut_anywhere_arrive_whole() -> None:
-    recorder = Recorder()
-    frame = encode_command(request(1, b"one")) + encode_command(request(2, b"two"))
-    async with open_wire(recorder) as wire:
-        peer = wire.connect()
-        for n in range(len(frame)):
-            await peer.stream.send_all(frame[n : n + 1])
-            await trio.testing.wait_all_tasks_blocked()
-        assert [(await peer.expect()).body for _ in range(2)] == [b"one", b"two"]
-        assert wire.server.statistics().partial_bytes == 0
 
 
 @pytest.mark.parametrize("serialize_type", [0, 1])
@@ -267,14 +255,6 @@ class TestInvoke:
             assert got == {n: b"to %d" % n for n in range(3)}
             assert wire.server.statistics().responses == 3
             assert wire.server.statistics().requests == 1
-
-    async def test_requests_and_responses_may_share_a_chunk(self) -> None:
-        async with open_connection() as (_, peer, connection):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(connection.invoke, request(0, code=307), 3)
-                asked = await peer.expect()
-                await peer.send(request(1), asked.reply(0), request(2))
-            assert [(await peer.expect()).opaque for _ in range(2)] == [1, 2]
 
     async def test_no_response_in_time(self, autojump_clock: trio.testing.MockClock) -> None:
         async with open_connection() as (_, _, connection):
