@@ -3,11 +3,11 @@
 A wait for one socket in Trio takes some twenty microseconds of Python: a registration, a task made runnable, its step.
 With one request in flight on each of many connections that is a third of what a request costs. Here a waiting task
 leaves a function that serves its socket without waiting. The poller calls the function when the socket is readable, and
-wakes the task only if the function returns False. The task still owns its connection: if it is cancelled, the function
-is not called any more.
+wakes the task only if the function returns False. The task still owns its connection: when it is cancelled, the poller
+forgets the function.
 
     turn         serves the sockets that are ready, for at most TIME_SLICE_S; then the other tasks run
-    end of turn  callbacks of `at_turn_end`: writes and sends once what the whole turn has produced
+    end of turn  calls the callbacks of `at_turn_end`, which write and send the output of the whole turn at once
 """
 
 from __future__ import annotations

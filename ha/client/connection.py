@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 * 1024
 _SHORT_CHUNK_SIZE = 64 * 1024
-"""Asked for after a shorter chunk: the C library maps a longer buffer anew each time."""
+"""Asked for after a shorter chunk: the C library maps a longer buffer each time."""
 _TURNS_TO_READ = 3
 """Turns of the event loop until a task that waits for a socket has read it; asyncio takes the most."""
 
@@ -86,7 +86,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no request can be made any more, so that a new connection is needed."""
+        """Whether requests are refused, so that a new connection is needed."""
         return self._protocol.is_closed
 
     def silent_s(self) -> float:
@@ -271,7 +271,7 @@ class Connection:
         self._protocol.queue(frame)
 
     def _send_now(self, frame: bytes) -> bytes:
-        """Sends a frame that no other is likely to join, if nothing is queued; returns what the socket didn't take."""
+        """Sends a frame, likely to be the only one, unless others are queued; returns the part that wasn't sent."""
         if self._socket is not None and not self._protocol.outbox_bytes:
             try:
                 return frame[self._socket.send(frame) :]

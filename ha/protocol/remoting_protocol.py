@@ -159,7 +159,7 @@ class RemotingProtocol(Generic[Waiter]):
             self._become(ConnectionState.OPEN)
 
     def close(self, cause: str, detail: str = "") -> None:
-        """Drops what waits to be sent, and what is queued or received from now on. The first call's cause is kept."""
+        """Drops the outbox, and frames queued or received from now on. The first call's cause is kept."""
         if self.is_closed:
             return
         self._become(ConnectionState.CLOSING)
@@ -269,10 +269,10 @@ class RemotingProtocol(Generic[Waiter]):
     # Sent
 
     def queue(self, frame: bytes) -> bool:
-        """Adds a frame to the outbox. Nothing if the connection is closed: that the peer is gone is no caller's fault.
+        """Adds a frame to the outbox; drops it if the connection is closed.
 
-        False if the driver has something to do: the connection is closed, as it was or because of its own outbox's
-        limit, or the limit of all outboxes is exceeded.
+        Returns False if the driver has to act: the connection was closed, is closed now because its outbox exceeds its
+        limit, or all outboxes together exceed theirs.
         """
         if self.is_closed:
             return False

@@ -94,7 +94,7 @@ class RemotingClient:
         self._wanted_in, self._wanted_out = trio.open_memory_channel[_Slot](self._options.connections_max)
 
     def statistics(self) -> RemotingStatistics:
-        """What the client has done so far."""
+        """Returns a snapshot."""
         return self._shared.statistics()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:

@@ -4,8 +4,8 @@ Two tasks: the reader passes all requests of a chunk to the handler in one call;
 without waiting. Knows no request code.
 
 `take` serves the requests that need no wait, and the handler the rest. With a poller (ha/poller.py) chunks are received
-and taken in its turns, and what was queued meanwhile is sent when a turn ends. What a handler queues is sent by the
-reader when the handler returns, in one call; anything else by `send_now`, or by the writer, which is woken once however
+and taken in its turns, and frames queued meanwhile are sent when the turn ends. Frames queued by a handler are sent by
+the reader when the handler returns, in one call; any others by `send_now`, or by the writer, which is woken once however
 many frames are queued.
 
 At most a chunk and one incomplete frame are held on the way in. The reader pauses above `outbox_high_bytes`, and the
@@ -164,21 +164,14 @@ class RemotingConnection:
         self.reply(request, request.reply(ResponseCode.SYSTEM_ERROR, str(error)))
 
     def flush(self) -> None:
-        """Sends what the running handler has queued; for a handler that is about to wait."""
+        """Sends the frames that the running handler has queued; for a handler that is about to wait."""
         if self.protocol.outbox_bytes:
             self._writer.wake()
 
-    async def drained(self) -> None:
-        """Waits until at most half of `outbox_high_bytes` wait to be sent, or the connection has ended."""
-        await self._wait_until_outbox_has(self._options.outbox_high_bytes // 2)
-
-    async def flushed(self) -> None:
-        """Waits until everything queued is sent, or the connection has ended."""
+    async def flushed(self, bytes_left_max: int = 0) -> None:
+        """Waits until at most `bytes_left_max` wait to be sent, or the connection has ended."""
         self.flush()
-        await self._wait_until_outbox_has(0)
-
-    async def _wait_until_outbox_has(self, size_max: int) -> None:
-        while self.protocol.outbox_bytes > size_max and not self.protocol.is_closed:
+        while self.protocol.outbox_bytes > bytes_left_max and not self.protocol.is_closed:
             await self._drained.park()
 
     async def is_ready(self) -> bool:
@@ -187,17 +180,16 @@ class RemotingConnection:
         For a handler between two requests whose responses may be long. A checkpoint only if it waits.
         """
         if self.protocol.outbox_bytes > self._options.outbox_high_bytes:
-            self.flush()
-            await self.drained()
+            await self.flushed(self._options.outbox_high_bytes // 2)
         return not self.protocol.is_closed
 
     def send_oneway(self, command: RemotingCommand) -> None:
-        """Sends a copy of `command` as a request that is not to be answered, with an opaque of its own."""
+        """Sends a copy of `command`, with a new opaque, as a oneway request."""
         opaque = self.protocol.next_opaque()
         self.send_soon(encode_command(msgspec.structs.replace(command, opaque=opaque, flag=FLAG_ONEWAY)))
 
     async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """Sends a copy of `command` with an opaque of its own, and returns the response.
+        """Sends a copy of `command`, with a new opaque, and returns the response.
 
         Raises trio.TooSlowError after `timeout_s`, and trio.BrokenResourceError if the connection ends first. A peer
         that has sent nothing at all meanwhile is considered dead: the connection is closed. If this is cancelled, a
@@ -289,8 +281,7 @@ class RemotingConnection:
             if requests:
                 await self._handle(handler, requests)
                 self._send_batch()
-                if protocol.outbox_bytes > self._options.outbox_high_bytes:
-                    await self.drained()
+                await self.is_ready()
             if protocol.is_mid_frame:
                 protocol.count_partial(len(chunk), trio.current_time())
             if shared.handled_bytes > self._options.handled_bytes_max:

@@ -13,7 +13,7 @@ class ConnectionOptions(ConnectionLimits, frozen=True, kw_only=True):
 
     handled_bytes_max: int = 134_217_728
     """While handlers hold more bytes of requests than this, of all connections of a server or client, no connection
-    reads any more."""
+    reads."""
 
     outbox_high_bytes: int = 1_048_576
     """While more than this waits to be sent, no further request is read from the connection."""

@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 """Connections that the system completes before they are accepted."""
 
-_ALL_HOSTS = "*"
-"""In place of a host in log lines about the limit of all connections."""
-
 _EXPECTED_CAUSES = frozenset(
     {
         CloseCause.END_OF_STREAM,
@@ -70,7 +67,6 @@ class RemotingServer:
         self._parser_type = parser_type
         self._log_limiter = LogRateLimiter()
         self._options = RemotingServerOptions() if options is None else options
-        self._full_hosts: set[str] = set()
         self._accept_scope = trio.CancelScope()
         self.connections: set[RemotingConnection] = set()
         """The connections that run now. For reading only."""
@@ -78,7 +74,7 @@ class RemotingServer:
         self._count_by_host: Counter[str] = Counter()
 
     def statistics(self) -> RemotingStatistics:
-        """What the server has done so far."""
+        """Returns a snapshot."""
         return self._shared.statistics()
 
     async def serve(
@@ -125,7 +121,6 @@ class RemotingServer:
             self._count_by_host[host] -= 1
             if not self._count_by_host[host]:
                 del self._count_by_host[host]
-            self._note_room(host)
             self._log_end(connection)
 
     def _log_end(self, connection: RemotingConnection) -> None:
@@ -161,23 +156,13 @@ class RemotingServer:
         if evictable:
             min(evictable, key=attrgetter("opened_at")).close(CloseCause.EVICTED)
             return True
-        full_host = host if is_host_full else _ALL_HOSTS
-        if full_host not in self._full_hosts:
-            self._full_hosts.add(full_host)
-            count = self._count_by_host[host] if is_host_full else len(self.connections)
-            logger.warning("remoting.connections_refused peer_host=%s connections=%d", full_host, count)
+        limit = "maxConnectionsPerHost" if is_host_full else "maxConnections"
+        if times := self._log_limiter.admit((host if is_host_full else "", limit), trio.current_time()):
+            logger.warning("remoting.connection_refused peer_host=%s limit=%s times=%d", host, limit, times)
         return False
 
-    def _note_room(self, host: str) -> None:
-        """Notes that there is room again once a tenth of the connections that filled it are gone."""
-        if self._count_by_host[host] <= self._options.connections_per_host_max * 9 // 10:
-            self._full_hosts.discard(host)
-        if _ALL_HOSTS in self._full_hosts and len(self.connections) <= self._options.connections_max * 9 // 10:
-            self._full_hosts.discard(_ALL_HOSTS)
-            logger.info("remoting.connections_accepted_again connections=%d", len(self.connections))
-
     def stop_reading(self) -> None:
-        """Accepts no connection and reads no request any more; requests read before are still answered."""
+        """Stops accepting connections and reading requests; requests read before are still answered."""
         self._accept_scope.cancel()
         self._shared.is_reading = False
 

@@ -12,7 +12,7 @@ from ha.protocol.remoting_protocol import CloseCause, Totals
 
 
 class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server or client has done so far. Sizes in bytes; `closed` counts connections by `CloseCause`."""
+    """Counts since the start, and current sizes in bytes. `closed` counts connections by `CloseCause`."""
 
     connections: int
     opened: int
@@ -55,7 +55,7 @@ class SharedState(Totals):
     paused_readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
     """Connections that don't read until `handled_bytes` is below its limit."""
     is_reading: bool = True
-    """False: no connection reads any more; requests received before are still answered."""
+    """Whether connections read; if not, requests received before are still answered."""
 
     def statistics(self) -> RemotingStatistics:
         """Returns a snapshot."""

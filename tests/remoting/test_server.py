@@ -178,7 +178,7 @@ async def test_connections_beyond_the_limit_are_closed_until_there_is_room(
         await trio.testing.wait_all_tasks_blocked()
         assert (await wire.connect().ask(request(2))).opaque == 2
     warnings = [record.getMessage().split()[0] for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["remoting.connections_refused"]
+    assert warnings == ["remoting.connection_refused"]
 
 
 async def test_late_responses_of_one_tick_are_one_send() -> None:
