@@ -5,7 +5,7 @@ without waiting. Knows no request code.
 
 `take` serves the requests that need no wait, and the handler the rest. With a poller (ha/poller.py) chunks are received
 and taken in its turns, and frames queued meanwhile are sent when the turn ends. Frames queued by a handler are sent by
-the reader when the handler returns, in one call; any others by `send_now`, or by the writer, which is woken once however
+the reader when the handler returns, in one call; others by `send_now`, or by the writer, which is woken once however
 many frames are queued.
 
 At most a chunk and one incomplete frame are held on the way in. The reader pauses above `outbox_high_bytes`, and the
