@@ -1,6 +1,6 @@
 """Everything that any member has shown as confirmed is the same on every member, permanently.
 
-A member dispatches to consumers what the sync-state set has, so its consume queues show how far the log is confirmed:
+A member dispatches only messages that the sync-state set has, so its consume queues show how far the log is confirmed:
 up to the end of the last record that an entry points to. Promise, for the open stores at any moment: up to there a log
 equals, byte for byte, the log of every other member that ever confirmed as much.
 

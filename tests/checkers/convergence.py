@@ -42,7 +42,7 @@ def check_logs(images: Mapping[str, StoreImage], master: str) -> list[Violation]
     for name, image in images.items():
         begin, slave_end = image.log_range()
         if slave_end != end:
-            text = f"{name} ends at {slave_end}, {master} at {end}, though nothing hinders it any more"
+            text = f"{name} ends at {slave_end}, {master} at {end}, although the faults are over"
             found.append(Violation(CHECKER, text))
             continue
         differs = first_difference(ours, image, max(begin, ours.begin), end)

@@ -108,7 +108,7 @@ def _check_queue(
             continue
         record = expected.get(offset)
         if flushed_end is not None and physical + size > flushed_end:
-            problem = f"points to [{physical}, {physical + size}), but only what is before {flushed_end} is flushed"
+            problem = f"points to [{physical}, {physical + size}), but the flushed end is {flushed_end}"
         elif physical + size > end:
             problem = f"points to [{physical}, {physical + size}), beyond the log's end at {end}"
         elif record is None:

@@ -410,4 +410,4 @@ def test_an_entry_beyond_the_flushed_end_is_found() -> None:
     end = image.log_range()[1]
     assert derived.check_queues(image, is_complete=True, flushed_end=end) == []
     [violation] = derived.check_queues(image, is_complete=True, flushed_end=end - 1)
-    assert "but only what is before" in violation.text
+    assert "but the flushed end is" in violation.text

@@ -114,7 +114,7 @@ class EmptySlave:
 def test_empty_slave_may_start_at_the_first_heartbeat() -> None:
     wire = EmptySlave()
     assert wire.report(0) == ""
-    assert wire.report(0) == "", "a heartbeat of its own, before it knows"
+    assert wire.report(0) == "", "a heartbeat before the start offset is known"
     assert wire.frame(2000) == ""
     wire.begin = 2000
     assert wire.report(2000) == ""

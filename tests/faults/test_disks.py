@@ -52,7 +52,7 @@ def test_disk_fills_up_under_load_and_is_freed(tmp_path: Path, where: str) -> No
                 "master": {ResponseCode.SYSTEM_ERROR},
                 "slave": {ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE},
             }[where]
-            eventually("producers are told", lambda: codes_from(producers[0], -20) <= refused)
+            eventually("producers get an error", lambda: codes_from(producers[0], -20) <= refused)
             marks = [len(producer.answered) for producer in producers]
             assert producers[0].wait_answers(50, 30.0)
             for producer, mark in zip(producers, marks, strict=True):

@@ -109,7 +109,7 @@ async def test_a_real_master_and_a_halog_slave_through_two_terms(children: Child
         assert len(epochs_of(master)) > 1
         assert list(store.epochs.entries) == epochs_of(master)
         await eventually(
-            "what is confirmed is told", lambda: store.log.dispatch_limit.value == store.log.max_offset.value, 60.0
+            "the confirmed end is reported", lambda: store.log.dispatch_limit.value == store.log.max_offset.value, 60.0
         )
 
 

@@ -1,4 +1,4 @@
-"""Scenarios in which the simulation found halog breaking a promise, kept as they were understood."""
+"""Scenarios in which the simulation found a broken promise, reduced to their cause."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def run(options: Options | GroupOptions, *faults: Fault, seed: int = 1) -> Outco
 
 @pytest.mark.parametrize(("node", "seed"), [("m", 1), ("s1", 2)])
 def test_what_a_failed_sync_left_unwritten_is_written_after_the_restart(node: str, seed: int) -> None:
-    """A sync fails, and the kernel marks the pages clean. The node starts again, goes on behind them, and loses power.
+    """A sync fails, and the kernel marks the pages clean. The node restarts, continues behind them, and loses power.
 
-    It believed what it read: recovery after the power loss found holes in front of acknowledged messages, of a
-    SYNC_FLUSH master too, and refused to start.
+    It trusted the bytes it read: recovery after the power loss found holes before acknowledged messages, even on a
+    SYNC_FLUSH master, and refused to start.
     """
     options = Options(
         role="SYNC_MASTER",
@@ -73,14 +73,16 @@ LOSSY: dict[str, Any] = {
 def test_a_power_loss_leaves_a_log_that_ends_where_a_segment_does(
     lost_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A master loses its last segments, and what is left is full: records, and the filler that belongs to them.
+    """A master loses its last segments, and the remaining ones are full: records, and the fillers at their ends.
 
-    Its log ends there, and the next message begins the next segment. An empty slave is given none of it: it takes its
-    begin from a heartbeat, as RocketMQ's does, makes the file that its master has not got yet, and reports it. The
-    checkers took that for an acknowledgement of what was never sent, and the master's log to end before the filler.
+    Its log ends there, and the next message starts the next segment. An empty slave is sent no bytes: like RocketMQ's
+    it takes its start offset from a heartbeat, creates the file that its master does not have yet, and reports it. The
+    checkers took that for an acknowledgement of bytes that were never sent, and took the master's log to end before the
+    filler.
 
-    The slave that has more says that its master is behind. With one segment more it would compare from that one's begin
-    on, which its master's end is: it was sent nothing from there, and said that its master had deleted it.
+    The slave with the longer log reports that its master is behind. With one segment more it would compare from that
+    segment's start, which is its master's end: it was sent nothing from there, and reported that its master had deleted
+    it.
     """
 
     def lose_segments(self: SimDisk) -> SimDisk:
@@ -106,10 +108,11 @@ def test_a_power_loss_leaves_a_log_that_ends_where_a_segment_does(
 
 
 def test_a_paused_slave_takes_in_what_its_master_has_lost_meanwhile() -> None:
-    """A master loses power while its slave is paused, with bytes in its buffers that the slave gets as it goes on.
+    """A master loses power while its slave is paused, with bytes in the slave's buffers that it receives when it
+    continues.
 
-    Whoever looked at both logs as the master came back found them level. Then the slave's is longer, by a part of a
-    record or more: it says that its master is behind, or another, and is for the operator to empty.
+    When the master came back both logs looked equal. Then the slave's is longer, by part of a record or more: it
+    reports that its master is behind, or another one, and the operator has to empty it.
     """
     options = Options(
         role="SYNC_MASTER",
@@ -138,14 +141,14 @@ def test_a_paused_slave_takes_in_what_its_master_has_lost_meanwhile() -> None:
         Fault(at_s=5.078, kind="pause", node="s1", duration_s=2.882),
         Fault(at_s=6.996, kind="power", node="m", duration_s=0.2),
     )
-    outcomes = [run(options, *faults, seed=seed) for seed in range(8)]  # in half of them or so it is as said
+    outcomes = [run(options, *faults, seed=seed) for seed in range(8)]  # this happens for about half of them
     assert any("s1 is emptied" in line for outcome in outcomes for line in outcome.trace)
 
 
 def test_a_disk_that_is_fast_again_is_fast_for_the_calls_under_way() -> None:
-    """A call that syncs the files of many queues and indexes begins while each sync takes 6 s.
+    """A call that syncs the files of many queues and indexes starts while each sync takes 6 s.
 
-    The simulated disk had it take those 6 s for each file long after the disk was fast again, so that the node did not
+    The simulated disk made it take those 6 s for each file long after the disk was fast again, so that the node did not
     stop within a minute.
     """
     options = Options(
@@ -169,10 +172,11 @@ def test_a_disk_that_is_fast_again_is_fast_for_the_calls_under_way() -> None:
 
 
 def test_a_member_that_starts_again_within_its_term_is_no_master() -> None:
-    """A master loses power and is back before its key ends, and before the name server knows that it is no master.
+    """A master loses power and is back before its key ends, and before the name server knows that it is not the master.
 
-    It knows nothing yet of what its group has committed, and said that consumers begin at 0; it refuses. What it knows
-    may be old: the checker took it for the master's answer, as the service still holds the key of its earlier process.
+    It does not know yet what its group has committed, and answered that consumers start at 0; now it rejects the
+    request. Its knowledge may be stale: the checker took it for the master's answer, because the service still holds
+    the key of its earlier process.
     """
     options = GroupOptions(
         member_count=2,
@@ -211,7 +215,7 @@ def test_a_member_that_starts_again_within_its_term_is_no_master() -> None:
 
 
 def test_a_pair_that_loses_its_connection_answers_put_ok_again_at_once() -> None:
-    """A slave waited five seconds before it connected again, in which its master answered SLAVE_NOT_AVAILABLE."""
+    """A slave waited five seconds before it reconnected, during which its master answered SLAVE_NOT_AVAILABLE."""
     options = Options(
         slave_count=1, producer_count=1, consumer_count=0, burst_max=1, pause_s=0.05, run_s=12.0, base_s=0.0001,
         jitter_s=0.0, split_chance=0.0, heartbeat_ms=1000, housekeeping_ms=3000,
@@ -223,9 +227,9 @@ def test_a_pair_that_loses_its_connection_answers_put_ok_again_at_once() -> None
 
 
 def test_no_connection_is_cut_when_faults_are_over() -> None:
-    """A connection is to be cut after some hundred bytes more, on a way on which little passes.
+    """A connection is to be cut after some hundred more bytes, on a link with little traffic.
 
-    That came to pass long after the faults, when every put has to be PUT_OK.
+    The cut happened long after the faults, when every put must be PUT_OK.
     """
     options = Options(
         slave_count=1, slave_flush="SYNC_FLUSH", all_in_sync=True, min_in_sync_replicas=1, separate_name_server=True,
@@ -241,10 +245,10 @@ def test_no_connection_is_cut_when_faults_are_over() -> None:
 
 
 def test_a_member_that_flushed_everything_before_its_master_left_is_elected() -> None:
-    """A new member with SYNC_FLUSH has flushed, and acknowledged, all of the log after the last bytes of it came.
+    """A new member with SYNC_FLUSH has flushed and acknowledged the whole log some time after its last bytes arrived.
 
-    It was not noted that it had caught up, as no more bytes came. Its master took it into the set, left, and the group
-    had no master from then on: a member that never had the log may not be elected.
+    That it had caught up was not recorded, because no more bytes arrived. Its master took it into the set and left, and
+    the group had no master from then on: a member that never had the whole log may not be elected.
     """
     options = GroupOptions(
         member_count=3, policy="alone", ack_count=3, flush="SYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=15_000,
@@ -258,10 +262,11 @@ def test_a_member_that_flushed_everything_before_its_master_left_is_elected() ->
 
 
 def test_an_operator_who_gives_the_master_a_slaves_log_leaves_no_gap_in_it() -> None:
-    """The master's log ends at damage that nobody could heal; its slave was empty and began far behind that.
+    """The master's log ends at unrepairable damage; its slave was empty and started far behind that.
 
-    The operator put the slave's segments behind the master's. The next start found those between missing, and deleted
-    all that the slave had, acknowledged messages among it, as nothing told that it had been flushed.
+    The operator put the slave's segments behind the master's. The next start found the segments between them missing,
+    and deleted everything from the slave, including acknowledged messages, because nothing showed that it had been
+    flushed.
     """
     options = Options(
         role="SYNC_MASTER", slave_count=1, master_flush="SYNC_FLUSH", after_power_loss="plain", overlap_bytes=65_536,
@@ -276,10 +281,10 @@ def test_an_operator_who_gives_the_master_a_slaves_log_leaves_no_gap_in_it() -> 
 
 
 def test_a_candidate_publishes_what_it_learns_of_the_group_while_it_stands() -> None:
-    """The master hands over, and the service is restored to the state before that while all members are candidates.
+    """The master hands over, and the service is restored to an earlier state while all members are candidates.
 
-    They had published, before they learned of the hand-over, which record they knew, and did not correct it: one of
-    them was elected by the older record.
+    Before they learned of the handover they had published which record they knew, and did not correct it: one of them
+    was elected by the older record.
     """
     options = GroupOptions(
         member_count=2, policy="count", ack_count=2, flush="SYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=15_000,
@@ -300,7 +305,7 @@ def test_a_candidate_publishes_what_it_learns_of_the_group_while_it_stands() -> 
 
 
 def test_nobody_is_blamed_for_not_knowing_a_record_that_no_member_heard_of() -> None:
-    """The set is changed, the service is away before the master is told, and it is restored to the state before."""
+    """The set changes, the service goes down before the master learns of it, and is restored to the state before."""
     options = GroupOptions(
         member_count=2, policy="count", ack_count=2, flush="SYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=3000,
         service_delay_s=0.15, lease_late_s=0.0, segment_size=8192, queue_entries=10, index_entries=300,
@@ -318,9 +323,10 @@ def test_nobody_is_blamed_for_not_knowing_a_record_that_no_member_heard_of() -> 
 
 
 def test_a_member_outside_the_set_keeps_what_the_set_lost_until_the_operator_decides() -> None:
-    """A connection is reset, so the master is alone in the set; then it loses power, and bytes that the other one has.
+    """A connection is reset, so the master is alone in the set; then it loses power, and bytes that the other member
+    has.
 
-    That one was down when the master was elected again, so it has more of the log than the group from then on.
+    That member was down when the master was elected again, so it has more of the log than the group from then on.
     """
     options = GroupOptions(
         member_count=2, policy="all", ack_count=2, flush="ASYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=15_000,
