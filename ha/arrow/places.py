@@ -18,7 +18,7 @@ from ha.arrow.queues import Entries, QueueId
 from ha.arrow.read_options import RowFilter
 from ha.arrow.slices import Int64s
 from ha.protocol.store_files import BLANK_SIZE
-from ha.protocol.topic_names import SCHEDULE_TOPIC
+from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 Mask = npt.NDArray[np.bool_]
 LIGHT_QUEUE_PREFIX = "%LMQ%"
@@ -148,7 +148,7 @@ def merged_places(
 
 
 def is_scheduled(places: Places) -> Mask:
-    """Return a mask of the rows whose tags code is a delivery time."""
+    """Return a mask of the rows whose tags code is a delivery time, and not the hash of their tags."""
     if isinstance(places.topics, str):
-        return np.full(len(places), places.topics == SCHEDULE_TOPIC)
-    return to_mask(pc.is_in(places.topics, from_texts([SCHEDULE_TOPIC])))
+        return np.full(len(places), places.topics in (SCHEDULE_TOPIC, TIMER_TOPIC))
+    return to_mask(pc.is_in(places.topics, from_texts([SCHEDULE_TOPIC, TIMER_TOPIC])))

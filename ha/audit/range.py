@@ -25,7 +25,7 @@ from ha.audit.queues import QueueFacts, queue_facts
 from ha.audit.walk import Damaged, RawLog, Walked, walk_range
 from ha.protocol.properties import tags_code
 from ha.protocol.store_files import BLANK_SIZE
-from ha.protocol.topic_names import SCHEDULE_TOPIC
+from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _HASH_BYTES = 4 << 20
 _ENTRY_GAP_MAX = 4096
@@ -275,7 +275,7 @@ def _check_run(
     physical = found["physical_offset"].astype(np.int64)
     entry_codes = found["tags_code"].astype(np.int64)
     is_blank = (sizes == BLANK_SIZE) | (sizes == 0)
-    code_matters = (entry_codes > _EXTENSION_CODE_MAX) & (topic != SCHEDULE_TOPIC)
+    code_matters = (entry_codes > _EXTENSION_CODE_MAX) & (topic not in (SCHEDULE_TOPIC, TIMER_TOPIC))
     wrong_code = code_matters & (entry_codes != codes[rows])
     wrong = ~is_blank & ((physical != view.positions[rows]) | (sizes != view.sizes[rows]) | wrong_code)
     for row in rows[is_blank].tolist():

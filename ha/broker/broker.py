@@ -34,6 +34,7 @@ from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.standing import FOREVER, Standing, fixed_standing
 from ha.broker.tables import Tables
+from ha.broker.timers import TimerService
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
 from ha.protocol.send_parser import SendParser
@@ -96,6 +97,7 @@ class Broker:
         self.sender = SendProcessor(core)
         self.puller = PullProcessor(core)
         self.delay = DelayService(core)
+        self.timers = TimerService(core)
         self.transactions = TransactionService(core)
         self.replies = ReplyProcessor(core)
         self.queue_locks = QueueLocks(core)
@@ -144,8 +146,9 @@ class Broker:
 
     async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
         """Starts the services in `nursery`, then serves the ports."""
-        for arrivals in (self.puller.on_arrivals, self.delay.on_arrivals, self.transactions.on_arrivals):
-            self.store.subscribe(arrivals)
+        for part in (self.puller, self.delay, self.timers, self.transactions):
+            self.store.subscribe(part.on_arrivals)
+        self.store.set_release(self.timers.release)
         services: list[Service] = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
         group_log = self.group_log
         if group_log is not None:
@@ -176,7 +179,7 @@ class Broker:
 
     def _services_of_role(self) -> Sequence[Service]:
         if not self.standing.is_slave:
-            return self.delay.serve, self.transactions.serve
+            return self.delay.serve, self.timers.serve, self.transactions.serve
         return () if self.slave_sync is None else (self.slave_sync.serve,)
 
     async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:

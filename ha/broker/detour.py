@@ -1,11 +1,13 @@
 """Messages that are stored in a system topic first and reach their own topic later: delayed and half messages.
 
     DELAY=n        SCHEDULE_TOPIC_XXXX, queue n - 1           until it is due (delay.py)
+    TIMER_…        rmq_sys_wheel_timer, queue 0               until it is due (timers.py)
     TRAN_MSG=true  RMQ_SYS_TRANS_HALF_TOPIC, queue 0          until its producer commits
 
 There its properties REAL_TOPIC and REAL_QID name its own topic and queue, and its transaction bits are cleared, so that
 it is dispatched. The message stored later keeps these properties: DELAY, TRAN_MSG and REAL_* remain.
-Sources: HookUtils.handleScheduleMessage, ScheduleMessageService.messageTimeUp, TransactionalMessageBridge.
+Sources: HookUtils.handleScheduleMessage and transformTimerMessage, ScheduleMessageService.messageTimeUp,
+TransactionalMessageBridge.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from ha.protocol.properties import (
     REAL_TOPIC,
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
+    TIMER_DELETE_UNIQUE_KEY,
     TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
     TRANSACTION_ID,
     TRANSACTION_PREPARED,
     UNIQ_KEY,
@@ -28,12 +32,13 @@ from ha.protocol.properties import (
     encode_properties,
 )
 from ha.protocol.record import Message, MessageRecord, encode_host
-from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
+from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 TIMER_PROPERTIES = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 
 _INT = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 _INT_MAX = 2**31 - 1
+_LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 def parse_int(text: str) -> int:
@@ -67,6 +72,36 @@ def store_delayed(message: Message, properties: dict[str, str], level: int, leve
     _store_elsewhere(message, properties, SCHEDULE_TOPIC, level - 1)
 
 
+def is_timer(properties: dict[str, str]) -> bool:
+    """Whether `properties` ask for a delivery time."""
+    return any(name in properties for name in TIMER_PROPERTIES)
+
+
+def store_timer(message: Message, properties: dict[str, str], now_ms: int, delay_ms_max: int) -> bool:
+    """Redirects a timer message to where it waits until it is due; False if it can't be stored at all.
+
+    A message whose time has come is left as it is. It can't be stored if the delay is no number or longer than
+    `delay_ms_max`, or if its time has come and it recalls another one. The due time is exact: RocketMQ rounds it down
+    to seconds, so that it delivers up to a second early.
+    """
+    if TIMER_DELAY_SEC in properties:
+        text, scale, since_ms = properties[TIMER_DELAY_SEC], 1000, now_ms
+    elif TIMER_DELAY_MS in properties:
+        text, scale, since_ms = properties[TIMER_DELAY_MS], 1, now_ms
+    else:
+        text, scale, since_ms = properties[TIMER_DELIVER_MS], 1, 0
+    if _LONG.fullmatch(text) is None:
+        return False
+    due_ms = since_ms + int(text) * scale
+    if due_ms <= now_ms:
+        return TIMER_DELETE_UNIQUE_KEY not in properties
+    if due_ms - now_ms > delay_ms_max:
+        return False
+    properties[TIMER_OUT_MS] = str(due_ms)
+    _store_elsewhere(message, properties, TIMER_TOPIC, 0)
+    return True
+
+
 def store_half(message: Message, properties: dict[str, str]) -> None:
     """Redirects `message` to the half topic until its producer ends the transaction."""
     message.sys_flag &= ~SysFlag.TRANSACTION_MASK
@@ -93,14 +128,19 @@ def real_message(record: MessageRecord) -> Message:
     if topic is None or queue_id is None:
         raise ValueError(f"the message has no {REAL_TOPIC if topic is None else REAL_QUEUE_ID}")
     raw = record.properties
-    if CRC32 in properties:  # of the stored record; the store computes a new one
+    if CRC32 in properties:  # of the record that it was; the store makes a new one
         del properties[CRC32]
         raw = encode_properties(properties)
+    return message_of(record, topic, parse_int(queue_id), raw)
+
+
+def message_of(record: MessageRecord, topic: str, queue_id: int, properties: bytes) -> Message:
+    """The message of `record`, to be stored in a queue with these properties."""
     return Message(
         topic,
-        parse_int(queue_id),
+        queue_id,
         record.body,
-        raw,
+        properties,
         record.flag,
         record.sys_flag,
         record.born_timestamp_ms,

@@ -99,6 +99,10 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     transaction_check_max: int = 15
     transaction_check_interval_s: float = 30.0
 
+    # timer messages
+    timer_enable: bool = True
+    timer_delay_s_max: int = 40 * 86_400
+
     # clients, offsets, slave
     channel_expired_s: float = 120.0
     channel_scan_interval_s: float = 10.0

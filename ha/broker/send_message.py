@@ -4,8 +4,8 @@ The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessagePro
 and RocketMQ's remarks, which may be extended, never shortened. Replies (replies.py) share the checks of topic, queue
 and size.
 
-Delayed messages and half messages are stored in another topic first (detour.py). Refused, since nothing would deliver
-them: timer messages (1), half messages that are also delayed (13; RocketMQ discards these when they are due), and
+Delayed messages, timer messages and half messages are stored in another topic first (detour.py). Refused, since nothing
+would deliver them: half messages that are also delayed by level (13; RocketMQ discards these when they are due), and
 messages with transaction bits that are not half messages (16).
 """
 
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from itertools import count
 
 from ha.broker.core import BrokerCore
-from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed, store_half
+from ha.broker.detour import delay_level, is_half, is_timer, store_delayed, store_half, store_timer
+from ha.broker.options import BrokerOptions
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
@@ -54,6 +55,7 @@ class MessageMaker:
         self._options = options
         self.properties = StoredProperties(options, unique_id=core.world.unique_id)
         self._delay_level_count = len(core.store.options.delay_levels_ms)
+        self._wall_clock_ms = core.world.wall_clock_ms
         self._next_queue = count()
         # A batch is stored as a whole of bounded size, so a larger number of messages could not be stored anyway.
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
@@ -222,7 +224,6 @@ class MessageMaker:
                 raise RefusedError(
                     ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: TRAN_MSG with DELAY={properties['DELAY']}"
                 )
-            _check_no_timer(properties)
             store_half(message, properties)
             return
         if message.sys_flag & SysFlag.TRANSACTION_MASK and not is_retry:
@@ -230,8 +231,8 @@ class MessageMaker:
         message.sys_flag &= ~SysFlag.TRANSACTION_MASK
         if level > 0:
             store_delayed(message, properties, level, self._delay_level_count)
-        else:
-            _check_no_timer(properties)
+        elif is_timer(properties):
+            take_timer(message, properties, self._wall_clock_ms(), self._options)
 
 
 _UNUSUAL_SYS_FLAGS = ~(
@@ -262,7 +263,8 @@ def _check_batch(raw: bytes) -> None:
         raise RefusedError(
             ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a batch with DELAY={properties['DELAY']}"
         )
-    _check_no_timer(properties)
+    if is_timer(properties):
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch with a delivery time")
 
 
 def _delay_level(properties: dict[str, str]) -> int:
@@ -274,11 +276,18 @@ def _delay_level(properties: dict[str, str]) -> int:
         ) from None
 
 
-def _check_no_timer(properties: dict[str, str]) -> None:
-    if any(name in properties for name in TIMER_PROPERTIES):
+def take_timer(message: Message, properties: dict[str, str], now_ms: int, options: BrokerOptions) -> None:
+    """Redirects a timer message to where it waits until it is due, unless its time has come. Raises RefusedError."""
+    if not options.timer_enable:
         raise RefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            "accurate timer message is not enabled, timerWheelEnable is false: timer messages are not served here",
+            ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+        )
+    delay_ms_max = options.timer_delay_s_max * 1000
+    if not store_timer(message, properties, now_ms, delay_ms_max):
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"timer message illegal, the delay time should not be bigger than the max delay {delay_ms_max}ms; or if "
+            "set del msg, the delay time should be bigger than the current time",
         )
 
 

@@ -34,6 +34,7 @@ from ha.protocol.topic_names import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TABLES_TOPIC,
+    TIMER_TOPIC,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ NO_SEND_TOPICS = frozenset(
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
         TABLES_TOPIC,
+        TIMER_TOPIC,
     }
 )
 """Topics that only the broker itself may write to (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET)."""
@@ -92,6 +94,8 @@ def system_topics(options: BrokerOptions) -> list[TopicConfig]:
         _topic(HALF_TOPIC, 1),
         _topic(OP_TOPIC, 1),
     ]
+    if options.timer_enable:
+        topics.append(_topic(TIMER_TOPIC, 1))
     if options.keeps_tables_in_log:
         topics.append(_topic(TABLES_TOPIC, 1, Permission.READ))
     if options.auto_create_topic:

@@ -11,10 +11,11 @@ import trio
 
 from ha.acl import Right
 from ha.broker.core import BrokerCore
-from ha.broker.detour import delay_level, real_message, store_delayed
+from ha.broker.detour import delay_level, is_timer, real_message, store_delayed
 from ha.broker.message_queries import find_record
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
+from ha.broker.send_message import take_timer
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
@@ -45,6 +46,7 @@ class TransactionEnds:
         self._store = core.store
         self._put = core.puts
         self._options = core.options
+        self._wall_clock_ms = core.world.wall_clock_ms
         self._standing = core.standing
         self._guard = core.guard
         self._on_ended = on_ended
@@ -137,4 +139,6 @@ class TransactionEnds:
         message.prepared_transaction_offset = record.physical_offset
         if level > 0:
             store_delayed(message, properties, level, len(self._store.options.delay_levels_ms))
+        elif is_timer(properties):
+            take_timer(message, properties, self._wall_clock_ms(), self._options)
         return message

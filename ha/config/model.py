@@ -255,6 +255,11 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     transaction_check_interval_ms: Milliseconds = _key("transactionCheckInterval", 30_000)
     """ms between two checks for open half messages"""
 
+    timer_enable: bool = _key("timerWheelEnable", True)
+    """whether messages with a delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are accepted"""
+    timer_delay_s_max: PositiveInt = _key("timerMaxDelaySec", 40 * 86_400)
+    """longest delay of such a message in s; RocketMQ's default is 3 days"""
+
     @property
     def is_slave(self) -> bool:
         """Whether brokerRole is SLAVE; always false for a member, whose role elections decide."""

@@ -27,7 +27,7 @@ from ha.protocol.record import RecordHead, scan_record
 from ha.protocol.record_digest import (
     TAG_INFIX, QueueRun, RecordDigest, end_of_run, hash_before, index_key_hashes,
 )
-from ha.protocol.topic_names import SCHEDULE_TOPIC
+from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 cdef struct Row:
     Py_ssize_t run
@@ -257,7 +257,7 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
             if queues.count > queue_count:
                 topic = (at + record.topic_at)[:record.topic_size].decode("utf-8", "replace")
                 topics.append(topic)
-                queue.is_usual = topic != SCHEDULE_TOPIC
+                queue.is_usual = topic not in (SCHEDULE_TOPIC, TIMER_TOPIC)
                 if with_keys:
                     queue.before = <unsigned int><int>hash_before(topic, "")
                     queue.before_tags = <unsigned int><int>hash_before(topic, TAG_INFIX) if with_tags else 0

@@ -48,6 +48,8 @@ from ha.protocol.properties import (
     KEYS,
     PROPERTIES_SIZE_MAX,
     TAGS,
+    TIMER_DELETE_UNIQUE_KEY,
+    TIMER_OUT_MS,
     UNIQ_KEY,
     decode_properties,
     delivery_time_ms,
@@ -56,7 +58,7 @@ from ha.protocol.properties import (
     property_mark,
     tags_code,
 )
-from ha.protocol.topic_names import SCHEDULE_TOPIC
+from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 Readable = bytes | bytearray | memoryview | mmap
 
@@ -151,7 +153,8 @@ class MessageRecord(msgspec.Struct, frozen=True):
 
 
 class RecordHead(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a record that dispatch needs. In SCHEDULE_TOPIC_XXXX `tags_code` is the due time in ms."""
+    """The fields of a record that dispatch needs. `tags_code` is the due time in ms in SCHEDULE_TOPIC_XXXX, and the
+    timer code in rmq_sys_wheel_timer."""
 
     total_size: int
     topic: str
@@ -373,6 +376,8 @@ def scan_record(
     tags, keys, unique_key = find_values(properties, _SCANNED) if properties else _NONE_OF_THEM
     if topic == SCHEDULE_TOPIC:
         code = schedule_code(bytes(properties), tags_code(tags), fields[10], delay_levels_ms)
+    elif topic == TIMER_TOPIC:
+        code = timer_code(bytes(properties), tags_code(tags))
     else:
         code = tags_code(tags)
     return RecordHead(
@@ -398,3 +403,19 @@ def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_l
     except ValueError:
         level = 0
     return delivery_time_ms(level, store_timestamp_ms, delay_levels_ms) if level > 0 else code
+
+
+def timer_code(properties: bytes, code: int) -> int:
+    """Returns the tags code of a record in rmq_sys_wheel_timer: 2 × due time (ms since the epoch), plus 1 unless it
+    recalls another message, so that a recall comes before what it recalls. `code` without a usable due time.
+
+    RocketMQ stores the hash of the tags there and does not read it. Hashes are 32-bit numbers, timer codes larger ones.
+    """
+    due = find_property(properties, TIMER_OUT_MS.encode())
+    if due is None or not due.isascii() or not due.isdigit() or not TIMER_CODE_MIN <= 2 * int(due) < 2**62:
+        return code
+    return 2 * int(due) + (find_property(properties, TIMER_DELETE_UNIQUE_KEY.encode()) is None)
+
+
+TIMER_CODE_MIN = 1 << 32
+"""Smallest timer code; smaller tags codes in rmq_sys_wheel_timer are hashes, written by RocketMQ."""

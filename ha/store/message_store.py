@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from enum import Enum
 
@@ -135,6 +135,10 @@ class MessageStore:
     def set_retain_from(self, lowest_needed: Callable[[], int | None]) -> None:
         """Sets what returns the physical offset that a slave still needs, before segments are deleted."""
         self.retention.lowest_needed = lowest_needed
+
+    def set_release(self, release: Callable[[int], Awaitable[bool]]) -> None:
+        """Ask `release` before a segment is deleted that ends at a physical offset: False keeps it."""
+        self.retention.release = release
 
     def damage_statistics(self) -> StoreDamage:
         """Returns the damage found in the log and in what is derived from it, and whether it was repaired."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -35,6 +35,8 @@ class Retention:
         self._wall_clock_ms = wall_clock_ms
         self.lowest_needed: Callable[[], int | None] = lambda: None
         """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
+        self.release: Callable[[int], Awaitable[bool]] = _released
+        """Asked before a segment is deleted that ends at a physical offset: whether nothing in it is needed any more"""
         self.disk_used_ratio = 0.0
         self.deleted_count = 0
         self._is_too_full = False
@@ -95,6 +97,8 @@ class Retention:
                     break
                 if self._is_undispatched(segment) or (not is_forcible and self._is_needed(segment)):
                     break
+                if not await self.release(segment.end):
+                    break
                 path = segment.file.path
                 del segment  # the last reference must not be here: dropping it waits for the disk
                 await self._log.delete_first()
@@ -133,3 +137,7 @@ class Retention:
         if self._parts.index is not None:
             await self._run_blocking(self._parts.index.delete_before, min_offset)
         await self._parts.epochs.drop_before(min_offset)
+
+
+async def _released(end: int) -> bool:
+    return True

@@ -108,7 +108,7 @@ async def test_levels_beyond_the_last_become_the_last(tmp_path: Path, autojump_c
         (delay("99999999999"), 1),
         (delay(0), 0),
         (delay(-1), 0),
-        (delay(0, TIMER_DELAY_SEC="3"), 1),
+        (delay(0, TIMER_DELAY_SEC="3"), 0),
         (delay(1, TIMER_DELAY_SEC="3"), 0),
         (delay(1, TRAN_MSG="true"), 13),
     ],

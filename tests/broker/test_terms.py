@@ -18,6 +18,7 @@ from ha.broker.acknowledgement import STEPPED_DOWN
 from ha.broker.group_log import GroupLog
 from ha.broker.options import BrokerRole, ReplicaPolicy
 from ha.broker.standing import FOREVER, Standing
+from ha.broker.timers import SEEN
 from ha.protocol import java_json
 from ha.protocol.bodies import DelayOffsets
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
@@ -349,6 +350,28 @@ async def test_delayed_messages_are_delivered_by_the_current_master(tmp_path: Pa
         await node.broker.become_master(3)
         await trio.sleep(60)
         assert node.broker.delay.statistics().delivered_count == 1
+
+
+async def test_timer_messages_are_delivered_by_the_current_master(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path) as node:
+        await node.broker.become_master(1)
+        for delay_s in (10, 100):
+            assert (await node.send(b"%d" % delay_s, i=f"TIMER_DELAY_SEC\x01{delay_s}\x02")).code == 0
+        await trio.sleep(5)
+        await node.broker.become_slave(1)
+        await trio.sleep(60)
+        assert node.broker.timers.statistics().delivered_count == 0
+        await node.broker.become_master(2)
+        await trio.sleep(20)
+        statistics = node.broker.timers.statistics()
+        assert (statistics.delivered_count, statistics.pending_count) == (1, 1)
+        table = await delay_offsets(node)
+        assert table[SEEN] == 2
+        await node.broker.become_slave(2)
+        await node.broker.become_master(3)
+        await trio.sleep(60)
+        assert node.broker.timers.statistics().delivered_count == 2
+        assert node.broker.timers.statistics().pending_count == 0
 
 
 async def half(node: Node) -> RemotingCommand:

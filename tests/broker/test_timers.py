@@ -1,0 +1,243 @@
+"""Timer messages: when they arrive, and as which bytes; what is refused; recalls, restarts and retention.
+
+Times are virtual and exact. Properties and remarks are those of RocketMQ 5.5.0 (spec: timer.md).
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ha.broker.timer_index import BUCKET_MS, TimerIndex
+from ha.protocol.properties import encode_properties, java_hash
+from ha.protocol.record import MessageRecord, timer_code
+from ha.protocol.topic_names import TIMER_TOPIC
+from tests.broker.node import Node, WallClock, open_node
+
+HOUR_MS = 3_600_000
+
+
+def properties(**named: object) -> str:
+    return encode_properties({name: str(value) for name, value in named.items()}).decode()
+
+
+async def arrivals(node: Node, count: int = 1, offset: int = 0) -> list[tuple[float, MessageRecord]]:
+    """The next `count` messages of queue 0 of TT, each with the time at which it came."""
+    found: list[tuple[float, MessageRecord]] = []
+    while len(found) < count:
+        answer = await node.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=50_000)
+        found += [(trio.current_time(), record) for record in node.records(answer)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "delay_s"),
+    [
+        ({"TIMER_DELAY_SEC": 90}, 90.0),
+        ({"TIMER_DELAY_MS": 1234}, 1.234),
+        ({"TIMER_DELAY_SEC": 2, "TIMER_DELAY_MS": 9}, 2.0),
+        ({"TIMER_DELAY_SEC": 7200}, 7200.0),
+    ],
+)
+async def test_it_arrives_when_it_is_due(
+    tmp_path: Path, autojump_clock: object, asked: dict[str, int], delay_s: float
+) -> None:
+    async with open_node(tmp_path) as node:
+        began = trio.current_time()
+        answer = await node.send(b"later", i=properties(TAGS="TagA", **asked), h=7, j=2, e=0)
+        assert answer.code == 0, answer.remark
+        [(at, record)] = await arrivals(node)
+        assert delay_s <= at - began < delay_s + 0.1
+        assert (record.topic, record.queue_id, record.body, record.flag) == ("TT", 0, b"later", 7)
+        assert record.reconsume_times == 2
+        found = record.property_map()
+        assert (found["REAL_TOPIC"], found["REAL_QID"], found["TAGS"]) == ("TT", "0", "TagA")
+        assert found["UNIQ_KEY"] == answer.ext_fields["transactionId"]
+        assert int(found["TIMER_DEQUEUE_MS"]) >= int(found["TIMER_OUT_MS"])
+        assert {"TIMER_ENQUEUE_MS", *asked} <= found.keys()
+        assert node.broker.timers.statistics().pending_count == 0
+
+
+async def test_a_time_that_has_come_makes_an_ordinary_message(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"now", i=properties(TIMER_DELIVER_MS=1_000), e=0)
+        await node.dispatched()
+        [(_, record)] = await arrivals(node)
+        assert record.property_map()["TIMER_DELIVER_MS"] == "1000"
+        assert node.store.queues.get(TIMER_TOPIC, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "remark"),
+    [
+        ({"TIMER_DELAY_SEC": "soon"}, 13, "timer message illegal, the delay time should not be bigger than the max"),
+        ({"TIMER_DELAY_SEC": 41 * 86_400}, 13, "max delay 3456000000ms; or if set del msg, the delay time"),
+        ({"TIMER_DELIVER_MS": 1, "TIMER_DEL_UNIQKEY": "k"}, 13, "should be bigger than the current time"),
+    ],
+)
+async def test_what_can_never_be_delivered_is_refused(
+    tmp_path: Path, autojump_clock: object, asked: dict[str, Any], code: int, remark: str
+) -> None:
+    async with open_node(tmp_path) as node:
+        answer = await node.send(b"never", i=properties(**asked))
+        assert answer.code == code
+        assert remark in (answer.remark or "")
+
+
+async def test_switched_off_they_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, timer_enable=False) as node:
+        answer = await node.send(b"never", i=properties(TIMER_DELAY_SEC=1))
+        assert answer.code == 1
+        assert answer.remark == "accurate timer message is not enabled, timerWheelEnable is false"
+
+
+async def test_a_delay_by_level_takes_precedence(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, store_changes={"delay_levels_ms": (5_000,)}) as node:
+        began = trio.current_time()
+        await node.send(b"level", i=properties(DELAY=1, TIMER_DELAY_SEC=60), e=0)
+        [(at, _)] = await arrivals(node)
+        assert at - began == pytest.approx(5, abs=0.01)
+
+
+async def test_messages_arrive_in_the_order_of_time(tmp_path: Path, autojump_clock: object) -> None:
+    delays_s = list(range(1, 200))
+    random.Random(3).shuffle(delays_s)
+    async with open_node(tmp_path) as node:
+        for delay_s in delays_s:
+            await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        found = await arrivals(node, len(delays_s))
+        assert [int(record.body) for _, record in found] == sorted(delays_s)
+
+
+async def test_a_restart_goes_on_where_delivery_was(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        for delay_s in (5, 500, 1000):
+            await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        await arrivals(node)
+    await trio.sleep(600)
+    async with open_node(tmp_path) as node:
+        began = trio.current_time()
+        found = await arrivals(node, 3)
+        assert [record.body for _, record in found] == [b"5", b"500", b"1000"]
+        assert found[1][0] - began < 0.1, "due while the node was down"
+        assert found[2][0] - began == pytest.approx(1000 - 600 - 5, abs=1)
+        assert node.broker.timers.statistics().delivered_count == 2
+
+
+async def test_a_recalled_message_is_not_delivered(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        due_ms = WallClock()() + 60_000
+        recalled = await node.send(b"no", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
+        await node.send(b"yes", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
+        key = recalled.ext_fields["transactionId"]
+        await node.send(b"0", i=properties(TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key), e=0)
+        [(_, record)] = await arrivals(node)
+        assert record.body == b"yes"
+        statistics = node.broker.timers.statistics()
+        assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
+
+
+async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path, autojump_clock: object) -> None:
+    clock = WallClock()
+    async with open_node(tmp_path, wall_clock_ms=clock) as node:
+        began = trio.current_time()
+        await node.send(b"later", i=properties(TIMER_DELAY_SEC=3600), e=0)
+        await trio.sleep(10)
+        clock.start_ms += HOUR_MS
+        [(at, _)] = await arrivals(node)
+        assert at - began <= 11.1
+
+
+async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path, store_changes={"segment_size": 16_384, "reserved_h": -1e6}) as node:
+        began = trio.current_time()
+        for delay_s in (10, 5000, 7000):
+            await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        await arrivals(node)
+        for _ in range(40):
+            await node.send(bytes(1000), e=1)
+        await node.dispatched()
+        assert await node.store.retention.clean(at_any_hour=True) >= 1
+        assert node.store.log.min_offset > 0
+        assert node.broker.timers.statistics().pending_count == 2
+        [(at, record), (_, last)] = await arrivals(node, 2, offset=1)
+        assert (record.body, last.body) == (b"5000", b"7000")
+        assert at - began == pytest.approx(5000, abs=0.2)
+        assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
+        await trio.sleep(10_000)
+        assert node.broker.timers.statistics().delivered_count == 3
+
+
+async def test_a_segment_stays_whose_messages_can_not_be_rolled(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, store_changes={"segment_size": 16_384, "reserved_h": -1e6}) as node:
+        await node.send(b"later", i=properties(TIMER_DELAY_SEC=500), e=0)
+        for _ in range(40):
+            await node.send(bytes(1000), e=1)
+        await node.dispatched()
+        node.store.retention._is_too_full = True  # puts are refused
+        assert await node.store.retention.clean(at_any_hour=True) == 0
+        node.store.retention._is_too_full = False
+        [(_, record)] = await arrivals(node)
+        assert record.body == b"later"
+
+
+# ---- the index
+
+
+def test_the_index_keeps_the_order_of_time_and_recalls_first() -> None:
+    chance = random.Random(5)
+    index = TimerIndex()
+    model: list[tuple[int, int]] = []
+    popped: list[tuple[int, int]] = []
+    now_ms = 1_700_000_000_000
+    for queue_offset in range(3000):
+        code = 2 * (now_ms + chance.randrange(4 * BUCKET_MS)) + chance.randrange(2)
+        index.add(code, queue_offset)
+        model.append((code, queue_offset))
+        if chance.random() < 0.1:
+            now_ms += chance.randrange(BUCKET_MS // 4)
+            due = index.pop_due(now_ms, 50)
+            expected = sorted(each for each in model if each[0] >> 1 <= now_ms)[:50]
+            assert due == expected
+            popped += due
+            model = [each for each in model if each not in set(due)]
+        assert len(index) == len(model)
+    assert index.next_due_ms == min(model)[0] >> 1
+    assert index.lowest_offset(10_000) == min(queue_offset for _, queue_offset in model)
+    assert popped
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"TIMER_OUT_MS\x011700000000000\x02", 3_400_000_000_001),
+        (b"TIMER_DEL_UNIQKEY\x01k\x02TIMER_OUT_MS\x011700000000000\x02", 3_400_000_000_000),
+        (b"TIMER_OUT_MS\x01soon\x02", 77),
+        (b"TIMER_OUT_MS\x0112\x02", 77),
+        (b"", 77),
+    ],
+)
+def test_the_timer_code_says_when_it_is_due(raw: bytes, code: int) -> None:
+    assert timer_code(raw, 77) == code
+
+
+async def test_what_a_real_broker_stored_is_taken_over(tmp_path: Path, autojump_clock: object) -> None:
+    """Its consume queue has the hash of the tags where halog's has the due time, so the messages are read."""
+    async with open_node(tmp_path) as node:
+        await node.send(b"early", i=properties(TAGS="TagA", TIMER_DELAY_SEC=30), e=0)
+        await node.send(b"late", i=properties(TIMER_DELAY_SEC=60), e=0)
+        await node.dispatched()
+    [path] = (tmp_path / "consumequeue" / TIMER_TOPIC / "0").iterdir()
+    entries = bytearray(path.read_bytes())
+    for at, code in ((12, java_hash("TagA")), (32, 0)):
+        assert int.from_bytes(entries[at : at + 8], "big") > 1 << 32
+        entries[at : at + 8] = code.to_bytes(8, "big", signed=True)
+    path.write_bytes(entries)
+    async with open_node(tmp_path) as node:
+        assert [record.body for _, record in await arrivals(node, 2)] == [b"early", b"late"]
