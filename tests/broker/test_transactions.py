@@ -108,6 +108,18 @@ async def test_commit(tmp_path: Path, autojump_clock: object) -> None:
         assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 
+async def test_a_committed_timer_message_waits_from_the_commit_on(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        answer = await send_half(node, more={"TIMER_DELAY_SEC": "60"})
+        await trio.sleep(1)
+        assert (await end(node, answer, COMMIT)).code == 0
+        await trio.sleep(59.9)
+        assert await records(node) == []
+        await trio.sleep(0.2)
+        [record] = await records(node)
+        assert (record.body, record.sys_flag) == (b"half", 8)
+
+
 async def test_rollback(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await be_producer(node)
