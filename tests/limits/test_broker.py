@@ -318,6 +318,7 @@ async def test_long_responses_to_a_peer_that_does_not_read_are_limited(tmp_path:
                 assert trio.current_time() - began < 2
                 await settled()
             assert anonymous_bytes() - before < GROWTH_MAX, "8 GB were requested"
+            await until(lambda: "peer does not read" in site.broker.servers[0].statistics().closed)
             assert await ended(peer)
         assert listed < 100, "20,000 were requested"
         assert await witness.is_served()
