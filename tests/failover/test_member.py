@@ -33,6 +33,7 @@ async def test_a_new_group_elects_one_and_the_others_follow(autojump_clock: Cloc
             MemberState.FOLLOWING,
         ]
         assert trio.current_time() < 1
+        await until(lambda: all(member.stands_for == 0 for member in group.view.members.values()))
 
 
 async def test_one_alone_is_master_of_itself(autojump_clock: Clock) -> None:
