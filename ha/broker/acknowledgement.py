@@ -84,9 +84,9 @@ class Acknowledgements:
         self._needs_replicas = options.role is BrokerRole.SYNC_MASTER and self._ack_count != NO_REPLICAS
         self.are_needed = options.flush_sync or self._needs_replicas
         """Whether any put has to wait"""
-        self._min_in_sync = 1 if options.replica_policy is None else options.replica_policy.min_in_sync_replicas
-        if options.role is not BrokerRole.SYNC_MASTER or ha_service is None:
-            self._min_in_sync = 1
+        policy = options.replica_policy if options.role is BrokerRole.SYNC_MASTER else None
+        self.min_in_sync = 1 if policy is None else policy.min_in_sync_replicas
+        """Members, including this broker, that must be in sync before anything is stored"""
         self._waits: set[_Wait] = set()
         self._finished = trio.lowlevel.ParkingLot()
         self.explained = Explained()
@@ -115,11 +115,8 @@ class Acknowledgements:
             wait.give_up()
 
     def admit(self, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
-        """Refuses puts for which too few replicas are in sync (minInSyncReplicas), and returns the others."""
-        least = self._min_in_sync
-        if least <= 1:
-            return requests
-        ha = self._ha
+        """Refuses puts that wait while fewer than `min_in_sync` members are in sync, and returns the others."""
+        ha, least = self._ha, self.min_in_sync
         assert ha is not None
         max_offset = self._log.max_offset.value
         explain = ha.explain

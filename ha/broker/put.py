@@ -225,7 +225,8 @@ class PutService:
         if not is_writable:
             self._refuse(requests, Cause.NOT_WRITABLE, f"the store is not writable: {reason}")
             return ()
-        return self.acknowledgements.admit(requests)
+        acknowledgements = self.acknowledgements
+        return acknowledgements.admit(requests) if acknowledgements.min_in_sync > 1 else requests
 
     def _refuse(self, requests: Sequence[PutRequest], cause: Cause, remark: str) -> None:
         self.acknowledgements.refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, cause, remark)
