@@ -22,7 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 
 LAYOUT = "ha/protocol/_layout.pxd"
-"""What all of them include"""
+"""Included by all of these modules"""
 
 
 class CustomBuildHook(BuildHookInterface[BuilderConfig]):

@@ -138,16 +138,15 @@ class _Decoder:
             agrees = heads.total_size == places.sizes
             same = (heads.field("queue_id") == places.queue_ids) & (heads.field("queue_offset") == places.queue_offsets)
             heads.sound &= agrees & (same | ~np.asarray(places.is_strict))
-        is_damaged = ~heads.sound
-        broken_crc = self._broken_crc(heads) if self.options.checks_crc else None
-        if broken_crc is not None and broken_crc.any():
-            is_damaged |= broken_crc
+        if self.options.checks_crc:
+            heads.has_wrong_crc = self._wrong_crcs(heads)
+        is_damaged = ~heads.sound | heads.has_wrong_crc
         if is_damaged.any():
-            heads, places, broken_crc = self._meet_damage(heads, places, is_damaged, broken_crc)
-        heads, places, broken_crc = self._filter_heads(heads, places, broken_crc)
+            heads, places = self._handle_damage(heads, places, is_damaged)
+        heads, places = self._filter_heads(heads, places)
         if (heads.sound & ((heads.sys_flag & SysFlag.INNER_BATCH) != 0)).any() and self.options.decompress:
             return self._unwrap(heads, places)
-        return self._build(heads, places, broken_crc)
+        return self._build(heads, places)
 
     def _is_in_the_queue_alone(self) -> bool:
         where = self.options.where
@@ -159,9 +158,7 @@ class _Decoder:
             and where.store_end_ms is None
         )
 
-    def _meet_damage(
-        self, heads: Heads, places: Places | None, is_damaged: Mask, broken_crc: Mask | None
-    ) -> tuple[Heads, Places | None, Mask | None]:
+    def _handle_damage(self, heads: Heads, places: Places | None, is_damaged: Mask) -> tuple[Heads, Places | None]:
         count = int(is_damaged.sum())
         self.counts.damaged += count
         if self.options.on_damage == "fail":
@@ -173,20 +170,15 @@ class _Decoder:
             )
         if self.options.on_damage == "skip":
             self.counts.skipped += count
-            kept = ~is_damaged
-            return (
-                heads.keep(kept),
-                None if places is None else places.keep(kept),
-                None if broken_crc is None else broken_crc[kept],
-            )
-        return heads, places, broken_crc
+            return _kept(heads, places, ~is_damaged)
+        return heads, places
 
     def _physical_offset(self, heads: Heads, places: Places | None, row: int) -> int:
         if places is not None:
             return int(places.physical_offsets[row])
         return int(heads.positions[row]) + (self.base_offset or 0)
 
-    def _broken_crc(self, heads: Heads) -> Mask:
+    def _wrong_crcs(self, heads: Heads) -> Mask:
         view = memoryview(self.buffer)
         begins = heads.body_at.tolist()
         ends = (heads.body_at + heads.body_size).tolist()
@@ -194,12 +186,10 @@ class _Decoder:
             crc32(view[begin:end]) & CRC_MASK if is_sound else -1
             for begin, end, is_sound in zip(begins, ends, heads.sound.tolist(), strict=True)
         ]
-        broken: Mask = heads.sound & (np.array(crcs, np.int64) != heads.field("body_crc"))
-        return broken
+        wrong: Mask = heads.sound & (np.array(crcs, np.int64) != heads.field("body_crc"))
+        return wrong
 
-    def _filter_heads(
-        self, heads: Heads, places: Places | None, broken_crc: Mask | None
-    ) -> tuple[Heads, Places | None, Mask | None]:
+    def _filter_heads(self, heads: Heads, places: Places | None) -> tuple[Heads, Places | None]:
         """Drop rows by their fixed fields. As in SQL, an unknown value passes no condition."""
         where = self.options.where
         masks: list[Mask] = []
@@ -226,24 +216,13 @@ class _Decoder:
             if where.queue_ids is not None:
                 masks.append(np.isin(heads.field("queue_id"), list(where.queue_ids)) & heads.sound)
         if not masks:
-            return heads, places, broken_crc
+            return heads, places
         kept = np.logical_and.reduce(masks)
-        if bool(kept.all()):
-            return heads, places, broken_crc
-        return (
-            heads.keep(kept),
-            None if places is None else places.keep(kept),
-            None if broken_crc is None else broken_crc[kept],
-        )
+        return (heads, places) if bool(kept.all()) else _kept(heads, places, kept)
 
-    def _build(self, heads: Heads, places: Places | None, broken_crc: Mask | None) -> pa.RecordBatch:
-        sound = heads.sound
-        is_whole = bool(sound.all())
-        good = heads if is_whole else heads.keep(sound)
-        columns = self._columns(good, places if is_whole or places is None else places.keep(sound))
-        if "crcOk" in columns:
-            broken = np.zeros(len(good), bool) if broken_crc is None else broken_crc[sound]
-            columns["crcOk"] = from_numpy(~broken)
+    def _build(self, heads: Heads, places: Places | None) -> pa.RecordBatch:
+        is_whole = bool(heads.sound.all())
+        columns = self._columns(*((heads, places) if is_whole else _kept(heads, places, heads.sound)))
         if not is_whole:
             columns = self._with_damaged_rows(columns, heads, places)
         names = list(columns)
@@ -332,7 +311,7 @@ class _Decoder:
             elif name == "msgId":
                 built[name] = self._message_ids(heads)
             elif name == "crcOk":
-                built[name] = from_numpy(np.ones(count, bool))
+                built[name] = from_numpy(~heads.has_wrong_crc)
             else:
                 assert properties is not None
                 built[name] = _PROPERTIES[name](properties)
@@ -448,6 +427,10 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
     "propertiesString": PropertyTable.text,
     "uniqKey": lambda table: table.find(b"UNIQ_KEY"),
 }
+
+
+def _kept(heads: Heads, places: Places | None, rows: Mask) -> tuple[Heads, Places | None]:
+    return heads.keep(rows), None if places is None else places.keep(rows)
 
 
 def _timestamps(ms: Int64s) -> pa.Array:

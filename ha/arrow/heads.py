@@ -99,6 +99,8 @@ class Heads:
         self.record_end = positions + self.total_size
         sound &= (self.body_size >= 0) & (body_end + 3 <= self.record_end)
         self.sound = sound
+        self.has_wrong_crc = np.zeros(len(positions), bool)
+        """Set by callers that check the body CRCs"""
         if check_parts:
             self._check_parts(body_end)
 

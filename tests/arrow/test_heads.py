@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ha.arrow.heads import Heads
 from ha.protocol.record import RecordHead, decode_record, scan_record
 from tests.fuzz.records import example_records
+from tests.protocol.test_sound_records import LIMITS, record_of
 
 EXAMPLES = example_records()
 
@@ -57,3 +58,9 @@ def test_columns_are_the_fields_of_the_record_parser(
         topic_at = int(heads.topic_at[row])
         topic = raw[topic_at : topic_at + int(heads.topic_size[row])]
         assert str(topic, "utf-8", "replace") == record.topic
+
+
+def test_columns_have_the_limits_of_the_record_parser() -> None:
+    for magic, topic_size, properties_size, is_sound in LIMITS:
+        record = record_of(magic, topic_size, properties_size, 0)
+        assert Heads(np.frombuffer(record, np.uint8), np.zeros(1, np.int64), None).sound.tolist() == [is_sound]

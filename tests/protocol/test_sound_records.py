@@ -86,33 +86,39 @@ def test_flipped_bit_ends_the_sound_records(place: int) -> None:
         assert find(bytes(log), BASE + 1, len(log)) == (0, -1)
 
 
-@pytest.mark.parametrize(
-    ("magic", "topic_size", "properties_size", "is_sound"),
-    [
-        (MAGIC_V1, 127, 32767, True),
-        (MAGIC_V1, 128, 0, False),
-        (MAGIC_V1, 0, 32768, False),
-        (MAGIC_V2, 32767, 32767, True),
-        (MAGIC_V2, 32768, 0, False),
-        (MAGIC_V2, 0, 32768, False),
-    ],
-)
-@pytest.mark.parametrize("sys_flag", [0, 0x10, 0x20, 0x30])
-def test_all_parsers_have_the_same_limits(
-    magic: int, topic_size: int, properties_size: int, is_sound: bool, sys_flag: int
-) -> None:
+LIMITS = [
+    (MAGIC_V1, 127, 32767, True),
+    (MAGIC_V1, 128, 0, False),
+    (MAGIC_V1, 0, 32768, False),
+    (MAGIC_V2, 32767, 32767, True),
+    (MAGIC_V2, 32768, 0, False),
+    (MAGIC_V2, 0, 32768, False),
+]
+"""Magic, topic size, properties size, and whether a record with them is sound"""
+
+
+def record_of(magic: int, topic_size: int, properties_size: int, sys_flag: int) -> bytes:
     head = HEADS[sys_flag]
     topic = topic_size.to_bytes(1 if magic == MAGIC_V1 else 2, "big") + b"t" * topic_size
     size = head.size + len(topic) + 2 + properties_size
     hosts = (bytes(20 if sys_flag & flag else 8) for flag in (0x10, 0x20))
     fields = head.pack(size, magic, 0, 0, 0, 0, BASE, sys_flag, 0, next(hosts), 7, next(hosts), 0, 0, 0)
-    record = fields + topic + properties_size.to_bytes(2, "big") + b"p" * properties_size
+    return fields + topic + properties_size.to_bytes(2, "big") + b"p" * properties_size
+
+
+@pytest.mark.parametrize(("magic", "topic_size", "properties_size", "is_sound"), LIMITS)
+@pytest.mark.parametrize("sys_flag", [0, 0x10, 0x20, 0x30])
+def test_all_parsers_have_the_same_limits(
+    magic: int, topic_size: int, properties_size: int, is_sound: bool, sys_flag: int
+) -> None:
+    record = record_of(magic, topic_size, properties_size, sys_flag)
+    size = len(record)
     for find in TWINS:
         assert find(record, BASE, len(record)) == ((size, 0) if is_sound else (0, -1))
     for split in (split_records, pure(split_records)):
         parts = outcome(split, record)
         assert isinstance(parts, list) == is_sound
-        assert not is_sound or parts[0][0] == head.unpack_from(record)
+        assert not is_sound or parts[0][0] == HEADS[sys_flag].unpack_from(record)
     for digest in (digest_records, pure(digest_records)):
         options: dict[str, Any] = {"delay_levels_ms": (), "with_keys": False, "with_tags": False}
         found = digest(record, BASE, BASE + len(record), count_max=1, bytes_max=1, **options)
