@@ -180,12 +180,13 @@ class EtcdWatch:
                 if trio.current_time() < self._received_at + options.watch_check_s:
                     continue
             is_first = False
+            published = self._revision  # a read that starts now shows at least this
             try:
                 keys, revision = await self._read_keys()
             except AgreementUnavailable as error:
                 self._end_reason = f"it is silent, and the keys can't be read: {error.reason}"
             else:
-                if revision < self._revision or self._went_back(keys, revision):
+                if revision < published or self._went_back(keys, revision):
                     self._end_reason, self._keys = "etcd has lost changes that it had reported", None
                 elif not self._created.is_set() or self._lacks(keys, revision):
                     await trio.sleep(options.attempt_timeout_s / 2)
