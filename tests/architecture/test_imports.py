@@ -71,22 +71,12 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-CYCLES_LEFT = (
-    {"ha.broker.group_log", "ha.broker.offsets", "ha.broker.tables"},
-    {"ha.remoting.connection", "ha.remoting.counters", "ha.remoting.handlers"},
-    {"ha.store.commitlog", "ha.store.verified_reads"},
-    {"ha.store.message_store", "ha.store.truncation"},
-)
-"""Not resolved yet; nothing may be added."""
-
-
 def test_files_do_not_import_each_other_in_cycles() -> None:
     modules = {module(path): path for path in SOURCES}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         imported = {found if found in modules else found.rpartition(".")[0] for found in imports(path)}
-        tolerated = [cycle for cycle in CYCLES_LEFT if name in cycle]
-        graph[name] = (imported & modules.keys()).difference(*tolerated)
+        graph[name] = imported & modules.keys()
     TopologicalSorter(graph).prepare()  # CycleError names the modules of a cycle
 
 
