@@ -290,6 +290,16 @@ def test_wrong_body_crc_is_found_by_verification_and_decoding_only() -> None:
         verify_record(damaged, 0, len(damaged))
 
 
+def test_record_that_is_shorter_than_its_head_is_unparsable() -> None:
+    smallest = encode_record(
+        Message("", 0, b""), queue_offset=0, physical_offset=0, store_timestamp_ms=0, store_host=STORE_HOST
+    )
+    wide = smallest[:39] + b"\x30" + smallest[40:]
+    assert isinstance(scan_record(wide, 0, len(wide)), Unparsable)
+    with pytest.raises(RemoteProtocolError, match="truncated in its head"):
+        verify_record(wide, 0, len(wide))
+
+
 def test_records_are_read_from_a_mapping() -> None:
     with mmap.mmap(-1, 4096) as mapping:
         mapping[100 : 100 + len(R1)] = R1
