@@ -10,17 +10,14 @@ from bench.held_memory import free_block_count
 from bench.stalls import Timeline, markdown, merged, own_seconds
 
 
-def hold(
-    seconds: float, cpu_s: float, queued_s: float | None, task: str = "serve", at_s: float = 10.0
-) -> dict[str, Any]:
+def hold(seconds: float, cpu_s: float, queued_s: float | None, task: str = "serve") -> dict[str, Any]:
     stack = ["server.py:1 serve", "store.py:7 append"]
-    found = {"at_s": at_s, "seconds": seconds, "cpu_s": cpu_s, "queued_s": queued_s, "collection_s": 0.003}
+    found = {"at_s": 10.0, "seconds": seconds, "cpu_s": cpu_s, "queued_s": queued_s, "collection_s": 0.003}
     return found | {"task": task, "stack": stack}
 
 
 def report(*holds: dict[str, Any], delay_p99_s: float = 0.001) -> dict[str, Any]:
     return {
-        "is_watching": True,
         "seconds": 30.0,
         "beat_count": 6000,
         "long_delay_count": len(holds),
@@ -29,7 +26,7 @@ def report(*holds: dict[str, Any], delay_p99_s: float = 0.001) -> dict[str, Any]
         "step_count": 1_000_000,
         "long_hold_count": len(holds),
         "hold_max_s": max((each["seconds"] for each in holds), default=0.0),
-        "delays": [{key: each[key] for key in ("at_s", "seconds", "cpu_s", "queued_s")} for each in holds],
+        "delays": list(holds),
         "holds": list(holds),
     }
 

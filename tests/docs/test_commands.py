@@ -40,8 +40,7 @@ def test_failover_page(tmp_path: Path) -> None:
     require_etcd()
     group, switch = blocks("failover.md")
     started = "".join(line for line in group.splitlines(True) if not line.startswith(("pip install", "apt install")))
-    output = run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
-    assert ">>> block 4" in output
+    run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
 
 
 def latest(count: int) -> tuple[str, float]:
