@@ -201,7 +201,7 @@ class Client:
                 answer = await member.answer(connection, command)
             except (RemoteProtocolError, ClientError) as error:
                 _log.warning(
-                    "request_failed address=%s code=%s reason=%r", connection.address, command.code, str(error)
+                    "client.request_failed address=%s code=%s reason=%r", connection.address, command.code, str(error)
                 )
                 answer = command.reply(ResponseCode.SYSTEM_ERROR, str(error))
             if answer is not None and not command.is_oneway:
