@@ -117,3 +117,15 @@ def test_the_rule_of_rocketmq_5_applies_if_one_of_its_keys_is_set() -> None:
     assert policy is not None
     assert (policy.in_sync_replicas, policy.min_in_sync_replicas, policy.all_in_sync) == (2, 1, False)
     assert options.replica_policy(Config(all_ack_in_sync_state_set=True)) is not None
+
+
+def test_a_member_stores_like_a_slave_and_has_the_whole_log() -> None:
+    config = load_config(Config, settings=MEMBER).config
+    store, ha, broker = (
+        options.store_options(config, ADVERTISED),
+        options.ha_options(config),
+        options.broker_options(config, ADVERTISED),
+    )
+    assert (store.is_slave, store.dispatch_confirmed) == (True, True)
+    assert (ha.start_from, ha.reconnect_interval_s) == ("first", options.MEMBER_RECONNECT_S)
+    assert broker.keeps_tables_in_log
