@@ -163,7 +163,8 @@ def as_type(value_type: type[ValueT], value: Any) -> ValueT:
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RemoteProtocolError(f"the body is not a {getattr(value_type, '__name__', value_type)}: {error}") from None
+        name = getattr(value_type, "__name__", value_type)
+        raise RemoteProtocolError(f"the body is not of type {name}: {error}") from None
 
 
 def _loads_dialect(text: str) -> Any:

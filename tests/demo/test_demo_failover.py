@@ -94,8 +94,8 @@ def test_the_flag_chooses_the_demo(given: list[str], started: str, tmp_path: Pat
     python = tmp_path / "bin" / "python"
     python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
-    sources = ["hatch_build.py", *map(str, sorted(path.relative_to(ROOT) for path in ROOT.glob("ha/**/*.pyx")))]
-    built_of = sorted([*sources, "pyproject.toml"])
+    compiled = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("ha/**/*.pyx"), *ROOT.glob("ha/**/*.pxd")]]
+    built_of = sorted(["hatch_build.py", "pyproject.toml", *compiled])
     project = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in built_of)).hexdigest()
     (tmp_path / ".halog-installed").write_text(f"{project} {ROOT}\n")
     done = run([str(ROOT / "scripts" / "demo")], *given, HALOG_VENV=str(tmp_path))

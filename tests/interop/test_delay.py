@@ -30,7 +30,11 @@ from tests.interop.stored_files import queue_entries, records
 # Three different levels; from the third on, which the first retry uses, as short as possible.
 LEVELS_S = (2, 3, 1, 1, 1, 1, 60)
 LEVELS = " ".join(f"{level}s" for level in LEVELS_S)
-SETTINGS: dict[str, object] = {"messageDelayLevel": LEVELS, "flushDelayOffsetInterval": 1000}
+SETTINGS: dict[str, object] = {
+    "messageDelayLevel": LEVELS,
+    "flushDelayOffsetInterval": 1000,
+    "timerWheelEnable": "false",
+}
 TIMES_MAX = 3
 LATE_MS_MAX = 1000
 # Properties that differ from run to run, or that only 5.x brokers add.

@@ -116,13 +116,8 @@ async def test_a_delayed_message_comes_when_it_is_due(cluster: SdkCluster) -> No
 
 @on_both_backends()
 async def test_a_timed_message_comes_when_it_is_due(cluster: SdkCluster) -> None:
-    """Halog has no timer messages, and rejects them because it would never deliver them."""
+    """RocketMQ delivers up to a second early."""
     topic, group = cluster.name("timed"), cluster.name("g")
-    if cluster.is_halog:
-        async with Producer(cluster.name_server) as producer:
-            with pytest.raises(BrokerError, match="timer messages are not served here"):
-                await producer.send(Message(topic, b"timed", delay_s=3.0))
-        return
     inbox = Inbox()
     async with PushConsumer(
         cluster.name_server, inbox, group=group, subscriptions={topic: "*"}, start_from=StartFrom.FIRST
@@ -131,7 +126,7 @@ async def test_a_timed_message_comes_when_it_is_due(cluster: SdkCluster) -> None
         started = anyio.current_time()
         await send_all(cluster, topic, [b"timed"], delay_s=3.0)
         await inbox.wait(2)
-        assert 2.0 <= anyio.current_time() - started < 6
+        assert anyio.current_time() - started >= (3.0 if cluster.is_halog else 2.0)
 
 
 @on_both_backends()

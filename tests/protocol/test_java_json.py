@@ -107,7 +107,7 @@ def test_integer_keys_are_read_where_the_type_has_them(text: str) -> None:
     "text", ["[]", '{"addrs":{"x":"a"}}', '{"addrs":[1]}', '{{"a":1}:2}', '{"addrs":{{"a":1}:"2"}}', "1"]
 )
 def test_text_of_another_type_is_refused(text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="no Inner"):
+    with pytest.raises(RemoteProtocolError, match="not of type Inner"):
         read_as(Inner, text.encode())
 
 

@@ -216,7 +216,7 @@ def only(error: BaseException) -> BaseException:
         (b"", "has 0 characters"),
         (SHARED[:15].encode(), "has 15 characters"),
         (f"{SHARED}\n{WRONG}\n".encode(), "more than one line"),
-        (SHARED.encode() + b"\xff", "no UTF-8"),
+        (SHARED.encode() + b"\xff", "not UTF-8"),
         (b"x" * 5000, "more than 4096 bytes"),
     ],
 )

@@ -60,6 +60,9 @@ class _InlineSpark:
         self.sparkContext = context
         self.conf = SimpleNamespace(get=lambda name, default: default)
 
+    def getTags(self) -> set[str]:
+        return set()
+
 
 def inline_spark(before_tasks: Callable[[], object] = lambda: None) -> SparkSession:
     """A session for `run_tasks`, which calls `before_tasks` before the tasks of each job."""

@@ -138,4 +138,4 @@ def test_its_own_folder_is_kept_or_removed(tmp_path: Path) -> None:
 def test_a_wrong_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.arguments(["--only", "columns,colums"])
-    assert "--only knows no colums" in capsys.readouterr().err
+    assert "--only: unknown colums" in capsys.readouterr().err
