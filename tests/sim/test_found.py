@@ -364,3 +364,13 @@ def test_pages_that_a_power_loss_left_do_not_make_a_node_a_holder() -> None:
         seed=84_645_645_431,
     )
     assert outcome.faults["power_in_write"] == 2
+
+
+def test_a_master_is_elected_once_the_leases_from_before_a_restore_have_ended() -> None:
+    """The timer for the end of those leases was rounded down, so the old master seemed to have its key still."""
+    options = GroupOptions(
+        member_count=2, flush="SYNC_FLUSH", lease_ttl_ms=3000, lease_late_s=0.0, producer_count=1, consumer_count=0,
+        run_s=6.0, base_s=0.0001, jitter_s=0.0, split_chance=0.0,
+    )  # fmt: skip
+    outcome = run(options, Fault(at_s=3.755, kind="service_restored", node="master", number=798_060_780), seed=908)
+    assert outcome.term_count > 1

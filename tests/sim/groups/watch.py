@@ -95,8 +95,7 @@ class GroupWatch(Observer):
 
     def on_restored(self, lease_s: float) -> None:
         """The service is about to lose all leases; members rely on them until they end."""
-        self._leases_end_at = trio.current_time() + lease_s
-        self.world.timers.call_at(self._leases_end_at, self._end_of_leases)
+        self._leases_end_at = self.world.timers.call_in(lease_s, self._end_of_leases)
 
     def _end_of_leases(self) -> None:
         self._hear_of_terms(self.cluster.service.view())
