@@ -3,7 +3,9 @@
 Checks what the agreement service held, when, and which member answered clients.
 
 Promises:
-- The service never gives one term to two members, and each term is higher than all before it.
+- The service never gives one term to two members, and each term is higher than all before it. After it was restored
+  from an older state, terms that no member's disk knows may be given again: nobody has served in them, because a master
+  writes the record of its term to its disk first.
 - Live: a member that answers PUT_OK, or acknowledges a committed offset, held the master's key in the service at some
   moment between the client's request and the arrival of the answer. (The exact moment of the acknowledgement can't be
   observed.) A process is not the master by a key taken by an earlier process of its member, which the service holds
@@ -64,6 +66,11 @@ class Terms:
         if epoch < max(self._masters):
             return [Violation(CHECKER, f"{master} has term {epoch}, and there was {max(self._masters)} already")]
         return []
+
+    def forget_beyond(self, epoch: int) -> None:
+        """A master is about to be elected by a restored older record, and the disks of all members know `epoch` at
+        most."""
+        self._masters = {term: master for term, master in self._masters.items() if term <= epoch}
 
     def on_process_ended(self, now_s: float, node: str) -> None:
         """A member's process has ended; the key that it may have had does not belong to a later process."""

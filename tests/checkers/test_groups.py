@@ -53,6 +53,13 @@ def test_term_belongs_to_one_member_and_grows() -> None:
     assert not terms_of((1.0, "m1", 1), (2.0, "", 1)).on_agreed(3.0, "m1", 2)
 
 
+def test_term_that_no_disk_knows_may_be_given_again_after_a_restore() -> None:
+    terms = terms_of((1.0, "m2", 2), (2.0, "", 2), (3.0, "m1", 3), (4.0, "", 2))
+    terms.forget_beyond(2)
+    assert not terms.on_agreed(5.0, "m2", 3)
+    assert terms_of((1.0, "m2", 2), (2.0, "", 2), (3.0, "m1", 3), (4.0, "", 2)).on_agreed(5.0, "m2", 3), "m1 knows it"
+
+
 def test_message_is_in_the_term_of_its_acknowledging_member() -> None:
     cluster = Cluster()
     for _ in range(3):

@@ -374,3 +374,29 @@ def test_a_master_is_elected_once_the_leases_from_before_a_restore_have_ended() 
     )  # fmt: skip
     outcome = run(options, Fault(at_s=3.755, kind="service_restored", node="master", number=798_060_780), seed=908)
     assert outcome.term_count > 1
+
+
+def test_a_term_that_no_disk_knows_is_given_again_after_a_restore() -> None:
+    """A member with a full disk is elected and killed before it could write the record of its term and serve.
+
+    Then the service is restored from an older state. The newest record on any disk is of the term before, so the next
+    master gets the same term.
+    """
+    options = GroupOptions(
+        segment_size=16384, queue_entries=200, index_entries=40, transfer_batch_bytes=1000, heartbeat_ms=2000,
+        housekeeping_ms=6000, slave_timeout_ms=500, producer_count=1, burst_max=1, pause_s=1.0, body_size_max=600,
+        queue_count=1, consumer_count=0, run_s=14.0, base_s=0.001, jitter_s=0.0, window=4000, split_chance=0.6,
+        policy="count", min_in_sync_replicas=2, flush="SYNC_FLUSH", not_catch_up_ms=1000, service_delay_s=0.02,
+        lease_late_s=0.0, clock_speed=1.08,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=1.608, kind="kill_in_write", node="m3", other="m3", duration_s=9.238, number=26_542_070),
+        Fault(at_s=2.971, kind="switch", node="m2", other="m3", duration_s=4.23, number=452_647_327),
+        Fault(at_s=3.319, kind="disk_full", node="m1", other="m1", duration_s=2.419, number=3_050_241),
+        Fault(at_s=3.969, kind="apart", node="master", other="m3", duration_s=7.517, number=686_146_809),
+        Fault(at_s=6.421, kind="kill", node="master", other="m3", duration_s=3.114, number=832_253_693),
+        Fault(at_s=8.84, kind="service_restored", node="master", other="p1", number=900_514_041),
+        seed=27_933_977_129,
+    )
+    assert any("operator puts back GroupRecord(epoch=2" in line for line in outcome.trace)

@@ -82,6 +82,8 @@ class GroupWatch(Observer):
             if before < known:
                 text = f"m{master.broker_id} is elected by a record of epoch and version {before}, and a member knows"
                 self.violate("terms", f"{text} {known}")
+            if before[0] < age[0]:
+                self._terms.forget_beyond(known[0])
         if age < self._newest:
             self._hear_of_terms(view)
             return
