@@ -365,7 +365,9 @@ class HASession:
             try:
                 held += await log.read(start + len(held), own - start - len(held))
             except DamagedBytes as damaged:
-                with trio.move_on_after(self._options.reconnect_interval_s) as scope:
+                # The master hears nothing meanwhile: it must not close first, or the damage is not what ends this.
+                wait_s = min(self._options.reconnect_interval_s, self._options.housekeeping_interval_s / 2)
+                with trio.move_on_after(wait_s) as scope:
                     await log.wait_healed(damaged.begin, damaged.end)
                 if not scope.cancelled_caught:
                     continue

@@ -72,9 +72,10 @@ def test_where_the_comparison_starts(first: int, end: int, start: int) -> None:
 
 @asynccontextmanager
 async def following(
-    kind: str, master: MemoryLog, slave: MemoryLog, *, tells_min_offset: bool = False
+    kind: str, master: MemoryLog, slave: MemoryLog, *, tells_min_offset: bool = False, housekeeping_s: float = 20.0
 ) -> AsyncIterator[tuple[HAClient, HAService]]:
-    service = HAService(master)
+    options = HAOptions(overlap_bytes_max=1000, housekeeping_interval_s=housekeeping_s)
+    service = HAService(master, options)
 
     async def ask_min_offset() -> int | None:
         await trio.lowlevel.checkpoint()
@@ -91,7 +92,7 @@ async def following(
                 nursery.start_soon(serve_as_rocketmq, theirs, master)
             return ours
 
-        client = HAClient(slave, HAOptions(overlap_bytes_max=1000), connect, master_min_offset=ask_min_offset)
+        client = HAClient(slave, options, connect, master_min_offset=ask_min_offset)
         nursery.start_soon(client.run)
         client.set_master("master:10912")
         await trio.sleep(1)
@@ -152,6 +153,21 @@ async def test_a_shorter_master_is_reported(kind: str, autojump_clock: MockClock
         assert client.statistics().condition is Condition.MASTER_BEHIND
         master.put(content[2500:] + b"new")  # the same bytes come back, for example from another slave
         await trio.sleep(20)
+        assert client.statistics().condition is Condition.CONNECTED
+        assert slave.content == content + b"new"
+
+
+@pytest.mark.parametrize("housekeeping_s", [3.0, 20.0])
+async def test_a_slave_whose_end_is_damaged_says_so(housekeeping_s: float, autojump_clock: MockClock) -> None:
+    """A master that closes silent connections sooner than the slave waited for the repair hid why it waited."""
+    content = random.Random(6).randbytes(3000)
+    master, slave = MemoryLog(content + b"new"), MemoryLog(content)
+    slave.damage(2500, 3000)
+    async with following("halog", master, slave, housekeeping_s=housekeeping_s) as (client, _):
+        await trio.sleep(30)
+        assert client.statistics().condition is Condition.DAMAGED
+        slave.heal()
+        await trio.sleep(6)
         assert client.statistics().condition is Condition.CONNECTED
         assert slave.content == content + b"new"
 

@@ -215,7 +215,8 @@ class Cluster(Machines):
         for slave in self.slaves:
             node = self.node(slave.name)
             link = node.ha_client.statistics() if node is not None and node.ha_client is not None else None
-            if link is not None and (link.condition in APART or self._hides_damage(slave)):
+            is_apart = link is not None and link.condition in APART
+            if link is not None and (is_apart or self._hides_damage(slave) or self._keeps_damage(slave)):
                 apart.append(slave)
         if apart and self._lost_tail and self.options.role == "SYNC_MASTER":
             self._lost_tail = False  # the slave's log was acknowledged: never empty what may be the only good copy
@@ -241,6 +242,16 @@ class Cluster(Machines):
         ours, theirs = self.image(self.master), self.image(slave)
         begin, end = max(ours.begin, theirs.begin), min(ours.sound_end, theirs.sound_end)
         return first_difference(ours, theirs, begin, end) is not None
+
+    def _keeps_damage(self, slave: Machine) -> bool:
+        """Whether a slave can't be repaired, because its damaged bytes got their checksums after such a bit had flipped
+        in them: then its master's bytes don't match."""
+        node = self.node(slave.name)
+        return (
+            self._may_be_hidden
+            and node is not None
+            and any("is not what was written here" in each.heal_trouble for each in node.store.damage.open)
+        )
 
     def _give_up(self, damages: list[DamagedRange], slaves: list[Machine]) -> None:
         """Handles damage of the master that no peer could repair.

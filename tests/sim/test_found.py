@@ -400,3 +400,30 @@ def test_a_term_that_no_disk_knows_is_given_again_after_a_restore() -> None:
         seed=27_933_977_129,
     )
     assert any("operator puts back GroupRecord(epoch=2" in line for line in outcome.trace)
+
+
+def test_a_slave_whose_checksums_cover_a_flipped_bit_is_emptied_when_more_of_it_is_damaged() -> None:
+    """A bit that no CRC covers flips in a killed slave before its block has a checksum, so the next start makes one of
+    the flipped bit. Then the file is truncated.
+
+    The master's bytes are not what was written there, so nothing can repair the slave. Its master closed the connection
+    while it waited for the repair, and the operator saw only that, and waited, too.
+    """
+    options = Options(
+        role="SYNC_MASTER", slave_count=1, master_flush="SYNC_FLUSH", slave_flush="SYNC_FLUSH", overlap_bytes=16_384,
+        segment_size=65_536, queue_entries=10, index_entries=40, transfer_batch_bytes=1000, heartbeat_ms=1000,
+        housekeeping_ms=5000, slave_timeout_ms=500, sync_flush_timeout_ms=5000, producer_count=1, burst_max=3,
+        pause_s=1.0, body_size_max=60, queue_count=1, consumer_count=1, run_s=20.0, base_s=0.01, jitter_s=0.02,
+        window=2000, split_chance=0.2, learn_master=True, start_from="last", after_power_loss="plain",
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=1.424, kind="power", node="s1", other="p1", duration_s=3.089, number=595_354_798),
+        Fault(at_s=5.122, kind="flip_bit", node="s1", other="m", duration_s=8.585, number=1_008_634_001),
+        Fault(at_s=13.14, kind="disk_full", node="s1", other="p1", duration_s=1.094, number=14_777_738),
+        Fault(at_s=13.876, kind="pause", node="s1", other="p1", duration_s=3.991, number=702_339_298),
+        Fault(at_s=17.475, kind="truncate_file", node="s1", other="p1", duration_s=0.058, number=621_528_740),
+        seed=84_645_653_409,
+    )
+    assert any("is not what was written here" in line for line in outcome.trace)
+    assert any("s1 is emptied" in line for line in outcome.trace)
