@@ -14,9 +14,10 @@ RocketMQ #5663: while a slave was being added, the old set was enough to acknowl
 was then elected, didn't have. The loss of a slave acknowledges nothing: until the agreement service has dropped it,
 puts wait for it.
 
-Why `joining`: a slave may be proposed once it has everything confirmed. If the master is alone, that is its whole log,
-which no slave ever has under load at the moment of its report. So puts wait for a slave once it is close, and it is
-proposed when it has caught up. If it falls behind, it is removed from `joining`, which no one else needs to know.
+Why `joining`: a slave may be proposed once it has everything confirmed or acknowledged. If the master is alone, that is
+its whole log, which no slave ever has under load at the moment of its report. So puts wait for a slave once it is
+close, and it is proposed when it has caught up. If it falls behind, it is removed from `joining`, which no one else
+needs to know.
 
 A member is dropped if
 
@@ -123,19 +124,19 @@ def acknowledged(sets: Iterable[Collection[int]], held: Mapping[int, int], end: 
     return lowest
 
 
-def may_join(held_offset: int, confirm_offset: int, epoch_start: int) -> bool:
-    """Whether a slave has everything that was ever confirmed, in this term and before."""
-    return held_offset >= confirm_offset and held_offset >= epoch_start
+def may_join(held_offset: int, promised_offset: int, epoch_start: int) -> bool:
+    """Whether a slave has everything that was ever confirmed or acknowledged, in this term and before."""
+    return held_offset >= promised_offset and held_offset >= epoch_start
 
 
-def may_shrink(members: Collection[int], held: Mapping[int, int], confirm_offset: int, ack_count: int | None) -> bool:
-    """Whether an election among `members`, a part of the agreed set, would find everything that was confirmed.
+def may_shrink(members: Collection[int], held: Mapping[int, int], promised_offset: int, ack_count: int | None) -> bool:
+    """Whether an election among `members`, a part of the agreed set, would find everything up to `promised_offset`.
 
     If all of a set have each byte, any part of it does; if n do, enough of those must stay.
     """
     if ack_count is None or ack_count == ALONE:
         return True
-    return held_by(needed_count(len(members), ack_count), members, held) >= confirm_offset
+    return held_by(needed_count(len(members), ack_count), members, held) >= promised_offset
 
 
 class _Slave:
@@ -188,6 +189,8 @@ class SyncStateSet:
         self.proposed: frozenset[int] | None = None
         self.joining: frozenset[int] = frozenset()
         self.confirm_offset = min(confirm_offset, epoch_start)
+        self._acknowledged_offset = UNKNOWN
+        """The highest offset that `acknowledged` returned"""
         self._started_at = now
         self._slaves: dict[int, _Slave] = {}
         self._stalls: dict[int, _Stalls] = {}
@@ -260,9 +263,9 @@ class SyncStateSet:
         self._drop_late_joiners(now)
         held = self._held(end)
         stay = self.agreed - {member for member in self.agreed if self.is_lost(member, end, now)}
-        if not may_shrink(stay, held, self.confirm_offset, self.rules.ack_count):
+        if not may_shrink(stay, held, self._promised_offset, self.rules.ack_count):
             stay = self.agreed
-        come = {slave for slave in self.joining if may_join(held[slave], self.confirm_offset, self.epoch_start)}
+        come = {slave for slave in self.joining if may_join(held[slave], self._promised_offset, self.epoch_start)}
         if stay | come == self.agreed:
             return None
         self._count_stalls(self.agreed - stay, end, now)
@@ -278,8 +281,14 @@ class SyncStateSet:
         return min(len(members) for members in self._sets)
 
     def acknowledged(self, end: int) -> int:
-        """Return the offset up to which puts are acknowledged; UNKNOWN if none are."""
-        return acknowledged(self._sets, self._held(end), end, self.rules)
+        """Return the offset up to which puts are acknowledged; UNKNOWN if none are.
+
+        Those puts may still wait for the disk here, so the sets from now on must have everything up to this offset.
+        """
+        offset = acknowledged(self._sets, self._held(end), end, self.rules)
+        if self.rules.ack_count != ALONE:
+            self._acknowledged_offset = max(self._acknowledged_offset, offset)
+        return offset
 
     def is_lost(self, broker_id: int, end: int, now: float) -> bool:
         """Whether a member should be dropped."""
@@ -323,6 +332,11 @@ class SyncStateSet:
                 reasons.append((Cause.MEMBER_LATE, text))
         return reasons
 
+    @property
+    def _promised_offset(self) -> int:
+        """Up to here as many members of each set must have the log as an election relies on: all, or ack_count."""
+        return max(self.confirm_offset, self._acknowledged_offset)
+
     def _lost_at(self, broker_id: int, slave: _Slave, end: int, now: float) -> float:
         """Return when a connected member will be dropped if nothing changes."""
         caught_up_at = self.caught_up_at(broker_id, end, now)
@@ -361,7 +375,7 @@ class SyncStateSet:
             slave
             for slave in self.joining
             if not self._is_close(self._slaves[slave], now)
-            and not may_join(self._slaves[slave].held, self.confirm_offset, self.epoch_start)
+            and not may_join(self._slaves[slave].held, self._promised_offset, self.epoch_start)
         }
         if late:
             self.joining -= late

@@ -221,6 +221,30 @@ def test_a_slave_that_is_always_slightly_behind_joins() -> None:
     assert state.confirm_offset == end
 
 
+def test_a_slave_joins_with_what_was_acknowledged_before_it_is_flushed_here() -> None:
+    """Puts that the set has acknowledged still wait for the master's disk, and are answered after the slave joined."""
+    state = term()
+    assert state.acknowledged(1100) == 1100
+    state.connect(B, 0, can_join=True)
+    state.report(B, 999, 1000, 0.1)
+    state.report(B, 1099, 1100, 0.2)
+    assert not state.advance(1000)
+    assert state.propose(1100, 0.2) is None
+    state.report(B, 1100, 1100, 0.3)
+    assert state.propose(1100, 0.3) == ids(MASTER, B)
+
+
+def test_with_ack_count_members_with_what_was_acknowledged_before_it_is_flushed_here_stay() -> None:
+    state = connected(term(B, C, rules=SyncStateRules(ack_count=2)), B, C)
+    state.report(B, 1100, 1100, 1)
+    assert state.acknowledged(1100) == 1100
+    assert not state.advance(1000)
+    state.disconnect(B)
+    assert state.propose(1100, 2) is None
+    state.report(C, 1100, 1100, 3)
+    assert state.propose(1100, 3) == ids(MASTER, C)
+
+
 def test_a_joining_slave_that_falls_behind_is_removed() -> None:
     state = connected(term(), B)
     state.advance(2000)
@@ -427,10 +451,12 @@ def test_explain_names_the_members_that_puts_wait_for() -> None:
 
 EVENTS = st.one_of(
     st.tuples(st.just("grow"), st.integers(1, 50)),
+    st.tuples(st.just("flush"), st.none()),
     st.tuples(st.just("connect"), st.sampled_from((B, C, D))),
     st.tuples(st.just("disconnect"), st.sampled_from((B, C, D))),
     st.tuples(st.just("report"), st.sampled_from((B, C, D)), st.integers(0, 120)),
     st.tuples(st.just("catch up"), st.sampled_from((B, C, D))),
+    st.tuples(st.just("catch up with the flush"), st.sampled_from((B, C, D))),
     st.tuples(st.just("wait"), st.sampled_from((0.1, 2.0, 20.0))),
     st.tuples(st.just("wish"), st.none()),
     st.tuples(st.just("service has it"), st.none()),
@@ -442,15 +468,20 @@ EVENTS = st.one_of(
 def test_every_electable_member_has_all_acknowledged_bytes(
     events: list[tuple[str, int]], ack_count: int | None
 ) -> None:
-    """The agreement service adopts a proposal some time before the master learns of it, or never gets it."""
+    """The agreement service adopts a proposal some time before the master learns of it, or never gets it.
+
+    A put is acknowledged once the set and the master's disk have it.
+    """
     state = term(rules=SyncStateRules(ack_count=ack_count))
-    service, end, now = state.agreed, 1000, 0.0
+    service, end, flushed, now = state.agreed, 1000, 1000, 0.0
     disks = {B: 0, C: 0, D: 0}
-    acked = confirm = 1000
+    by_set = confirm = 1000
     for kind, *details in events:
         details = list(details)
         if kind == "grow":
             end += int(details[0])
+        elif kind == "flush":
+            flushed = end
         elif kind == "wait":
             now += details[0]
         elif kind == "connect":
@@ -458,9 +489,10 @@ def test_every_electable_member_has_all_acknowledged_bytes(
             state.report(details[0], disks[details[0]], end, now)
         elif kind == "disconnect":
             state.disconnect(details[0])
-        elif kind in ("report", "catch up") and details[0] in state._slaves:
+        elif kind in ("report", "catch up", "catch up with the flush") and details[0] in state._slaves:
             slave = details[0]
-            disks[slave] = end if kind == "catch up" else min(end, disks[slave] + 20 * details[1])
+            reached = {"catch up": end, "catch up with the flush": max(flushed, disks[slave])}
+            disks[slave] = reached.get(kind) or min(end, disks[slave] + 20 * details[1])
             state.report(slave, disks[slave], end, now)
         elif kind == "wish":
             state.propose(end, now)
@@ -468,9 +500,10 @@ def test_every_electable_member_has_all_acknowledged_bytes(
             service = state.proposed or service
         elif kind == "answer":
             state.confirm_set(service)
-        state.advance(end)
-        acked, confirm = max(acked, state.acknowledged(end)), max(confirm, state.confirm_offset)
-        held = {**disks, MASTER: end}
+        state.advance(flushed)
+        by_set, confirm = max(by_set, state.acknowledged(end)), max(confirm, state.confirm_offset)
+        acked = min(by_set, flushed)
+        held = {**disks, MASTER: flushed}
         if ack_count is None:
             assert all(held[member] >= max(acked, confirm) for member in service)
         else:

@@ -427,3 +427,26 @@ def test_a_slave_whose_checksums_cover_a_flipped_bit_is_emptied_when_more_of_it_
     )
     assert any("is not what was written here" in line for line in outcome.trace)
     assert any("s1 is emptied" in line for line in outcome.trace)
+
+
+def test_a_member_does_not_join_without_what_the_set_before_has_acknowledged() -> None:
+    """A master alone in its set flushes messages while another member joins: the set alone had acknowledged them.
+
+    They were answered PUT_OK when the flush ended, and the set by then contained the member, which did not have them.
+    """
+    options = GroupOptions(
+        segment_size=65536, queue_entries=10, index_entries=40, transfer_batch_bytes=32768, heartbeat_ms=2000,
+        housekeeping_ms=6000, slave_timeout_ms=500, sync_flush_timeout_ms=500, body_size_max=600, queue_count=1,
+        run_s=6.0, base_s=0.01, jitter_s=0.0, window=16384, split_chance=0.6, flush="SYNC_FLUSH", not_catch_up_ms=1000,
+        lease_late_s=2.0, clock_speed=1.08,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=1.192, kind="apart", node="m3", other="p1", duration_s=0.328, number=769_425_422),
+        Fault(at_s=3.586, kind="apart", node="master", other="m2", duration_s=4.38, number=944_091_305),
+        Fault(at_s=3.739, kind="cut_off", node="master", other="m1", duration_s=7.661, number=932_727_231),
+        Fault(at_s=3.796, kind="cut_off", node="master", other="m2", duration_s=0.838, number=772_283_404),
+        Fault(at_s=4.878, kind="kill", node="m3", other="p1", duration_s=0.345, number=871_934_458),
+        seed=27_933_974_920,
+    )
+    assert outcome.faults["cut_off"] == 2
