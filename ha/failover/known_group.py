@@ -43,13 +43,13 @@ class KnownGroup:
         """Adopt the result of this member's own change: `view` with `group`, and `changes`, at `revision`."""
         self.update(msgspec.structs.replace(view, revision=revision, group=group, group_revision=revision, **changes))
 
-    async def refresh(self) -> None:
-        """Reads the group from the service; if that fails, waits for `retry_s`."""
+    async def refresh(self) -> bool:
+        """Reads the group from the service; if that fails, waits for `retry_s`. Returns whether it succeeded."""
         known = -1 if self.view is None else self.view.revision
         try:
             view = await self._agreement.view(timeout_s=self._options.call_timeout_s)
             self.last_error = ""
-            if view.revision < known:
+            if self.view is not None and view.revision < known <= self.view.revision:
                 # Read after the newer one was known: the service was rolled back, for example to a restored backup.
                 logger.error("member.etcd_rolled_back revision=%d known=%d", view.revision, known)
                 self.rolled_back_at = trio.current_time()
@@ -59,12 +59,17 @@ class KnownGroup:
         except AgreementUnavailable as error:
             self.last_error = str(error)
             await trio.sleep(self._options.retry_s)
+            return False
+        return True
 
     async def watch(self) -> None:
         """Adopts each change until cancelled."""
         async with self._agreement.watch() as watch:
             async for seen in watch:
-                if seen.is_restart and self.view is not None and seen.view.revision < self.view.revision:
-                    await self.refresh()
-                else:
+                if self.view is None or seen.view.revision >= self.view.revision:
                     self.update(seen.view)
+                    continue
+                # The watch lags behind the answers to calls, or one of those was from before the service was rolled
+                # back: an answer that was delayed, or of a server that was restored later than the others.
+                while not await self.refresh():
+                    pass

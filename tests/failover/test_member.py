@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -453,6 +454,17 @@ async def test_a_master_stops_when_the_service_is_rolled_back(autojump_clock: Cl
         await trio.sleep(10)
         assert "version" in master.member.progress.reason
         assert group.view.members[master.id].known_age == master.state_on_disk.known_age
+
+
+async def test_an_answer_from_before_a_rollback_does_not_hide_what_follows(autojump_clock: Clock) -> None:
+    """It comes late, or from a server of etcd that is restored after the others."""
+    async with open_three() as (group, master):
+        stale = msgspec.structs.replace(group.view, revision=group.view.revision + 100)
+        for node in others(group, master):
+            node.member.known.update(stale)
+        master.kill()
+        await group.wait_master(other_than=master.id)
+        await group.settle()
 
 
 async def test_a_new_member_waits_for_the_others_records(autojump_clock: Clock) -> None:

@@ -450,3 +450,24 @@ def test_a_member_does_not_join_without_what_the_set_before_has_acknowledged() -
         seed=27_933_974_920,
     )
     assert outcome.faults["cut_off"] == 2
+
+
+def test_an_answer_of_the_service_from_before_its_restore_comes_late() -> None:
+    """A member's link is slow. The answer is of a higher revision than all that follow the restore.
+
+    The member took it for the newest state and ignored those, so it stood in an election that was long over.
+    """
+    options = GroupOptions(
+        segment_size=8192, queue_entries=200, slave_timeout_ms=500, sync_flush_timeout_ms=500, burst_max=1,
+        body_size_max=60, consumer_count=0, run_s=8.8, base_s=0.01, jitter_s=0.0, window=16384, split_chance=0.0,
+        member_count=2, flush="SYNC_FLUSH", not_catch_up_ms=1000, service_delay_s=0.15, lease_late_s=0.0,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=3.482, kind="sync_error", node="m2", other="m2", duration_s=6.925, number=788_795_333),
+        Fault(at_s=3.824, kind="kill", node="slave", other="p1", duration_s=3.0),
+        Fault(at_s=5.685, kind="service_slow", node="m2", other="m2", duration_s=0.857, number=975_311_929),
+        Fault(at_s=5.824, kind="service_restored", node="master", other="p1", number=454_138_878),
+        seed=27_933_979_271,
+    )
+    assert outcome.faults["service_restored"] == 1
