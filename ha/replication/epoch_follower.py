@@ -4,8 +4,9 @@
 
 Two logs are equal up to the earlier end of the newest term that both histories contain (`EpochHistory`). What the slave
 has after that was written by a master whose bytes did not reach the sync-state set: it was not acknowledged, or by that
-master alone, and is truncated. Confirmed bytes are never truncated: a master that lacks them was elected against the
-rules, or has lost bytes, and only an operator can decide to follow it.
+master alone, and is truncated. Confirmed records are never truncated: a master that lacks one was elected against the
+rules, or has lost bytes, and only an operator can decide to follow it. A part of a record proves nothing, even if it is
+confirmed: the set may have acknowledged the first bytes of a record, which a new master removes.
 
 The history is written with the bytes: a term is durable in it before a byte of the term is in the log, so before any is
 acknowledged. When a connection starts, all terms that start up to the log's end are added. They come from the master's
@@ -102,7 +103,7 @@ class EpochFollower:
             return SessionEnd(Condition.NO_COMMON_EPOCH, f"terms here: {ours}; of the master: {theirs}")
         if point >= own_end:
             return None
-        if point < self._confirm_offset:
+        if await self._is_confirmed_at(point):
             detail = (
                 f"the log here is confirmed up to {self._confirm_offset}, but equals the master's only up to {point}: "
                 "the master was elected against the rules, or has lost bytes; to follow it nevertheless, stop this "
@@ -110,12 +111,21 @@ class EpochFollower:
             )
             return SessionEnd(Condition.CONFIRMED_DIVERGED, detail)
         logger.warning("ha.truncation_started from=%d to=%d master_epoch=%d", own_end, point, self.epoch)
+        if self._confirm_offset > point:
+            self._limit(point)
         try:
             await self._store.truncate(point)
         except ValueError as error:
             detail = f"by their histories the logs are equal up to {point}, where no record starts here: {error}"
             return SessionEnd(Condition.NO_COMMON_EPOCH, detail)
         return None
+
+    async def _is_confirmed_at(self, point: int) -> bool:
+        """Whether the record at `point` is confirmed, as far as is known."""
+        if point >= self._confirm_offset:
+            return False
+        end = await self._store.record_end(point)
+        return end is None or end <= self._confirm_offset
 
     async def _adopt_history(self, entries: tuple[EpochEntry, ...]) -> None:
         """Add the master's terms up to the log's end to the history here, and keep the rest for `adopt`."""
@@ -161,8 +171,11 @@ class EpochFollower:
         """Let consumers read what is confirmed; call after bytes were appended, or a frame came."""
         offset = min(self._master_confirm_offset, self._log.max_offset.value)
         if offset > self._confirm_offset:
-            self._confirm_offset = offset
-            self._store.log.limit_dispatch(offset)
+            self._limit(offset)
+
+    def _limit(self, confirm_offset: int) -> None:
+        self._confirm_offset = confirm_offset
+        self._store.log.limit_dispatch(confirm_offset)
 
     def _known_confirm_offset(self) -> int:
         limit = self._store.log.dispatch_limit.value

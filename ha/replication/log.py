@@ -77,6 +77,9 @@ class MemberStore(Protocol):
     def epochs(self) -> EpochHistory:
         """The terms of its bytes."""
 
+    async def record_end(self, offset: int) -> int | None:
+        """Return where the record at a physical offset ends; None if no intact one starts there."""
+
     async def truncate(self, offset: int) -> None:
         """Truncate the log and its history at the start of a record. If cancelled, it is done completely or not at all.
 

@@ -30,7 +30,7 @@ from ha.store.retention import Retention
 from ha.store.scrub import Scrub, ScrubStatistics
 from ha.store.store_parts import StoreParts
 from ha.store.store_recovery import FLUSHED_FIRST, RecoverySummary, StoreRecovery
-from ha.store.truncation import Truncation, boundary_before
+from ha.store.truncation import Truncation, boundary_before, record_end
 from ha.store.undispatched import Undispatched, read_undispatched
 
 logger = logging.getLogger(__name__)
@@ -223,6 +223,11 @@ class MessageStore:
             self._writable_from = min(self._writable_from, offset)
             if not self.log.is_slave:
                 await self._set_next_offsets()
+
+    async def record_end(self, offset: int) -> int | None:
+        """Returns where the record or filler at a physical offset ends; None if no intact one starts there."""
+        end: int | None = await self.run_blocking(record_end, self.log.segments, self.options, offset)
+        return end
 
     async def become_master(self) -> None:
         """Makes the log accept puts, after the last append of a master's bytes.

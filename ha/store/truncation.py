@@ -104,6 +104,14 @@ def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: 
     return at
 
 
+def record_end(segments: Sequence[Segment], options: StoreOptions, offset: int) -> int | None:
+    """Returns where the record or filler at a physical offset ends; None if no intact one starts there. Blocking."""
+    scan = LogScan(list(segments), options, is_clean=True)
+    segment = scan.segment_at(offset)
+    size = 0 if segment is None else _size_at(scan, segment, offset)
+    return offset + size if size else None
+
+
 def _stored_before(scan: LogScan, queues: ConsumeQueues, offset: int) -> int:
     """Returns the store time of the last record before a record boundary, 0 if there is none. Blocking.
 
@@ -226,4 +234,12 @@ class Truncation:
         return boundary_before(parts.log.segments, parts.options, parts.queues, offset)
 
 
-__all__ = ["INTENT_FILE", "Truncation", "boundary_before", "finish_files", "load_intent", "save_intent"]
+__all__ = [
+    "INTENT_FILE",
+    "Truncation",
+    "boundary_before",
+    "finish_files",
+    "load_intent",
+    "record_end",
+    "save_intent",
+]

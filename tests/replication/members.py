@@ -48,19 +48,27 @@ class MemberLog(MemoryLog):
 
 
 class Member:
-    """A member's store: the log in memory, its history in a file in memory. `cuts`: where it was truncated."""
+    """A member's store: the log in memory, its history in a file in memory.
+
+    `cuts`: where it was truncated; `record_size`: of each record.
+    """
 
     def __init__(self, content: bytes = b"", *, segment_size: int = 4096, first_offset: int = -1) -> None:
         self.log = MemberLog(content, segment_size=segment_size, first_offset=first_offset)
         self.log.dispatch_limit = WatchedOffset(UNLIMITED)
         self.epochs = EpochHistory(MemoryDisk(), Path("/epochs"), run_blocking=run_inline)
         self.cuts: list[int] = []
+        self.record_size = 1
 
     async def begin(self, *pairs: tuple[int, int]) -> Member:
         """Set the history."""
         for epoch, start in pairs:
             await self.epochs.append(epoch, start)
         return self
+
+    async def record_end(self, offset: int) -> int | None:
+        await trio.lowlevel.checkpoint()
+        return offset + self.record_size if self.record_size else None
 
     async def truncate(self, offset: int) -> None:
         await trio.lowlevel.checkpoint()

@@ -255,6 +255,28 @@ async def test_confirmed_bytes_are_never_truncated(autojump_clock: MockClock, ca
     assert caplog.text.count("ha.client_confirmed_diverged") == 1
 
 
+async def test_a_part_of_a_record_is_truncated_although_it_is_confirmed(autojump_clock: MockClock) -> None:
+    """The new master had received only that part of the record, acknowledged it, and removed it when it was elected."""
+    member = await Member(BYTES[:1200]).begin((1, 0))
+    member.record_size = 100
+    member.log.limit_dispatch(1099)
+    async with following(member) as (_, master):
+        await master.answer(1500, (1, 0), (2, 1000))
+        assert (member.cuts, master.reports) == ([1000], [1000])
+        assert member.log.dispatch_limit.value == 1000, "the next master's record there may be shorter"
+
+
+@pytest.mark.parametrize("record_size", [99, 0])
+async def test_a_confirmed_or_damaged_record_is_not_truncated(record_size: int, autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+    member.record_size = record_size
+    member.log.limit_dispatch(1099)
+    async with following(member) as (client, master):
+        await master.answer(1500, (1, 0), (2, 1000))
+        assert condition_of(client) is Condition.CONFIRMED_DIVERGED
+        assert member.cuts == []
+
+
 async def test_bytes_confirmed_before_the_truncation_point_stay_confirmed(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
     member.log.limit_dispatch(1000)

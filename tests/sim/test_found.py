@@ -471,3 +471,24 @@ def test_an_answer_of_the_service_from_before_its_restore_comes_late() -> None:
         seed=27_933_979_271,
     )
     assert outcome.faults["service_restored"] == 1
+
+
+def test_a_part_of_a_record_that_the_set_has_acknowledged_excludes_no_member() -> None:
+    """A slave receives part of a record, and acknowledges it. It is elected, and removes that part.
+
+    The former master, which has the whole record, knew that part as confirmed, and refused to follow.
+    """
+    options = GroupOptions(
+        segment_size=8192, queue_entries=10, housekeeping_ms=3000, sync_flush_timeout_ms=500, producer_count=1,
+        body_size_max=600, queue_count=2, run_s=6.5, base_s=0.001, jitter_s=0.0, window=4000, split_chance=0.0,
+        policy="count", ack_count=3, not_catch_up_ms=1000, lease_late_s=0.0,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=1.771, kind="pause", node="master", other="p1", duration_s=0.139, number=872_251_734),
+        Fault(at_s=2.647, kind="lossy", node="m3", other="m3", duration_s=0.636, number=585_308_264),
+        Fault(at_s=3.369, kind="pause", node="master", other="m2", duration_s=3.935, number=711_707_769),
+        Fault(at_s=3.538, kind="kill", node="slave", other="p1", duration_s=3.0),
+        seed=27_933_978_808,
+    )
+    assert outcome.cut_count

@@ -139,6 +139,22 @@ async def test_truncation_is_refused_except_at_record_boundaries() -> None:
         await check_derived(store)
 
 
+async def test_where_a_record_ends() -> None:
+    async with open_small() as store:
+        results = await filled(store, 60)
+        for result in (results[0], results[-1]):
+            assert await store.record_end(result.physical_offset) == result.next_offset
+            assert await store.record_end(result.physical_offset + 1) is None
+        starts = [result.physical_offset for result in results]
+        filler = next(result.next_offset for result in results if result.next_offset not in starts)
+        assert await store.record_end(filler) == filler - filler % SEGMENT + SEGMENT
+        assert await store.record_end(results[-1].next_offset) is None
+        assert await store.record_end(results[-1].next_offset + 9 * SEGMENT) is None
+        segment = store.log.segments[0]
+        segment.file.pwrite(b"?", 200)
+        assert await store.record_end(0) is None, "its body is damaged"
+
+
 async def test_truncation_wakes_offset_waiters_and_fails_flush_waiters(autojump_clock: MockClock) -> None:
     async with open_small(flush_interval_s=1e6) as store:
         first, second = await store.log.put([message(0), message(1)])
