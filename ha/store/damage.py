@@ -72,7 +72,7 @@ class DamageRegistry:
         self._callbacks: list[Callable[[], None]] = []
         self.found_count = 0
         self.healed_count = 0
-        self.on_healed: Callable[[], None] = lambda: None
+        self.on_healed: Callable[[DamagedRange], None] = lambda damage: None
         """Called when a range was healed, to compare what is derived from it. The store sets it"""
 
     def __bool__(self) -> bool:
@@ -125,7 +125,7 @@ class DamageRegistry:
         self.healed_count += 1
         self._log_healed(damage, damage.end, source)
         self._notify()
-        self.on_healed()
+        self.on_healed(damage)
 
     def shrink(self, damage: DamagedRange, begin: int, source: str) -> None:
         """Shrinks a range to begin at `begin`: the bytes before it are right again, from `source`."""

@@ -80,7 +80,10 @@ class Dispatcher:
         """Store time of the last record dispatched [checkpoint: logicsMsgTimestamp]"""
         self.skipped_count = 0
         """Records that could not be added to their queue"""
+        self.on_caught_up: Callable[[], None] = lambda: None
+        """Called when dispatch reaches the end after it waited for a repair. The store sets it"""
         self._damaged: DamagedBytes | None = None
+        self._has_waited_for_repair = False
         self._is_making_files = False
         self._file_waiters = trio.lowlevel.ParkingLot()
 
@@ -106,6 +109,9 @@ class Dispatcher:
             limit = written if written.value < allowed.value else allowed
             if position >= limit.value:
                 self._stop_making()
+                if self._has_waited_for_repair:
+                    self._has_waited_for_repair = False
+                    self.on_caught_up()
                 await limit.wait_beyond(position)
                 continue
             end = limit.value
@@ -119,6 +125,7 @@ class Dispatcher:
             if self._damaged is None:
                 await limit.wait_beyond(end)
             else:
+                self._has_waited_for_repair = True
                 await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
 
     async def wait_files_made(self) -> None:

@@ -20,7 +20,7 @@ import trio
 
 from ha.errors import DiskFailed, DiskFull, StoreLocked
 from ha.store.checkpointer import Checkpointer
-from ha.store.damage import DamageStatistics
+from ha.store.damage import DamagedRange, DamageStatistics
 from ha.store.dispatch import Arrival
 from ha.store.files import Disk, OsDisk, is_passing
 from ha.store.log_repair import LogRepair
@@ -110,7 +110,8 @@ class MessageStore:
         self.scrub = Scrub(parts)
         self.log.on_reset = self._forget_derived
         self.log.before_delete = self.checkpointer.write
-        self.damage.on_healed = self.scrub.want
+        self.damage.on_healed = self._on_healed
+        self.dispatcher.on_caught_up = self.scrub.want
         self._recovery = RecoverySummary()
         self._writable_from = 0
         """A master accepts puts when dispatch has reached this offset: until then the next queue offsets are unknown"""
@@ -307,6 +308,11 @@ class MessageStore:
         return log.dispatched_offset.value < log.dispatchable_end and (
             not is_limited or bool(self.dispatcher.paused_reason)
         )
+
+    def _on_healed(self, damage: DamagedRange) -> None:
+        """Has the scrub compare what is derived from a healed range, unless dispatch has to pass it first."""
+        if damage.begin < self.log.dispatched_offset.value:
+            self.scrub.want()
 
     def _forget_derived(self) -> None:
         self.queues.forget()

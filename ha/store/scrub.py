@@ -6,9 +6,9 @@ its records determine the content of the consume queues and the key index:
 - a queue entry that differs is rewritten at once; so is one that a reader finds wrong (`repair_entry`);
 - an index file that differs is deleted with those after it, and rebuilt from the log while dispatch continues.
 
-A damaged range of the log is skipped; its entries are compared in the next round, which begins as soon as
-the range is healed. The scrub runs on the event loop in steps of a millisecond, and sleeps in between as the rate
-requires, at least `_REST` times as long as a step took.
+A damaged range of the log is skipped; its entries are compared in the next round, which begins as soon as the range is
+healed, and dispatched if dispatch waited for that. The scrub runs on the event loop in steps of a millisecond, and
+sleeps in between as the rate requires, at least `_REST` times as long as a step took.
 """
 
 from __future__ import annotations

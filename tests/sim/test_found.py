@@ -492,3 +492,27 @@ def test_a_part_of_a_record_that_the_set_has_acknowledged_excludes_no_member() -
         seed=27_933_978_808,
     )
     assert outcome.cut_count
+
+
+def test_a_queue_entry_is_compared_when_dispatch_has_passed_the_range_that_was_healed() -> None:
+    """A killed slave's log is damaged, and an entry of a queue in a later kill. Dispatch waits for the repair.
+
+    The scrub went through the store when the range was healed, before it was dispatched, found nothing to compare, and
+    the wrong entry stayed until the round after that.
+    """
+    options = Options(
+        role="ASYNC_MASTER", slave_count=2, master_flush="SYNC_FLUSH", slave_flush="ASYNC_FLUSH", all_in_sync=True,
+        segment_size=32_768, queue_entries=50, index_entries=300, transfer_batch_bytes=32_768, heartbeat_ms=2000,
+        housekeeping_ms=10_000, sync_flush_timeout_ms=500, producer_count=2, burst_max=3, pause_s=0.2,
+        body_size_max=600, queue_count=3, consumer_count=2, run_s=10.0, base_s=0.001, jitter_s=0.0, window=2000,
+        split_chance=0.0, start_from="first", after_power_loss="plain", overlap_bytes=16_384,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=3.567, kind="kill", node="m", other="s1", duration_s=2.045, number=819_311_818),
+        Fault(at_s=3.733, kind="disk_slow", node="m", other="p1", duration_s=3.677, number=441_707_557),
+        Fault(at_s=4.752, kind="flip_bit", node="s2", other="m", duration_s=0.918, number=785_324_178),
+        Fault(at_s=8.299, kind="flip_bit", node="s2", other="p1", duration_s=0.436, number=340_815_840),
+        seed=84_645_652_944,
+    )
+    assert any("queue.entries_repaired topic=flights queue_id=2 first=0" in line for line in outcome.trace)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import trio
 
 from ha.protocol.record import RecordHead, scan_record
 from ha.protocol.store_files import INDEX_ENTRY, index_entry_position
-from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small
+from ha.store.message_store import open_message_store
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import (
+    ROOT,
+    SEGMENT,
+    WallClock,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    small_options,
+)
 
 INDEX = ROOT / "index"
 
@@ -102,6 +115,31 @@ async def test_a_healed_range_is_compared_at_once(autojump_clock: object) -> Non
         store.damage.healed(damage, "a peer")
         await trio.sleep(60)
         assert store.scrub.statistics().round_count == 2
+
+
+async def test_a_healed_range_is_compared_after_dispatch_that_waited_for_it(autojump_clock: object) -> None:
+    """The round that began with the repair found nothing dispatched, and the next one comes after scrubPauseSeconds."""
+    disk = MemoryDisk()
+    await made(disk, WallClock())
+    for path in [path for path in disk.inodes if {"checksums", "consumequeue", "index"} & {*path.parts}]:
+        del disk.inodes[path]
+    [first, *_] = [inode.content for path, inode in sorted(disk.inodes.items()) if path.parent.name == "commitlog"]
+    right = bytes(first[:100])
+    first[:100] = bytes(100)
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == "_make_next_files":
+            await trio.sleep(1)
+        return await run_inline(call, *arguments)
+
+    async with open_message_store(small_options(), disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        await trio.sleep(100)
+        [damage] = store.damage.open
+        assert store.log.dispatched_offset.value == store.scrub.statistics().scrubbed_bytes == 0
+        await store.repair.rewrite(0, right)
+        store.damage.healed(damage, "a peer")
+        await trio.sleep(60)
+        assert store.scrub.statistics().scrubbed_bytes == store.log.max_offset.value
 
 
 async def test_a_round_ends_at_an_incomplete_filler() -> None:
