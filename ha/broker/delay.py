@@ -24,9 +24,9 @@ import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
-from ha.broker.deliveries import PAUSE_S_MAX, PAUSE_S_MIN, Delivery, put_all
 from ha.broker.detour import real_message
 from ha.broker.limited_log import LimitedLog
+from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol import java_json
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PAUSE_S_MIN = 0.1
+PAUSE_S_MAX = 2.0
+"""Back-off between attempts to read or put a message."""
 CLOCK_STEP_S_MIN = 0.05
 CLOCK_STEP_COUNT_MAX = 4096
 
@@ -53,6 +56,12 @@ class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     delivered_count: int
     dropped_count: int
     waiting_counts: dict[int, int]
+
+
+class _Delivery(PutRequest, kw_only=True, gc=False):
+    """The put of one delayed message. `queue_offset`: in its level's queue."""
+
+    queue_offset: int
 
 
 class StoreClock:
@@ -295,7 +304,7 @@ class DelayService:
         self._offsets.set(level.level, read.next_offset)
         return True
 
-    def _deliveries(self, level: _Level, body: bytes) -> list[Delivery]:
+    def _deliveries(self, level: _Level, body: bytes) -> list[_Delivery]:
         deliveries = []
         for raw in split(body):
             record: MessageRecord | None = None
@@ -304,22 +313,30 @@ class DelayService:
                 message = real_message(record)
                 if message.topic in (SCHEDULE_TOPIC, HALF_TOPIC, TIMER_TOPIC) or message.queue_id < 0:
                     raise ValueError(f"it belongs in {message.topic}, queue {message.queue_id}")
-                deliveries.append(Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset))
+                deliveries.append(_Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset))
             except (RemoteProtocolError, ValueError) as error:
                 self._drop(level, -1 if record is None else record.queue_offset, str(error))
         return deliveries
 
-    async def _put_all(self, level: _Level, deliveries: list[Delivery]) -> None:
-        def on_retry(delivery: Delivery) -> None:
-            self._offsets.set(level.level, delivery.queue_offset)
-            self._log_failure("delay.put_failed", level, delivery.queue_offset, delivery.remark)
-
-        self._delivered_count += await put_all(
-            self._put,
-            deliveries,
-            on_retry=on_retry,
-            on_dropped=lambda delivery: self._drop(level, delivery.queue_offset, delivery.remark),
-        )
+    async def _put_all(self, level: _Level, deliveries: list[_Delivery]) -> None:
+        """Puts until each is stored, or can never be. They wait for no flush and no slave, so storing answers them."""
+        pause_s = PAUSE_S_MIN
+        while deliveries:
+            await self._put.settle(deliveries)
+            failed = []
+            for delivery in deliveries:
+                if delivery.status.is_stored:
+                    self._delivered_count += 1
+                elif delivery.is_hopeless:
+                    self._drop(level, delivery.queue_offset, delivery.remark)
+                else:
+                    failed.append(delivery)
+            if failed:
+                self._offsets.set(level.level, failed[0].queue_offset)
+                self._log_failure("delay.put_failed", level, failed[0].queue_offset, failed[0].remark)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            deliveries = failed
 
     def _drop(self, level: _Level, offset: int, reason: str, count: int = 1) -> None:
         self._dropped_count += count

@@ -223,8 +223,10 @@ class PutService:
             return ()
         is_writable, reason = self._store.is_writable
         if not is_writable:
-            self._refuse(requests, Cause.NOT_WRITABLE, f"the store is not writable: {reason}")
-            return ()
+            can_append, _ = self._store.can_append
+            refused = [each for each in requests if not (can_append and each.frees_space)]
+            self._refuse(refused, Cause.NOT_WRITABLE, f"the store is not writable: {reason}")
+            requests = [each for each in requests if can_append and each.frees_space]
         acknowledgements = self.acknowledgements
         return acknowledgements.admit(requests) if acknowledgements.min_in_sync > 1 else requests
 

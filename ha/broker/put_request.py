@@ -18,6 +18,7 @@ class PutRequest(msgspec.Struct, kw_only=True):
     messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
     on_done: called once, with all requests that have the same `on_done` and are done at the same time.
     waits: False for WAIT=false: answered once appended.
+    frees_space: accepted on a nearly full disk, because retention can delete a segment once it is stored.
     status, remark: the answer; the remark states the cause of any status but PUT_OK.
     results: the log's AppendResult of each message; empty if nothing was appended.
     next_offset: end of its last record in bytes, up to which the log must be flushed and acknowledged; -1 if not
@@ -28,6 +29,7 @@ class PutRequest(msgspec.Struct, kw_only=True):
     on_done: Callable[[Sequence[Any]], None] | None = None
     is_batch: bool = False
     waits: bool = True
+    frees_space: bool = False
     status: PutStatus = PutStatus.UNKNOWN_ERROR
     remark: str = ""
     results: Sequence[Any] = ()

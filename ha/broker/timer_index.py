@@ -8,6 +8,7 @@ those of the current minute, and two heap operations for each message in its lif
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from heapq import heapify, heappop, heappush
 
 BUCKET_MS = 60_000
@@ -22,7 +23,7 @@ class TimerIndex:
         self._current_end = 0
         """In buckets since the epoch"""
         self._later: dict[int, array[int]] = {}
-        """Bucket -> code and queue offset of each of its messages, in turn"""
+        """Bucket -> code and queue offset of each of its messages, in turn, by queue offset"""
         self._buckets: list[int] = []
         """Heap of the keys of `_later`"""
         self._count = 0
@@ -31,7 +32,7 @@ class TimerIndex:
         return self._count
 
     def add(self, code: int, queue_offset: int) -> None:
-        """Adds a message."""
+        """Adds a message. Unless it is due before all messages of later minutes, its queue offset is above theirs."""
         self._count += 1
         bucket = code // (2 * BUCKET_MS)
         if bucket < self._current_end:
@@ -62,20 +63,23 @@ class TimerIndex:
         self._count -= len(due)
         return due
 
-    def lowest_offset(self, default: int) -> int:
-        """Returns the lowest queue offset of all pending messages; looks at each."""
-        lowest = min((queue_offset for _, queue_offset in self._current), default=default)
-        return min(lowest, min((min(later[1::2]) for later in self._later.values()), default=default))
+    @property
+    def lowest_offset(self) -> int | None:
+        """The lowest queue offset of all messages; None without one."""
+        current = min((queue_offset for _, queue_offset in self._current), default=None)
+        later = min((later[1] for later in self._later.values()), default=None)
+        return later if current is None else current if later is None else min(current, later)
 
     def drop_before(self, queue_offset: int) -> None:
-        """Removes the messages before a queue offset; looks at each."""
+        """Removes the messages before a queue offset."""
         self._current = [each for each in self._current if each[1] >= queue_offset]
         heapify(self._current)
-        for bucket, later in self._later.items():
-            if min(later[1::2]) < queue_offset:
-                kept = [pair for pair in zip(later[::2], later[1::2], strict=True) if pair[1] >= queue_offset]
-                self._later[bucket] = array("q", [number for pair in kept for number in pair])
-        self._later = {bucket: later for bucket, later in self._later.items() if later}
+        for bucket in list(self._later):
+            later = self._later[bucket]
+            passed = bisect_left(range(len(later) // 2), queue_offset, key=lambda at: later[2 * at + 1])
+            del later[: 2 * passed]
+            if not later:
+                del self._later[bucket]
         self._buckets = sorted(self._later)
         self._count = len(self._current) + sum(map(len, self._later.values())) // 2
 

@@ -1,26 +1,26 @@
-"""Delivery of timer messages: from rmq_sys_wheel_timer to their own topics, when they are due, in the order of time.
+"""Delivers timer messages: moves them from rmq_sys_wheel_timer to their own topics, in the order of their due times.
 
-A master's service. It reads the consume queue of rmq_sys_wheel_timer into an index by due time (timer_index.py), sleeps
-until the first message is due, and puts all that are due in batches. RocketMQ keeps a wheel and a log of its own on the
-disk; here the log is the only source, and what is kept besides is how far delivery is, three numbers that are saved
-and replicated with those of the delay levels (delay_offsets.py):
+A service of the master. It builds an index by due time (timer_index.py) from the consume queue of rmq_sys_wheel_timer,
+sleeps until the first message is due, and puts due messages in batches. RocketMQ keeps a timer wheel and a timer log on
+disk; here everything is derived from the commitlog. The only state is the progress: three numbers in the table of
+the delay levels' offsets, which is saved and replicated (delay_offsets.py).
 
-    FIRST      queue offset; every message before it is delivered
-    SEEN       queue offset up to which the queue had been read when TIME was set
-    TIME       ms since the epoch; every message before SEEN that is due until then is delivered
+    FIRST      queue offset; every message before it was delivered or rolled
+    SEEN       queue offset up to which the queue was indexed when TIME was set
+    TIME       ms since the epoch; every message before SEEN that is due by then was delivered
 
-So a message is pending if it is not before FIRST, and is at or behind SEEN or due after TIME. Copies are put once more
-only after a crash, those of the last moments; none is lost by one.
+A message is pending if it is at or after FIRST, and also at or after SEEN or due after TIME. After a crash or a change
+of master, the last deliveries may be repeated; none is lost.
 
-A start, and a change of master, reads 20 bytes for each message from FIRST on, in batches between which other tasks
-run. Entries that RocketMQ wrote lack the due time: their messages are read as well.
+A start or a change of master reads 20 bytes per message from FIRST on, and yields to other tasks between batches.
+Entries written by RocketMQ lack the due time, so their messages are read, too.
 
-Before retention deletes a segment, the pending messages in it are put into rmq_sys_wheel_timer again (`release`), as
-RocketMQ does every two days (rolling); what can't be put keeps its segment, on a full disk, too. A slave keeps segments
-with pending messages until its master has put them again.
+Rolling: before retention deletes a segment, `release` stores its pending messages in rmq_sys_wheel_timer again and
+flushes them; RocketMQ rolls all messages every two days. A segment whose messages can't be rolled is kept. A slave
+keeps a segment until its master has rolled or delivered the messages in it.
 
-A recall (a message with TIMER_DEL_UNIQKEY) is due at the same time as what it recalls, and comes before it in the
-index. Due times are those of the wall clock, which is looked at every second.
+A recall (a message with TIMER_DEL_UNIQKEY) has the due time of the message that it recalls; the index returns it first.
+Due times refer to the wall clock, which is checked at least once a second.
 Sources: TimerMessageStore, RecallMessageProcessor.
 """
 
@@ -34,14 +34,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
-from ha.broker.deliveries import PAUSE_S_MIN, Delivery, put_all
 from ha.broker.detour import message_of, parse_int, real_message
 from ha.broker.limited_log import LimitedLog
+from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.timer_index import TimerIndex
-from ha.errors import RemoteProtocolError
+from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol.properties import (
     CRC32,
     TIMER_DELETE_UNIQUE_KEY,
@@ -55,28 +55,38 @@ from ha.protocol.record import TIMER_CODE_MIN, MessageRecord, decode_record, tim
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from ha.store.consume_queue import ConsumeQueue
+    from ha.store.consume_queue import ConsumeQueue, QueueEntry
     from ha.store.dispatch import Arrival
 
 logger = logging.getLogger(__name__)
 
 FIRST, SEEN, TIME = -3, -2, -1
-"""Keys of the progress in the table of delay levels, which are positive."""
+"""Keys of the progress in the table of delay levels, whose own keys are positive."""
 
-LOOK_EVERY_S = 1.0
-"""The wall clock may be set while a message is waited for."""
+CHECK_INTERVAL_S = 1.0
+"""Interval for checking the wall clock, which may be set, and for retrying messages that can't be read."""
+PAUSE_S_MIN = 0.1
+PAUSE_S_MAX = 2.0
+"""Back-off between attempts to put messages."""
 READ_COUNT_MAX = 1024
-"""Queue entries that are read between two checkpoints."""
+"""Queue entries read between two checkpoints."""
 
 
 class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start; what is pending, which only a master knows."""
+    """Counters since the start. Pending messages are known on the master only."""
 
     pending_count: int
     next_due_ms: int | None
     delivered_count: int
     recalled_count: int
     dropped_count: int
+
+
+class _Delivery(PutRequest, kw_only=True, gc=False):
+    """The put of one message. `queue_offset`: in the timer queue; `code`: its timer code."""
+
+    queue_offset: int
+    code: int
 
 
 class TimerService:
@@ -89,32 +99,35 @@ class TimerService:
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
         self._reader = BatchReader(core.store)
+        self._loss = LossDetector(core.store)
         self._log = LimitedLog(logger)
+        self._working = trio.Lock()
+        """Serializes indexing, delivery and rolling"""
+        self._delivered_count = self._recalled_count = self._dropped_count = 0
+        self._reset()
+
+    def _reset(self) -> None:
         self._arrived = trio.Event()
         self._index = TimerIndex()
-        self._indexed_to = 0
-        """Queue offset"""
+        self._indexed_to = self._progress.get(FIRST)
+        """Queue offset of the first message that is not indexed yet"""
+        self._is_blocked = False
+        """Whether that message can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
-        """Queue offset -> timer code, and the trio time since which the message can't be read"""
+        """Queue offset of each due message that can't be read now -> timer code, trio time of the first attempt"""
         self._retry_at = -math.inf
-        """When those are tried again, by trio's clock"""
+        """Trio time of the next attempt to read those"""
         self._popped_ms = 0
-        """The latest due time of what was taken from the index"""
+        """The latest due time of the messages taken from the index"""
+        self._searched_at = 0
+        """Value of `_indexed_to` when FIRST was last determined"""
         self._recalls: dict[str, int] = {}
-        """Unique key of a recalled message -> when it is due (ms)"""
-        self._changing = trio.Lock()
-        """Held while messages are delivered or rolled"""
-        self._rolled_count = 0
-        """Messages that were rolled and are still in the index"""
-        self._delivered_count = self._recalled_count = self._dropped_count = 0
-
-    def __len__(self) -> int:
-        return len(self._index) - self._rolled_count + len(self._unreadable)
+        """Unique key of a recalled message -> its due time (ms)"""
 
     def statistics(self) -> TimerStatistics:
         """Returns a snapshot."""
         return TimerStatistics(
-            pending_count=len(self),
+            pending_count=len(self._index) + len(self._unreadable),
             next_due_ms=self._index.next_due_ms,
             delivered_count=self._delivered_count,
             recalled_count=self._recalled_count,
@@ -122,113 +135,135 @@ class TimerService:
         )
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Wakes the service if a timer message came. Called by the store once per dispatched batch; never blocks."""
+        """Wakes the service if a timer message arrived. Called by the store once per dispatched batch; never blocks."""
         if any(arrival.topic == TIMER_TOPIC for arrival in arrivals):
             self._arrived.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Delivers until cancelled."""
         task_status.started()
-        self._index, self._indexed_to = TimerIndex(), self._progress.get(FIRST)
-        self._unreadable, self._recalls, self._popped_ms, self._rolled_count = {}, {}, 0, 0
+        self._reset()
+        pause_s = PAUSE_S_MIN
         try:
             while True:
                 self._arrived = trio.Event()
-                await self._index_new()
-                async with self._changing:
+                async with self._working:
+                    await self._index_new()
                     now_ms = self._wall_clock_ms()
                     due = [*self._retried(), *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
-                    if due:
-                        await self._deliver(due, now_ms)
-                        continue
-                next_due_ms = self._index.next_due_ms
-                wait_s = LOOK_EVERY_S if next_due_ms is None else min(LOOK_EVERY_S, (next_due_ms - now_ms) / 1000)
-                with trio.move_on_after(wait_s if len(self) else math.inf):
-                    await self._arrived.wait()
+                    is_delivered = not due or await self._deliver(due, now_ms)
+                if not is_delivered:
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                    continue
+                pause_s = PAUSE_S_MIN
+                if not due:
+                    with trio.move_on_after(self._wait_s(now_ms)):
+                        await self._arrived.wait()
         finally:
-            self._index = TimerIndex()
+            self._reset()
+
+    def _wait_s(self, now_ms: int) -> float:
+        """Returns how long to wait for an arrival before the next step."""
+        next_due_ms = self._index.next_due_ms
+        if next_due_ms is not None:
+            return max(0.0, min(CHECK_INTERVAL_S, (next_due_ms - now_ms) / 1000))
+        return CHECK_INTERVAL_S if self._unreadable or self._is_blocked else math.inf
 
     # ---- the index
 
     async def _index_new(self) -> None:
-        """Adds to the index what the queue has and the index has not."""
+        """Adds new messages of the queue to the index."""
+        self._is_blocked = False
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return
-        if self._indexed_to > queue.max_offset:
-            # The end of the log was lost, or a new master's queue is not all dispatched yet.
-            end = max(queue.max_offset, self._store.log.next_queue_offset(TIMER_TOPIC, 0))
-            if self._indexed_to > end:
-                logger.error("timer.offset_corrected from=%d to=%d", self._indexed_to, end)
-                self._indexed_to = end
-                for key in (FIRST, SEEN):
-                    self._progress.set(key, min(self._progress.get(key), end))
-            return
-        self._indexed_to = max(self._indexed_to, queue.min_offset)
-        seen, time_ms = self._progress.get(SEEN), self._progress.get(TIME)
+        # A new master may know progress for messages that it has not dispatched yet.
+        end = max(queue.max_offset, self._store.log.next_queue_offset(TIMER_TOPIC, 0))
+        if self._indexed_to > end:  # the end of the log was lost
+            logger.error("timer.offset_corrected from=%d to=%d", self._indexed_to, end)
+            self._indexed_to = end
+            for key in (FIRST, SEEN):
+                self._progress.set(key, min(self._progress.get(key), end))
+        self._indexed_to = max(self._indexed_to, self._progress.get(FIRST), queue.min_offset)
         while self._indexed_to < queue.max_offset:
             entries = queue.read(self._indexed_to, READ_COUNT_MAX)
-            if not entries:
-                return
-            codes: Sequence[int] = [entry.tags_code for entry in entries]
-            if any(code < TIMER_CODE_MIN for code in codes):
-                codes = await self._codes_of_records(queue, len(entries))
+            codes = await self._codes(queue, self._indexed_to, entries)
             for queue_offset, code in enumerate(codes, self._indexed_to):
-                if code and (queue_offset >= seen or code >> 1 > time_ms):
+                if code is None:
+                    self._drop(queue_offset, "it is gone, damaged, or has no due time")
+                elif self._is_pending(queue_offset, code):
                     self._index.add(code, queue_offset)
             self._indexed_to += len(codes)
+            if len(codes) < len(entries) or not entries:
+                self._is_blocked = True
+                return
             await trio.lowlevel.checkpoint()
 
-    async def _codes_of_records(self, queue: ConsumeQueue, count: int) -> list[int]:
-        """Returns the timer codes of the next `count` messages, 0 for one that has none or is gone."""
-        found: dict[int, int] = {}
-        wanted = range(self._indexed_to, self._indexed_to + count)
-        for queue_offset, record in (await self._read(queue, wanted)).items():
-            if record is not None:
-                found[queue_offset] = timer_code(record.properties, 0)
-                if not found[queue_offset]:
-                    self._drop(queue_offset, "it has no due time")
-        return [found.get(queue_offset, 0) for queue_offset in wanted]
+    def _is_pending(self, queue_offset: int, code: int) -> bool:
+        """Whether the progress does not cover a message at or after FIRST."""
+        return queue_offset >= self._progress.get(SEEN) or code >> 1 > self._progress.get(TIME)
+
+    async def _codes(self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry]) -> list[int | None]:
+        """Returns the timer codes of `entries`, which begin at queue offset `first`; None: it will never be known.
+
+        Ends before the first message that has to be read and can't be read now.
+        """
+        codes: list[int | None] = [entry.tags_code for entry in entries]
+        unknown = [
+            queue_offset for queue_offset, code in enumerate(codes, first) if code is None or code < TIMER_CODE_MIN
+        ]
+        records = await self._read(queue, unknown) if unknown else {}
+        for queue_offset in unknown:
+            record = records.get(queue_offset)
+            if queue_offset not in records and not self._loss.is_lost(queue_offset):
+                return codes[: queue_offset - first]
+            codes[queue_offset - first] = None if record is None else timer_code(record.properties, 0) or None
+        return codes
 
     # ---- delivery
 
-    async def _deliver(self, due: Sequence[tuple[int, int]], now_ms: int) -> None:
-        """Delivers what is due, in its order, and sets the progress."""
+    async def _deliver(self, due: Sequence[tuple[int, int]], now_ms: int) -> bool:
+        """Delivers due messages in their order and sets the progress. False if some can't be put now: they stay due."""
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         assert queue is not None
-        first = self._progress.get(FIRST)
-        records = await self._read(queue, [queue_offset for _, queue_offset in due if queue_offset >= first])
-        deliveries: list[Delivery] = []
+        records = await self._read(queue, [queue_offset for _, queue_offset in due])
+        deliveries: list[_Delivery] = []
         for code, queue_offset in due:
-            if queue_offset < first:
-                self._rolled_count -= 1
-                continue
             if queue_offset not in records:
-                self._put_off(code, queue_offset)
+                self._postpone(code, queue_offset)
                 continue
             self._unreadable.pop(queue_offset, None)
             record = records[queue_offset]
-            if record is not None:
-                deliveries += self._delivery(record, code >> 1, now_ms)
-            else:
+            if record is None:
                 self._drop(queue_offset, "it is no longer in the log")
-        self._delivered_count += await put_all(
-            self._puts,
-            deliveries,
-            on_retry=lambda each: self._log.write("timer.not_put offset=%d reason=%r", each.queue_offset, each.remark),
-            on_dropped=lambda each: self._drop(each.queue_offset, each.remark),
-        )
+            else:
+                deliveries += self._delivery(record, code, now_ms)
+        await self._puts.settle(deliveries)
+        failed = []
+        for delivery in deliveries:
+            if delivery.status.is_stored:
+                self._delivered_count += 1
+            elif delivery.is_hopeless:
+                self._drop(delivery.queue_offset, delivery.remark)
+            else:
+                failed.append(delivery)
+                self._index.add(delivery.code, delivery.queue_offset)
+        if failed:
+            self._log.write("timer.put_failed offset=%d reason=%r", failed[0].queue_offset, failed[0].remark)
         self._popped_ms = max(self._popped_ms, due[-1][0] >> 1)
         self._set_progress()
+        return not failed
 
-    def _delivery(self, record: MessageRecord, due_ms: int, now_ms: int) -> Iterator[Delivery]:
+    def _delivery(self, record: MessageRecord, code: int, now_ms: int) -> Iterator[_Delivery]:
+        """Yields the put of a message, or nothing if it is recalled, a recall, or invalid."""
         properties = record.property_map()
         recalled = properties.get(TIMER_DELETE_UNIQUE_KEY)
         if recalled is not None:
-            self._recalls[recalled] = due_ms
+            self._recalls[recalled] = code >> 1
             return
         unique_key = properties.get(UNIQ_KEY)
-        if unique_key is not None and self._recalls.get(unique_key) == due_ms:
+        if unique_key is not None and self._recalls.get(unique_key) == code >> 1:
             self._recalled_count += 1
             return
         try:
@@ -240,76 +275,84 @@ class TimerService:
             return
         times = {TIMER_ENQUEUE_MS: str(record.store_timestamp_ms), TIMER_DEQUEUE_MS: str(now_ms)}
         message.properties = bytes(message.properties) + encode_properties(times)
-        yield Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset)
+        yield _Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset, code=code)
 
     def _set_progress(self) -> None:
-        """Sets TIME to before the first message that is still pending, or else to the last one taken from the index."""
-        pending = [code >> 1 for code, _ in self._unreadable.values()]
+        """Sets TIME to just before the first pending message, otherwise to the last one taken from the index."""
+        pending_ms = [code >> 1 for code, _ in self._unreadable.values()]
         next_due_ms = self._index.next_due_ms
         if next_due_ms is not None:
-            pending.append(next_due_ms)
-        time_ms = min([self._popped_ms, *(due_ms - 1 for due_ms in pending)])
+            pending_ms.append(next_due_ms)
+        time_ms = min([self._popped_ms, *(due_ms - 1 for due_ms in pending_ms)])
         if time_ms < self._progress.get(TIME):
             return
         self._progress.set(SEEN, self._indexed_to)
         self._progress.set(TIME, time_ms)
-        self._recalls = {key: due_ms for key, due_ms in self._recalls.items() if due_ms > time_ms}
-        # Finding the first pending message takes a look at all, so it is done once for many that came meanwhile.
-        if not pending:
-            self._progress.set(FIRST, self._indexed_to)
-        elif self._indexed_to - self._progress.get(FIRST) > 2 * len(self) + READ_COUNT_MAX:
-            self._progress.set(FIRST, min([self._index.lowest_offset(self._indexed_to), *self._unreadable]))
+        if self._recalls:
+            self._recalls = {key: due_ms for key, due_ms in self._recalls.items() if due_ms > time_ms}
+        if not pending_ms or self._indexed_to > self._searched_at + len(self._index) + READ_COUNT_MAX:
+            self._searched_at = self._indexed_to  # the search is linear, so it is repeated only after as many arrivals
+            lowest = self._index.lowest_offset
+            offsets = [*self._unreadable, self._indexed_to if lowest is None else lowest]
+            self._progress.set(FIRST, max(self._progress.get(FIRST), min(offsets)))
 
     # ---- rolling
 
     async def release(self, end: int) -> bool:
-        """For retention: whether no message before physical offset `end` is pending; a master rolls those that are."""
-        async with self._changing:
+        """For retention: rolls pending messages before physical offset `end` (bytes).
+
+        Returns False if one is still pending: it can't be rolled now, or this is a slave.
+        """
+        async with self._working:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
-            while queue is not None:
-                first = max(self._progress.get(FIRST), queue.min_offset)
-                entries = [entry for entry in queue.read(first, READ_COUNT_MAX) if entry.physical_offset < end]
-                if not entries:
-                    break
-                seen, time_ms = self._progress.get(SEEN), self._progress.get(TIME)
+            if queue is None:
+                return True
+            first = max(self._progress.get(FIRST), queue.min_offset)
+            while entries := [entry for entry in queue.read(first, READ_COUNT_MAX) if entry.physical_offset < end]:
+                codes = await self._codes(queue, first, entries)
                 pending = [
-                    queue_offset
-                    for queue_offset, entry in enumerate(entries, first)
-                    if queue_offset >= seen or entry.tags_code >> 1 > time_ms or entry.tags_code < TIMER_CODE_MIN
+                    at for at, code in enumerate(codes, first) if code is not None and self._is_pending(at, code)
                 ]
-                if pending and (self._standing.is_slave or not await self._roll(queue, pending)):
-                    self._log.write("timer.segment_kept offset=%d reason=%r", pending[0], "a message in it is pending")
+                is_released = len(codes) == len(entries)
+                if pending:
+                    is_released = is_released and not self._standing.is_slave and await self._roll(queue, pending)
+                if not is_released:
+                    self._log.write("timer.segment_kept offset=%d reason=%r", first, "it has pending messages")
                     return False
+                first += len(entries)
                 if not self._standing.is_slave:
-                    self._progress.set(FIRST, first + len(entries))
+                    self._progress.set(FIRST, first)
+                    self._index.drop_before(first)
+                    self._unreadable = {at: each for at, each in self._unreadable.items() if at >= first}
                 await trio.lowlevel.checkpoint()
-            if self._rolled_count > len(self):
-                self._index.drop_before(self._progress.get(FIRST))
-                self._rolled_count = 0
             return True
 
     async def _roll(self, queue: ConsumeQueue, queue_offsets: Sequence[int]) -> bool:
-        """Puts pending messages into the timer topic again; False if not all could be."""
+        """Stores and flushes pending messages in the timer topic again; False if not all could be."""
         records = await self._read(queue, queue_offsets)
-        deliveries = []
-        for queue_offset in queue_offsets:
-            record = records.get(queue_offset)
-            if record is not None:
-                properties = record.property_map()
-                properties[TIMER_ROLL_TIMES] = str(parse_int(properties.get(TIMER_ROLL_TIMES, "0")) + 1)
-                properties.pop(CRC32, None)
-                message = message_of(record, TIMER_TOPIC, 0, encode_properties(properties))
-                deliveries.append(Delivery(messages=(message,), waits=False, queue_offset=queue_offset))
-        await self._puts.settle(deliveries)
-        if len(records) < len(queue_offsets) or not all(each.status.is_stored for each in deliveries):
+        if len(records) < len(queue_offsets):
             return False
-        self._rolled_count += sum(queue_offset < self._indexed_to for queue_offset in queue_offsets)
+        puts = [self._rolled(record) for record in records.values() if record is not None]
+        await self._puts.settle(puts)
+        if not all(put.status.is_stored for put in puts):
+            return False
+        try:
+            await self._store.flusher.flush()  # the disk may lose the segment's file before the new records otherwise
+        except DiskFailed:
+            return False  # the store ends the process
         return True
+
+    def _rolled(self, record: MessageRecord) -> PutRequest:
+        properties = record.property_map()
+        properties[TIMER_ROLL_TIMES] = str(parse_int(properties.get(TIMER_ROLL_TIMES, "0")) + 1)
+        properties.pop(CRC32, None)  # of this record; the store computes a new one
+        message = message_of(record, TIMER_TOPIC, 0, encode_properties(properties))
+        return PutRequest(messages=(message,), waits=False, frees_space=True)
 
     # ---- reading
 
     async def _read(self, queue: ConsumeQueue, queue_offsets: Iterable[int]) -> dict[int, MessageRecord | None]:
-        """Reads messages; None for one that is gone. One that can't be read now is left out."""
+        """Reads messages; None for one that is gone. Leaves out those that can't be read now."""
         found: dict[int, MessageRecord | None] = {}
         for start, end in _runs(queue_offsets):
             at = start
@@ -335,25 +378,24 @@ class TimerService:
                 at = max(read.next_offset, at + 1)
         return found
 
-    def _put_off(self, code: int, queue_offset: int) -> None:
-        """Tries a message that can't be read now again later, and drops it after `UNREADABLE_S_MAX`."""
+    def _postpone(self, code: int, queue_offset: int) -> None:
+        """Retries a due message later that can't be read now; drops it after `UNREADABLE_S_MAX` without open damage."""
         now = trio.current_time()
         _, since = self._unreadable.get(queue_offset, (code, now))
-        self._retry_at = max(self._retry_at, now + PAUSE_S_MIN)
         if not all(damage.is_hopeless for damage in self._store.damage.open):
             since = now
         if now - since < UNREADABLE_S_MAX:
             self._unreadable[queue_offset] = code, since
         else:
             self._unreadable.pop(queue_offset, None)
-            self._drop(queue_offset, "its entry is wrong and its record is not found")
+            self._drop(queue_offset, "its record can't be read")
 
     def _retried(self) -> list[tuple[int, int]]:
-        """What could not be read before, if it is to be tried again now."""
+        """Returns the messages that could not be read before, if it is time to retry them."""
         now = trio.current_time()
         if not self._unreadable or now < self._retry_at:
             return []
-        self._retry_at = now + LOOK_EVERY_S
+        self._retry_at = now + CHECK_INTERVAL_S
         return sorted((code, queue_offset) for queue_offset, (code, _) in self._unreadable.items())[:BATCH_COUNT_MAX]
 
     def _drop(self, queue_offset: int, reason: str) -> None:
@@ -362,7 +404,7 @@ class TimerService:
 
 
 def _runs(queue_offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Splits offsets into runs of consecutive ones: (first, behind the last)."""
+    """Splits offsets into runs of consecutive ones: (first, after the last)."""
     start = end = -1
     for queue_offset in sorted(queue_offsets):
         if queue_offset != end:

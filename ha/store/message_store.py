@@ -121,13 +121,19 @@ class MessageStore:
     @property
     def is_writable(self) -> tuple[bool, str]:
         """Whether puts are accepted, and if not, why (a failed disk, or one nearly full)."""
+        can_append, reason = self.can_append
+        return self.retention.is_writable if can_append else (False, reason)
+
+    @property
+    def can_append(self) -> tuple[bool, str]:
+        """Whether the log can take records, and if not, why; a disk that is nearly full can."""
         if self.flusher.failure is not None:
             return False, str(self.flusher.failure)
         dispatched = self.log.dispatched_offset.value
         if dispatched < self._writable_from and not self.log.is_slave:
             progress = f"queues are built up to {dispatched} of {self._writable_from}"
             return False, f"{progress}: {self.dispatcher.paused_reason}"
-        return self.retention.is_writable
+        return True, ""
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
         """Calls `callback` after each dispatched batch that brought messages."""
@@ -138,7 +144,7 @@ class MessageStore:
         self.retention.lowest_needed = lowest_needed
 
     def set_release(self, release: Callable[[int], Awaitable[bool]]) -> None:
-        """Ask `release` before a segment is deleted that ends at a physical offset: False keeps it."""
+        """Sets what is asked before a segment is deleted that ends at a physical offset; False keeps the segment."""
         self.retention.release = release
 
     def damage_statistics(self) -> StoreDamage:

@@ -36,7 +36,7 @@ class Retention:
         self.lowest_needed: Callable[[], int | None] = lambda: None
         """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
         self.release: Callable[[int], Awaitable[bool]] = _released
-        """Asked before a segment is deleted that ends at a physical offset: whether nothing in it is needed any more"""
+        """Awaited before a segment that ends at a physical offset (bytes) is deleted; False keeps it"""
         self.disk_used_ratio = 0.0
         self.deleted_count = 0
         self._is_too_full = False

@@ -16,7 +16,9 @@ from ha.broker.timer_index import BUCKET_MS, TimerIndex
 from ha.protocol.properties import encode_properties, java_hash
 from ha.protocol.record import MessageRecord, timer_code
 from ha.protocol.topic_names import TIMER_TOPIC
+from ha.store.files import DiskUsage, OsDisk
 from tests.broker.node import Node, WallClock, open_node
+from tests.broker.test_terms import member
 
 HOUR_MS = 3_600_000
 
@@ -152,19 +154,72 @@ async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path,
         assert at - began <= 11.1
 
 
+async def test_a_message_is_delivered_that_is_due_before_what_was_delivered(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """The wall clock was an hour ahead for a while."""
+    clock = WallClock()
+    async with open_node(tmp_path, wall_clock_ms=clock) as node:
+        clock.start_ms += HOUR_MS
+        await node.send(b"ahead", i=properties(TIMER_DELAY_SEC=5), e=0)
+        await arrivals(node)
+        clock.start_ms -= HOUR_MS
+        await node.send(b"now", i=properties(TIMER_DELAY_SEC=5), e=0)
+        [(_, record)] = await arrivals(node, offset=1)
+        assert record.body == b"now"
+
+
+async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restart(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    disk = FillingDisk()
+    async with open_node(tmp_path, disk=disk) as node:
+        await node.send(b"late", i=properties(TIMER_DELAY_SEC=5), e=0)
+        disk.free_share = 0.01
+        await node.store.retention.check_disk()
+        await trio.sleep(100)
+        assert node.broker.timers.statistics().delivered_count == 0
+    async with open_node(tmp_path) as node:
+        [(_, record)] = await arrivals(node)
+        assert record.body == b"late"
+
+
+# ---- retention
+
+
+class FillingDisk(OsDisk):
+    """A disk whose free space the test sets."""
+
+    free_share = 0.9
+
+    def usage(self, path: Path) -> DiskUsage:
+        return DiskUsage(1 << 40, int(self.free_share * (1 << 40)))
+
+
+EXPIRED: dict[str, Any] = {"segment_size": 16_384, "reserved_h": -1e6}
+"""Every segment but the last is old enough to be deleted."""
+
+
+async def fill_segments(node: Node) -> None:
+    for _ in range(40):
+        await node.send(bytes(1000), e=1)
+    await node.dispatched()
+
+
 async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    async with open_node(tmp_path, store_changes={"segment_size": 16_384, "reserved_h": -1e6}) as node:
+    async with open_node(tmp_path, store_changes=EXPIRED) as node:
         began = trio.current_time()
         for delay_s in (10, 5000, 7000):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
         await arrivals(node)
-        for _ in range(40):
-            await node.send(bytes(1000), e=1)
-        await node.dispatched()
+        await fill_segments(node)
         assert await node.store.retention.clean(at_any_hour=True) >= 1
         assert node.store.log.min_offset > 0
+        assert node.store.log.flushed_offset.value > node.store.log.segments[-1].start, "rolled messages are flushed"
+        await node.dispatched()
+        await trio.sleep(1)
         assert node.broker.timers.statistics().pending_count == 2
         [(at, record), (_, last)] = await arrivals(node, 2, offset=1)
         assert (record.body, last.body) == (b"5000", b"7000")
@@ -174,17 +229,39 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         assert node.broker.timers.statistics().delivered_count == 3
 
 
-async def test_a_segment_stays_whose_messages_can_not_be_rolled(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, store_changes={"segment_size": 16_384, "reserved_h": -1e6}) as node:
-        await node.send(b"later", i=properties(TIMER_DELAY_SEC=500), e=0)
-        for _ in range(40):
-            await node.send(bytes(1000), e=1)
+async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_for_room(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    disk = FillingDisk()
+    async with open_node(tmp_path, store_changes=EXPIRED, disk=disk) as node:
+        for delay_s in (100, 50_000):
+            await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        await fill_segments(node)
+        disk.free_share = 0.01
+        await node.store.retention.check_disk()
+        assert (await node.send(b"refused")).code == 14
+        await trio.sleep(200)  # the first one is due, and can't be put
+        assert node.broker.timers.statistics().delivered_count == 0
+        assert node.store.retention.deleted_count >= 1
+        disk.free_share = 0.5
+        await node.store.retention.check_disk()
+        assert [record.body for _, record in await arrivals(node, 2)] == [b"100", b"50000"]
+        await trio.sleep(10_000)
+        assert node.broker.timers.statistics().delivered_count == 2
+
+
+@pytest.mark.parametrize("is_pending", [True, False])
+async def test_a_slave_keeps_segments_with_pending_messages(
+    tmp_path: Path, autojump_clock: object, *, is_pending: bool
+) -> None:
+    async with member(tmp_path) as node:
+        await node.broker.become_master(1)
+        assert (await node.send(b"later", i=properties(TIMER_DELAY_SEC=50), e=0)).code == 0
         await node.dispatched()
-        node.store.retention._is_too_full = True  # puts are refused
-        assert await node.store.retention.clean(at_any_hour=True) == 0
-        node.store.retention._is_too_full = False
-        [(_, record)] = await arrivals(node)
-        assert record.body == b"later"
+        await trio.sleep(10 if is_pending else 100)
+        assert node.broker.timers.statistics().delivered_count == (0 if is_pending else 1)
+        await node.broker.become_slave(1)
+        assert await node.broker.timers.release(node.store.log.max_offset.value) is not is_pending
 
 
 # ---- the index
@@ -209,8 +286,14 @@ def test_the_index_keeps_the_order_of_time_and_recalls_first() -> None:
             model = [each for each in model if each not in set(due)]
         assert len(index) == len(model)
     assert index.next_due_ms == min(model)[0] >> 1
-    assert index.lowest_offset(10_000) == min(queue_offset for _, queue_offset in model)
+    assert index.lowest_offset == min(queue_offset for _, queue_offset in model)
     assert popped
+    index.drop_before(2000)
+    model = [each for each in model if each[1] >= 2000]
+    assert (len(index), index.lowest_offset) == (len(model), min(queue_offset for _, queue_offset in model))
+    assert index.pop_due(now_ms + 10 * BUCKET_MS, 10_000) == sorted(model)
+    assert len(index) == 0
+    assert index.lowest_offset is None
 
 
 @pytest.mark.parametrize(
@@ -227,17 +310,46 @@ def test_the_timer_code_says_when_it_is_due(raw: bytes, code: int) -> None:
     assert timer_code(raw, 77) == code
 
 
+def write_hashes(folder: Path, *tags: str) -> None:
+    """Writes to the entries of the timer queue what RocketMQ writes: the hash of the tags."""
+    [path] = (folder / "consumequeue" / TIMER_TOPIC / "0").iterdir()
+    entries = bytearray(path.read_bytes())
+    for number, each in enumerate(tags):
+        at = 20 * number + 12
+        assert int.from_bytes(entries[at : at + 8], "big") > 1 << 32
+        entries[at : at + 8] = java_hash(each).to_bytes(8, "big", signed=True)
+    path.write_bytes(entries)
+
+
 async def test_what_a_real_broker_stored_is_taken_over(tmp_path: Path, autojump_clock: object) -> None:
     """Its consume queue has the hash of the tags where halog's has the due time, so the messages are read."""
     async with open_node(tmp_path) as node:
         await node.send(b"early", i=properties(TAGS="TagA", TIMER_DELAY_SEC=30), e=0)
         await node.send(b"late", i=properties(TIMER_DELAY_SEC=60), e=0)
         await node.dispatched()
-    [path] = (tmp_path / "consumequeue" / TIMER_TOPIC / "0").iterdir()
-    entries = bytearray(path.read_bytes())
-    for at, code in ((12, java_hash("TagA")), (32, 0)):
-        assert int.from_bytes(entries[at : at + 8], "big") > 1 << 32
-        entries[at : at + 8] = code.to_bytes(8, "big", signed=True)
-    path.write_bytes(entries)
+    write_hashes(tmp_path, "TagA", "")
     async with open_node(tmp_path) as node:
         assert [record.body for _, record in await arrivals(node, 2)] == [b"early", b"late"]
+
+
+async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"damaged", i=properties(TIMER_DELAY_SEC=3000), e=0)
+        await node.send(bytes(100_000), e=1)
+        await node.send(b"intact", i=properties(TIMER_DELAY_SEC=3000), e=0)
+        await node.dispatched()
+    write_hashes(tmp_path, "", "")
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    content = bytearray(log.read_bytes())
+    content[4] ^= 1  # of the magic number: the entry seems to be wrong, so reading stops there
+    log.write_bytes(content)
+    async with open_node(tmp_path) as node:
+        await trio.sleep(4000)
+        assert node.broker.timers.statistics().delivered_count == 0, "the damage may still be repaired"
+        for damage in node.store.damage.open:
+            node.store.damage.failed(damage, "no peer has it", is_hopeless=True)
+        [(_, record)] = await arrivals(node)
+        assert record.body == b"intact"
+        assert node.broker.timers.statistics().dropped_count == 1
