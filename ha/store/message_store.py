@@ -112,7 +112,8 @@ class MessageStore:
         self.log.before_delete = self.checkpointer.write
         self.damage.on_healed = self._on_healed
         self.dispatcher.on_caught_up = self.scrub.want
-        self._recovery = RecoverySummary()
+        self.recovery = RecoverySummary()
+        """What the recovery at the start found"""
         self._writable_from = 0
         """A master accepts puts when dispatch has reached this offset: until then the next queue offsets are unknown"""
 
@@ -175,9 +176,9 @@ class MessageStore:
             disk_used_ratio=self.retention.disk_used_ratio,
             is_writable=is_writable,
             not_writable_reason=reason,
-            recovered_clean=self._recovery.is_clean,
-            recovery_s=self._recovery.duration_s,
-            truncated_bytes=self._recovery.truncated_bytes,
+            recovered_clean=self.recovery.is_clean,
+            recovery_s=self.recovery.duration_s,
+            truncated_bytes=self.recovery.truncated_bytes,
         )
 
     async def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
@@ -271,8 +272,8 @@ class MessageStore:
 
     async def recover(self) -> None:
         """Brings log, queues and index to one end. CorruptLog if acknowledged data is damaged (nothing is deleted)."""
-        self._recovery = await StoreRecovery(self._parts, self.checkpointer).run()
-        self._writable_from = self._recovery.max_offset
+        self.recovery = await StoreRecovery(self._parts, self.checkpointer).run()
+        self._writable_from = self.recovery.max_offset
         self.state = StoreState.SERVING
 
     async def run(self) -> None:

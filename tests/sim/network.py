@@ -144,6 +144,16 @@ class Network:
         """Makes a connection half-open permanently: it stays, nothing passes."""
         stream.is_blackholed = stream.out.receiver.is_blackholed = True
 
+    def is_half_open(self, port: int) -> bool:
+        """Whether an end is left of a half-open connection to `port`."""
+        return any(
+            stream.is_blackholed
+            and stream.is_open
+            and port in (stream.peer_address[1], stream.out.receiver.peer_address[1])
+            for host in self.hosts.values()
+            for stream in host.streams
+        )
+
     def spare_all(self) -> None:
         """Cancels pending cuts of connections."""
         for host in self.hosts.values():

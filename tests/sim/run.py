@@ -17,7 +17,7 @@ import trio
 from tests.checkers.history import Consumed
 from tests.checkers.violation import Violation
 from tests.sim.faults import Faults
-from tests.sim.machines import Machines
+from tests.sim.machines import HA_PORT, Machines
 from tests.sim.network import Network
 from tests.sim.observer import Observer
 from tests.sim.scenario import CONVERGENCE_S, AnyPlan
@@ -220,6 +220,8 @@ class Run:
         master = cluster.node(cluster.master_name)
         if master is None:
             return "the master does not run"
+        if cluster.network.is_half_open(HA_PORT):
+            return "an HA connection is half-open"
         end = master.store.log.max_offset.value
         for name in cluster.machines:
             node = cluster.node(name)

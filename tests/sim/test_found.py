@@ -516,3 +516,48 @@ def test_a_queue_entry_is_compared_when_dispatch_has_passed_the_range_that_was_h
         seed=84_645_652_944,
     )
     assert any("queue.entries_repaired topic=flights queue_id=2 first=0" in line for line in outcome.trace)
+
+
+def test_a_connection_that_is_half_open_has_ended_before_nothing_is_said_to_disturb_the_cluster() -> None:
+    """The slave's machine has forgotten its connection, and neither end has noticed when the faults are over.
+
+    All logs were equal, so the simulator expected PUT_OK, although that slave could not acknowledge anything yet.
+    """
+    options = Options(
+        segment_size=16384, queue_entries=200, index_entries=40, heartbeat_ms=2000, housekeeping_ms=10_000,
+        slave_timeout_ms=500, sync_flush_timeout_ms=5000, producer_count=1, burst_max=1, pause_s=0.5, body_size_max=60,
+        queue_count=1, consumer_count=0, run_s=10.0, base_s=0.001, jitter_s=0.0, window=65536, split_chance=0.0,
+        role="SYNC_MASTER", slave_count=2, master_flush="SYNC_FLUSH", slave_flush="SYNC_FLUSH", all_in_sync=True,
+        start_from="last", after_power_loss="plain",
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=2.024, kind="pause", node="m", other="s1", duration_s=13.6, number=37_166_802),
+        Fault(at_s=4.297, kind="power", node="m", other="s2", duration_s=1.151, number=941_191_643),
+        Fault(at_s=8.447, kind="half_open", node="m", other="s1", duration_s=13.433, number=876_798_510),
+        seed=84_645_649_814,
+    )
+    assert outcome.faults["half_open"] == 1
+
+
+def test_a_master_appends_before_the_end_of_its_recovery_is_recorded() -> None:
+    """A master returns from a power loss with a shorter log, and takes a message at once.
+
+    The checker took the end of that message for the end of recovery, and so the slaves' bytes there for wrong ones.
+    """
+    options = Options(
+        segment_size=32768, queue_entries=200, index_entries=300, transfer_batch_bytes=1000, heartbeat_ms=1000,
+        housekeeping_ms=5000, slave_timeout_ms=500, sync_flush_timeout_ms=5000, producer_count=2, burst_max=3,
+        pause_s=0.5, body_size_max=600, queue_count=1, consumer_count=2, run_s=30.0, base_s=0.0001, jitter_s=0.0,
+        window=65536, split_chance=0.0, role="SYNC_MASTER", slave_count=3, master_flush="ASYNC_FLUSH",
+        slave_flush="SYNC_FLUSH", learn_master=True, start_from="first", after_power_loss="plain", overlap_bytes=2000,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=3.605, kind="pause", node="m", other="s3", duration_s=0.113, number=830_406_565),
+        Fault(at_s=4.385, kind="clog", node="m", other="s3", duration_s=0.734, number=234_474_374),
+        Fault(at_s=9.683, kind="disk_slow", node="m", other="s3", duration_s=3.078, number=299_023_082),
+        Fault(at_s=15.779, kind="power_in_write", node="m", other="s1", duration_s=14.793, number=218_219_265),
+        seed=84_645_653_210,
+    )
+    assert outcome.faults["power_in_write"] == 1

@@ -166,7 +166,8 @@ class Watch(Observer):
     def on_open(self, machine: Machine) -> None:
         node = machine.process.node if machine.process is not None else None
         assert node is not None
-        self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
+        # The ports are open already, so the log may be longer by now.
+        self.history.add(Recovered(trio.current_time(), machine.name, node.store.recovery.max_offset))
         if not self.cluster.damaged_node:  # otherwise a damaged range may be known, and wait for a peer that has it
             image = self.cluster.image(machine, end=node.store.log.max_offset.value)
             self.judged(soundness.check(image, clock_is_steady=False))
