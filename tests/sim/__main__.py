@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tests.sim.groups.scenario import draw_group_plan
 from tests.sim.run import Outcome
 from tests.sim.runner import planted, run_job
-from tests.sim.scenario import AnyPlan, GroupPlan, draw_plan
+from tests.sim.scenario import AnyPlan, Fault, GroupPlan, draw_plan
 from tests.sim.shrink import shrink
 
 FAILURES_SHOWN_MAX = 5
@@ -153,17 +152,17 @@ def show(outcome: Outcome, options: str = "", bug: str = "") -> str:
     command = f"python -m tests.sim{' --groups' if isinstance(plan, GroupPlan) else ''} --seeds 1 --first {plan.seed}"
     command += f" --options {options}" if options else ""
     command += f" --bug {bug}" if bug else ""
-    described: dict[str, Any] = msgspec.to_builtins(plan.options)
+    described = msgspec.structs.asdict(plan.options)
     lines = [f"FAILED seed {plan.seed}: {len(outcome.violations)} violations"]
     lines += [f"  {violation}" for violation in outcome.violations[:FAILURES_SHOWN_MAX]]
     lines.append("  options: " + ", ".join(f"{key}={value}" for key, value in described.items()))
-    lines.append(f"  faults:  {'; '.join(map(_fault_text, msgspec.to_builtins(plan.faults)))}")
+    lines.append(f"  faults:  {'; '.join(map(_fault_text, plan.faults))}")
     lines.append(f"  again:   {command}")
     return "\n".join(lines)
 
 
-def _fault_text(fault: dict[str, Any]) -> str:
-    return f"{fault['at_s']} {fault['kind']} {fault['node']} {fault['other']} for {fault['duration_s']} s"
+def _fault_text(fault: Fault) -> str:
+    return f"{fault.at_s} {fault.kind} {fault.node} {fault.other} for {fault.duration_s} s"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ DAMAGE = ("flip_bit", "zero_range", "truncate_file")
 DAMAGED_SHARE = 0.2
 
 
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of every run: files, load, network. Units as in the names."""
 
     segment_size: int = 32_768
@@ -94,7 +94,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of faults that may be drawn, joined with "+"; empty: a choice of all"""
 
 
-class Options(RunOptions, frozen=True, kw_only=True):
+class Options(RunOptions, frozen=True, kw_only=True, omit_defaults=True):
     """A master and its slaves, with fixed roles."""
 
     role: Literal["SYNC_MASTER", "ASYNC_MASTER"] = "SYNC_MASTER"
@@ -115,7 +115,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     overlap_bytes: int = 65_536
 
 
-class GroupOptions(RunOptions, frozen=True, kw_only=True):
+class GroupOptions(RunOptions, frozen=True, kw_only=True, omit_defaults=True):
     """A failover group and its agreement service."""
 
     member_count: int = 3
@@ -135,7 +135,7 @@ class GroupOptions(RunOptions, frozen=True, kw_only=True):
     """Speed of the service's clock, relative to the members'"""
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One fault at `at_s`, for `duration_s` (or until the node is restarted)."""
 
     at_s: float

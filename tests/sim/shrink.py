@@ -39,7 +39,7 @@ def shrink(failed: Outcome, flags: str = "") -> str:
     path = Path(gettempdir()) / f"simulation-{failed.plan.seed}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(best.plan), indent=1))
     faults = [f"    {fault}" for fault in best.plan.faults]
-    options = msgspec.to_builtins(best.plan.options)
+    options = msgspec.structs.asdict(best.plan.options)
     return "\n".join(
         [
             f"shrunk in {runs} runs to {len(best.plan.faults)} of {len(failed.plan.faults)} faults:",
