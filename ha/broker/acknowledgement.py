@@ -87,7 +87,8 @@ class Acknowledgements:
         policy = options.replica_policy if options.role is BrokerRole.SYNC_MASTER else None
         self.min_in_sync = 1 if policy is None else policy.min_in_sync_replicas
         """Members, including this broker, that must be in sync before anything is stored"""
-        self._waits: set[_Wait] = set()
+        self._waits: dict[_Wait, None] = {}
+        """In the order in which they began, in which `give_up` answers them"""
         self._finished = trio.lowlevel.ParkingLot()
         self.explained = Explained()
         """Puts that were not answered PUT_OK"""
@@ -252,7 +253,7 @@ class Acknowledgements:
         self._store.flusher.request(wait.requests[-1].next_offset, deadline, wait.on_flush)
 
     def _end(self, wait: _Wait) -> None:
-        self._waits.discard(wait)
+        self._waits.pop(wait, None)
         if self._finished:
             self._finished.unpark_all()
         self._answer(wait.requests)
@@ -279,7 +280,7 @@ class _Wait:
 
     def __init__(self, owner: Acknowledgements, requests: list[PutRequest], *, part_count: int) -> None:
         self._owner = owner
-        owner._waits.add(self)
+        owner._waits[self] = None
         self.term = owner._standing.epoch
         self._part_count = part_count
         self.requests = requests

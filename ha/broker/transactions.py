@@ -322,7 +322,7 @@ class TransactionService:
                 return False
         if moves:
             await self._put.settle(moves)
-        asked: set[RemotingConnection] = set()
+        asked: dict[RemotingConnection, None] = {}
         hopeless = []
         is_done = True
         for move in moves:
@@ -341,7 +341,7 @@ class TransactionService:
                 await connection.is_ready()
         return (not hopeless or await self._store_moves(hopeless)) and is_done
 
-    def _moved(self, move: _Move, asked: set[RemotingConnection]) -> None:
+    def _moved(self, move: _Move, asked: dict[RemotingConnection, None]) -> None:
         record = move.record
         if move.verdict is Verdict.GIVE_UP:
             self._given_up_count += 1
@@ -369,7 +369,7 @@ class TransactionService:
             host=self._host,
         )
         producer.send_oneway(command)
-        asked.add(producer)
+        asked[producer] = None
         self._asked_count += 1
 
     def _producer(self, group: str, topic: str) -> RemotingConnection | None:

@@ -89,7 +89,7 @@ class RemotingClient:
         self._handler = handler
         self._sign = sign
         self._slots: dict[str, _Slot] = {}
-        self._connections: set[RemotingConnection] = set()
+        self._connections: dict[RemotingConnection, None] = {}
         self._shared = SharedState(connections=self._connections)
         self._wanted_in, self._wanted_out = trio.open_memory_channel[_Slot](self._options.connections_max)
 
@@ -156,7 +156,7 @@ class RemotingClient:
                 await connection.run(self._handler)
         finally:
             if slot.connection is not None:
-                self._connections.discard(slot.connection)
+                self._connections.pop(slot.connection, None)
             slot.fail("the client is closing")
             if self._slots.get(slot.address) is slot:
                 del self._slots[slot.address]
@@ -172,7 +172,7 @@ class RemotingClient:
         else:
             self._shared.opened += 1
             slot.connection = RemotingConnection(stream, self._options, self._shared)
-            self._connections.add(slot.connection)
+            self._connections[slot.connection] = None
             return slot.connection
         self._shared.refused += 1
         return None

@@ -68,7 +68,7 @@ class RemotingServer:
         self._log_limiter = LogRateLimiter()
         self._options = RemotingServerOptions() if options is None else options
         self._accept_scope = trio.CancelScope()
-        self.connections: set[RemotingConnection] = set()
+        self.connections: dict[RemotingConnection, None] = {}
         """The connections that run now. For reading only."""
         self._shared = SharedState(connections=self.connections)
         self._count_by_host: Counter[str] = Counter()
@@ -112,12 +112,12 @@ class RemotingServer:
             is_own=is_own,
         )
         self._shared.opened += 1
-        self.connections.add(connection)
+        self.connections[connection] = None
         self._count_by_host[host] += 1
         try:
             await connection.run(self._handler)
         finally:
-            self.connections.discard(connection)
+            self.connections.pop(connection, None)
             self._count_by_host[host] -= 1
             if not self._count_by_host[host]:
                 del self._count_by_host[host]

@@ -266,7 +266,7 @@ async def test_a_restarted_name_server_is_told_within_the_period(autojump_clock:
         net = Net(n1=first.listener)
         async with registered(net, MASTER, ["n1"], Topics("T1", "T2")), open_site() as second:
             net.listeners["n1"] = second.listener
-            first.name_server.server.connections.copy().pop().close(CloseCause.CANCELLED)
+            first.name_server.server.connections.copy().popitem()[0].close(CloseCause.CANCELLED)
             await trio.sleep(30.1)
             assert await route_of(second.connect(), "T1") is not None
 

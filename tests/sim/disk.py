@@ -19,7 +19,7 @@ import errno
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -359,10 +359,11 @@ class SimDisk:
 
     def image(self, root: Path) -> dict[str, bytes]:
         """All files below `root`, as in the page cache; relative names with slashes."""
+        prefix = f"{root}/"
         return {
-            PurePosixPath(path.relative_to(root)).as_posix(): bytes(inode.content)
-            for path, inode in sorted(self.inodes.items())
-            if root in path.parents
+            name.removeprefix(prefix): bytes(inode.content)
+            for name, inode in sorted((str(path), inode) for path, inode in self.inodes.items())
+            if name.startswith(prefix)
         }
 
     def synced_log_end(self, commitlog: Path) -> float:
@@ -430,9 +431,11 @@ class SimDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         self.step("rename", old)
-        for path in list(self.inodes):
-            if path == old or old in path.parents:
-                self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
+        if old in self.inodes:
+            self.inodes[new] = self.inodes.pop(old)
+            return
+        for path in [path for path in self.inodes if str(path).startswith(f"{old}/")]:
+            self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
 
     def unlink(self, path: Path) -> None:
         self._inode(path)
