@@ -99,6 +99,10 @@ def _send(command: RemotingCommand) -> Needed:
         yield topic, Right.SUB if topic.startswith(RETRY_PREFIX) else Right.PUB
 
 
+def _recall(command: RemotingCommand) -> Needed:
+    yield command.ext_fields.get("topic", ""), Right.PUB
+
+
 def _reply(command: RemotingCommand) -> Needed:
     topic = topic_of_send(command.ext_fields)
     yield topic if topic.endswith(REPLY_SUFFIX) else NO_TOPIC, Right.PUB
@@ -289,6 +293,7 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.GET_TOPIC_CONFIG: _TOPIC,
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
     RequestCode.LITE_PULL_MESSAGE: _CONSUME,
+    RequestCode.RECALL_MESSAGE: _rights("PUB on the topic", _recall),
     RequestCode.EXCHANGE_BROKER_HA_INFO: _SIGNATURE,
     RequestCode.GET_BROKER_HA_STATUS: _SIGNATURE,
 }

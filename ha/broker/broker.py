@@ -27,6 +27,7 @@ from ha.broker.processor import NEEDS_DISPATCH, Processor, after, handlers_of
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.queue_locks import QueueLocks
+from ha.broker.recalls import RecallProcessor
 from ha.broker.replies import ReplyProcessor
 from ha.broker.role_services import RoleServices, Service
 from ha.broker.send import SEND_CODES, SendProcessor
@@ -135,6 +136,7 @@ class Broker:
                 self.replies,
                 HeartbeatProcessor(core),
                 self.queue_locks,
+                RecallProcessor(core, self.timers),
                 MetadataProcessor(core, replication.ha_service, replication.ha_client),
                 self.admin,
             )

@@ -73,8 +73,8 @@ def store_delayed(message: Message, properties: dict[str, str], level: int, leve
 
 
 def is_timer(properties: dict[str, str]) -> bool:
-    """Whether `properties` ask for a delivery time."""
-    return any(name in properties for name in TIMER_PROPERTIES)
+    """Whether `properties` ask for a delivery time, and are not those of a timer message that was delivered."""
+    return TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
 
 
 def store_timer(message: Message, properties: dict[str, str], now_ms: int, delay_ms_max: int) -> bool:

@@ -102,6 +102,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     # timer messages
     timer_enable: bool = True
     timer_delay_s_max: int = 40 * 86_400
+    recall_enable: bool = True
 
     # clients, offsets, slave
     channel_expired_s: float = 120.0

@@ -209,6 +209,7 @@ class SendProcessor:
                 status is ok
                 and len(results) == 1
                 and transaction_id is not None
+                and put.recall_handle is None
                 and command.serialize_type == SERIALIZE_JSON
             ):
                 result = results[0]
@@ -243,6 +244,7 @@ class SendProcessor:
             transaction_id=put.transaction_id,
             region_id=self._options.region_id,
             trace_on=self._options.trace_on,
+            recall_handle=put.recall_handle,
         )
         remark = None if put.status is PutStatus.PUT_OK else put.remark
         return put.command.reply(put.status.response_code, remark, header.to_ext_fields())

@@ -25,7 +25,8 @@ from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequest
-from ha.protocol.properties import decode_properties
+from ha.protocol.properties import TIMER_OUT_MS, UNIQ_KEY, decode_properties
+from ha.protocol.recall_handle import RecallHandle, encode_recall_handle
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
@@ -42,6 +43,7 @@ class Send(PutRequest, kw_only=True):
     command: RemotingCommand
     queue_id: int
     transaction_id: str | None
+    recall_handle: str | None = None
 
 
 class MessageMaker:
@@ -136,6 +138,7 @@ class MessageMaker:
         if unusual_flags and (is_batch or not may_take_detour or unusual_flags != SysFlag.TRANSACTION_PREPARED):
             raise RefusedError(*_flag_fault(sys_flag))
         transaction_id: str | None
+        recall_handle: str | None = None
         if usual is None:
             properties, waits, transaction_id = self.properties.of(text, is_batch=is_batch)
         else:
@@ -152,7 +155,7 @@ class MessageMaker:
             message.reconsume_times = request.reconsume_times
             messages = (message,)
             if may_take_detour:
-                self._take_detour(message)
+                recall_handle = self._take_detour(message)
         command.body = b""  # the message holds it until it is stored, the answer doesn't need it
         return Send(
             messages=messages,
@@ -161,6 +164,7 @@ class MessageMaker:
             command=command,
             queue_id=queue_id,
             transaction_id=transaction_id,
+            recall_handle=recall_handle,
         )
 
     def _check_may_send(self, topic: str, config: TopicConfig | None) -> None:
@@ -209,8 +213,12 @@ class MessageMaker:
             for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
         ]
 
-    def _take_detour(self, message: Message) -> None:
-        """Redirects a delayed message or a half message to the system topic that keeps it first."""
+    def _take_detour(self, message: Message) -> str | None:
+        """Redirects a delayed message or a half message to the system topic that keeps it first.
+
+        Returns the recall handle of a timer message, except of one for a retry topic, which is a consumer's.
+        """
+        topic = message.topic
         properties = decode_properties(message.properties)
         level = _delay_level(properties)
         is_retry = message.reconsume_times > 0 and level > 0  # of clients before 4.6.1, which keep TRAN_MSG
@@ -225,7 +233,7 @@ class MessageMaker:
                     ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: TRAN_MSG with DELAY={properties['DELAY']}"
                 )
             store_half(message, properties)
-            return
+            return None
         if message.sys_flag & SysFlag.TRANSACTION_MASK and not is_retry:
             raise RefusedError(*_flag_fault(message.sys_flag))
         message.sys_flag &= ~SysFlag.TRANSACTION_MASK
@@ -233,6 +241,11 @@ class MessageMaker:
             store_delayed(message, properties, level, self._delay_level_count)
         elif is_timer(properties):
             take_timer(message, properties, self._wall_clock_ms(), self._options)
+            due, unique_key = properties.get(TIMER_OUT_MS), properties.get(UNIQ_KEY)
+            if due is not None and unique_key is not None and not topic.startswith(RETRY_PREFIX):
+                handle = RecallHandle(topic, self._options.broker_name, int(due) + 1, unique_key)
+                return encode_recall_handle(handle)
+        return None
 
 
 _UNUSUAL_SYS_FLAGS = ~(

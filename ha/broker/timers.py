@@ -68,6 +68,8 @@ CHECK_INTERVAL_S = 1.0
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
 """Back-off between attempts to put messages."""
+RECALL_WAIT_S = 3.0
+"""Longest wait for a stored recall to be dispatched."""
 READ_COUNT_MAX = 1024
 """Queue entries read between two checkpoints."""
 
@@ -89,6 +91,14 @@ class _Delivery(PutRequest, kw_only=True, gc=False):
     code: int
 
 
+class _AwaitedRecall(msgspec.Struct, gc=False):
+    """A stored recall, due at `due_ms`, whose answer waits until it is in the index."""
+
+    due_ms: int
+    indexed: trio.Event
+    is_in_time: bool | None = None
+
+
 class TimerService:
     """Delivers. `serve` while the broker is a master; `on_arrivals` is for the store's subscription."""
 
@@ -103,6 +113,8 @@ class TimerService:
         self._log = LimitedLog(logger)
         self._working = trio.Lock()
         """Serializes indexing, delivery and rolling"""
+        self._awaited: dict[int, _AwaitedRecall] = {}
+        """Queue offset -> the recall stored there"""
         self._delivered_count = self._recalled_count = self._dropped_count = 0
         self._reset()
 
@@ -117,8 +129,8 @@ class TimerService:
         """Queue offset of each due message that can't be read now -> timer code, trio time of the first attempt"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read those"""
-        self._popped_ms = 0
-        """The latest due time of the messages taken from the index"""
+        self._taken_ms = 0
+        """The latest due time of the messages taken from the index for delivery"""
         self._searched_at = 0
         """Value of `_indexed_to` when FIRST was last determined"""
         self._recalls: dict[str, int] = {}
@@ -195,10 +207,30 @@ class TimerService:
                 elif self._is_pending(queue_offset, code):
                     self._index.add(code, queue_offset)
             self._indexed_to += len(codes)
+            self._answer_recalls()
             if len(codes) < len(entries) or not entries:
                 self._is_blocked = True
                 return
             await trio.lowlevel.checkpoint()
+
+    async def await_recall(self, queue_offset: int, due_ms: int) -> bool | None:
+        """Waits at most `RECALL_WAIT_S` until the recall stored at `queue_offset` of the timer queue is in the index.
+
+        Returns whether it was before its message, due at `due_ms`, was taken for delivery; None if it is not indexed.
+        """
+        recall = self._awaited[queue_offset] = _AwaitedRecall(due_ms, trio.Event())
+        if queue_offset < self._indexed_to:
+            self._answer_recalls()
+        with trio.move_on_after(RECALL_WAIT_S):
+            await recall.indexed.wait()
+        self._awaited.pop(queue_offset, None)
+        return recall.is_in_time
+
+    def _answer_recalls(self) -> None:
+        for queue_offset in [each for each in self._awaited if each < self._indexed_to]:
+            recall = self._awaited.pop(queue_offset)
+            recall.is_in_time = recall.due_ms > self._taken_ms
+            recall.indexed.set()
 
     def _is_pending(self, queue_offset: int, code: int) -> bool:
         """Whether the progress does not cover a message at or after FIRST."""
@@ -227,6 +259,7 @@ class TimerService:
         """Delivers due messages in their order and sets the progress. False if some can't be put now: they stay due."""
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         assert queue is not None
+        self._taken_ms = max(self._taken_ms, due[-1][0] >> 1)
         records = await self._read(queue, [queue_offset for _, queue_offset in due])
         deliveries: list[_Delivery] = []
         for code, queue_offset in due:
@@ -251,7 +284,6 @@ class TimerService:
                 self._index.add(delivery.code, delivery.queue_offset)
         if failed:
             self._log.write("timer.put_failed offset=%d reason=%r", failed[0].queue_offset, failed[0].remark)
-        self._popped_ms = max(self._popped_ms, due[-1][0] >> 1)
         self._set_progress()
         return not failed
 
@@ -283,7 +315,7 @@ class TimerService:
         next_due_ms = self._index.next_due_ms
         if next_due_ms is not None:
             pending_ms.append(next_due_ms)
-        time_ms = min([self._popped_ms, *(due_ms - 1 for due_ms in pending_ms)])
+        time_ms = min([self._taken_ms, *(due_ms - 1 for due_ms in pending_ms)])
         if time_ms < self._progress.get(TIME):
             return
         self._progress.set(SEEN, self._indexed_to)

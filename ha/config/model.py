@@ -259,6 +259,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """whether messages with a delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS) are accepted"""
     timer_delay_s_max: PositiveInt = _key("timerMaxDelaySec", 40 * 86_400)
     """longest delay of such a message in s; RocketMQ's default is 3 days"""
+    recall_enable: bool = _key("recallMessageEnable", True)
+    """whether such a message can be recalled before its time; RocketMQ's default is false"""
 
     @property
     def is_slave(self) -> bool:

@@ -16,6 +16,7 @@ On the wire every ext field is a string. `parse_header` converts them to a struc
     103       RegisterBrokerRequest          RegisterBrokerResponse
     104       UnregisterBrokerRequest        -
     105       GetRouteInfoRequest            -
+    370       RecallMessageRequest           RecallMessageResponse
 
 Field names are RocketMQ's in snake case; the wire names follow from them except where `name=` says so. Sources: the
 classes of org.apache.rocketmq.remoting.protocol.header with the same names plus "Header".
@@ -120,6 +121,7 @@ class SendMessageResponse(Header):
     """Answer to a send that stored the message (codes 0, 10, 11, 12).
 
     `msg_id` is the offset message id, joined with "," for a batch, whose `queue_offset` is that of its first message.
+    `recall_handle`: of a timer message.
     """
 
     msg_id: str
@@ -129,6 +131,7 @@ class SendMessageResponse(Header):
     batch_uniq_id: str | None = None
     region_id: str | None = field(default=None, name="MSG_REGION")
     trace_on: bool | None = field(default=None, name="TRACE_ON")
+    recall_handle: str | None = None
 
     def to_ext_fields(self) -> dict[str, str]:
         """Return the fields as a remoting frame carries them. Not a loop, as every answer to a send has one."""
@@ -141,7 +144,24 @@ class SendMessageResponse(Header):
             fields["MSG_REGION"] = self.region_id
         if self.trace_on is not None:
             fields["TRACE_ON"] = "true" if self.trace_on else "false"
+        if self.recall_handle is not None:
+            fields["recallHandle"] = self.recall_handle
         return fields
+
+
+class RecallMessageRequest(Header):
+    """370 RECALL_MESSAGE. `recall_handle`: from the answer to the send, see `ha.protocol.recall_handle`."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class RecallMessageResponse(Header):
+    """Answer to 370. `msg_id` is the unique key of the recalled message."""
+
+    msg_id: str
 
 
 class PullMessageRequest(Header):

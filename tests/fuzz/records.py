@@ -11,6 +11,7 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.compiled import pure
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.properties import DELAY_LEVELS_MS, decode_properties, encode_properties, find_property, java_hash
+from ha.protocol.recall_handle import RecallHandle, decode_recall_handle, encode_recall_handle
 from ha.protocol.record import (
     CRC_MASK,
     MAGIC_V1,
@@ -160,6 +161,15 @@ def message_id(data: bytes) -> None:
     assert encode_message_id(encode_host(host, port), offset) == text.upper()
 
 
+def recall_handle(data: bytes) -> None:
+    """Any text: a handle or the one error; a handle is the same written and read again."""
+    try:
+        handle = decode_recall_handle(str(data, "utf-8", "replace"))
+    except RemoteProtocolError:
+        return
+    assert decode_recall_handle(encode_recall_handle(handle)) == handle
+
+
 def example_records() -> list[bytes]:
     """One record of each kind."""
     messages = [
@@ -239,5 +249,11 @@ HARNESSES = {
         run=message_id,
         seeds=lambda: [encode_message_id(host, 12345).encode() for host in (V4, V6)] + ["٣".encode() * 32],
         size_max=128,
+    ),
+    "recall_handle": Harness(
+        about=recall_handle.__doc__ or "",
+        run=recall_handle,
+        seeds=lambda: [encode_recall_handle(RecallHandle("T", "b", 1, "k")).encode(), b"djEgVCBiIHggaw"],
+        size_max=256,
     ),
 }

@@ -19,6 +19,7 @@ MODULES = {
     "batch": "records",
     "properties": "records",
     "message_id": "records",
+    "recall_handle": "records",
     "ha_frames": "replication",
     "ha_master": "replication",
     "ha_slave": "replication",

@@ -17,6 +17,8 @@ from ha.protocol.headers import (
     PullMessageRequest,
     PullMessageResponse,
     QueryConsumerOffsetRequest,
+    RecallMessageRequest,
+    RecallMessageResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
     SendMessageRequest,
@@ -79,6 +81,8 @@ REQUIRED = {
         "flag",
     ],
     SendMessageResponse: ["msgId", "queueId", "queueOffset"],
+    RecallMessageRequest: ["topic", "recallHandle"],
+    RecallMessageResponse: ["msgId"],
     PullMessageRequest: [
         "consumerGroup",
         "topic",
@@ -169,6 +173,7 @@ def test_answers_have_only_strings_and_omit_unset_fields() -> None:
         batch_uniq_id="B",
         region_id="DefaultRegion",
         trace_on=True,
+        recall_handle="H",
     )
     assert full.to_ext_fields() == Header.to_ext_fields(full)
     assert full.to_ext_fields()["TRACE_ON"] == "true"

@@ -149,6 +149,8 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     *[(code, b"", {"group": "g"}, "") for code in (343, 352)],
     *[(code, b"", {"group": "h"}, "No default permission for group:h") for code in (343, 352)],
     (361, b"", PULL, ""),
+    (370, b"", {"topic": "writable", "recallHandle": "x"}, ""),
+    (370, b"", {"topic": "readable", "recallHandle": "x"}, "No default permission for topic:readable"),
     *[(code, b"x", {**SEND_V2, "b": "C_REPLY_TOPIC"}, "") for code in (324, 325)],
     *[(code, b"x", {**SEND_V2, "b": "RMQ_SYS_TRACE_TOPIC"}, "No default permission for topic:") for code in (324, 325)],
     (324, b"x", {**SEND_V2, "b": "other_REPLY_TOPIC"}, "No default permission for topic:other_REPLY_TOPIC"),
