@@ -26,14 +26,26 @@ Samples = Callable[[], Iterable[Sample]]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A metric. `unit` is a base unit, "" for a plain number."""
+    """A metric. Kind and unit follow from its name, as in Prometheus' conventions."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     help: str
-    unit: Literal["", "bytes", "seconds", "ratio"] = ""
     labels: tuple[str, ...] = ()
     where: Where = "every"
+    is_histogram: bool = False
+
+    @property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        """The name of a counter ends in _total."""
+        if self.is_histogram:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def unit(self) -> str:
+        """The base unit before _total in the name, "" for a plain number."""
+        unit = self.name.removesuffix("_total").rpartition("_")[2]
+        return unit if unit in ("bytes", "seconds", "ratio") else ""
 
 
 LABELS = {
@@ -63,290 +75,174 @@ _ONE = "Exactly one series is 1."
 
 METRICS: tuple[Metric, ...] = (
     # who it is
-    Metric("halog_build_info", "gauge", "Always 1; the labels have the versions.", labels=("version", "python")),
+    Metric("halog_build_info", "Always 1; the labels have the versions.", labels=("version", "python")),
+    Metric("halog_node_info", "Always 1; the labels identify the node.", labels=("cluster", "broker", "broker_id")),
+    Metric("halog_role", f"Whether the node has this role. {_ONE}", labels=("role",)),
+    Metric("halog_ready", "Whether the node serves its role (result of /ready)."),
+    Metric("halog_tasks", "Trio tasks of the process; constant growth indicates a leak."),
     Metric(
-        "halog_node_info",
-        "gauge",
-        "Always 1; the labels identify the node.",
-        labels=("cluster", "broker", "broker_id"),
+        "halog_event_loop_delay_seconds", "Delay of a periodic task, measured five times a second.", is_histogram=True
     ),
-    Metric("halog_role", "gauge", f"Whether the node has this role. {_ONE}", labels=("role",)),
-    Metric("halog_ready", "gauge", "Whether the node serves its role (result of /ready)."),
-    Metric("halog_tasks", "gauge", "Trio tasks of the process; constant growth indicates a leak."),
-    Metric(
-        "halog_event_loop_delay_seconds",
-        "histogram",
-        "Delay of a periodic task, measured five times a second.",
-        "seconds",
-    ),
-    Metric(
-        "halog_log_lines_total",
-        "counter",
-        "Log lines at INFO and above, if enabled for their logger.",
-        labels=("level",),
-    ),
+    Metric("halog_log_lines_total", "Log lines at INFO and above, if enabled for their logger.", labels=("level",)),
     # the store
-    Metric(
-        "halog_commitlog_min_offset_bytes",
-        "gauge",
-        "Minimum physical offset of the commitlog; -1 while it is empty.",
-        "bytes",
-    ),
-    Metric("halog_commitlog_max_offset_bytes", "gauge", "End of the commitlog.", "bytes"),
-    Metric(
-        "halog_commitlog_flushed_offset_bytes",
-        "gauge",
-        "Physical offset up to which the commitlog is flushed.",
-        "bytes",
-    ),
-    Metric(
-        "halog_commitlog_dispatched_offset_bytes",
-        "gauge",
-        "Physical offset up to which queues and index are built.",
-        "bytes",
-    ),
-    Metric("halog_commitlog_segments", "gauge", "Files of the commitlog."),
-    Metric("halog_consume_queues", "gauge", "Consume queues."),
-    Metric("halog_index_files", "gauge", "Files of the key index."),
-    Metric("halog_disk_used_ratio", "gauge", "Used share of the store's file system, 0 to 1.", "ratio"),
+    Metric("halog_commitlog_min_offset_bytes", "Minimum physical offset of the commitlog; -1 while it is empty."),
+    Metric("halog_commitlog_max_offset_bytes", "End of the commitlog."),
+    Metric("halog_commitlog_flushed_offset_bytes", "Physical offset up to which the commitlog is flushed."),
+    Metric("halog_commitlog_dispatched_offset_bytes", "Physical offset up to which queues and index are built."),
+    Metric("halog_commitlog_segments", "Files of the commitlog."),
+    Metric("halog_consume_queues", "Consume queues."),
+    Metric("halog_index_files", "Files of the key index."),
+    Metric("halog_disk_used_ratio", "Used share of the store's file system, 0 to 1."),
     Metric(
         "halog_store_writable",
-        "gauge",
         "Whether the store accepts messages: 0 if its disk is too full or failed, or its queues are being built.",
     ),
-    Metric("halog_dispatch_paused", "gauge", "Whether dispatch is waiting, for example for disk space."),
-    Metric("halog_dispatch_skipped_records_total", "counter", "Unreadable records that dispatch skipped."),
-    Metric("halog_recovery_seconds", "gauge", "Duration of recovery at the start.", "seconds"),
-    Metric("halog_recovery_clean", "gauge", "Whether the store was closed cleanly before the start."),
-    Metric("halog_recovery_truncated_bytes", "gauge", "Bytes that recovery truncated at the start.", "bytes"),
-    Metric(
-        "halog_append_seconds",
-        "histogram",
-        "Duration of an append to the file, per chunk.",
-        "seconds",
-    ),
-    Metric("halog_flush_seconds", "histogram", "Duration of each sync of the commitlog.", "seconds"),
-    Metric("halog_flush_waiting_requests", "gauge", "Chunks of puts that wait for a flush."),
-    Metric("halog_damage_found_total", "counter", "Ranges of the commitlog found damaged."),
-    Metric("halog_damage_healed_total", "counter", "Damaged ranges that were repaired."),
-    Metric("halog_damage_open_ranges", "gauge", "Damaged ranges that are not repaired."),
-    Metric("halog_damage_open_bytes", "gauge", "Bytes of unrepaired ranges.", "bytes"),
-    Metric("halog_damage_hopeless_ranges", "gauge", "Damaged ranges that no known peer could repair."),
-    Metric("halog_checksum_rebuilt_total", "counter", "Checksum files rebuilt."),
-    Metric("halog_verified_bytes_total", "counter", "Bytes read from disk and verified by checksum.", "bytes"),
-    Metric("halog_scrubbed_bytes_total", "counter", "Bytes read by the scrub.", "bytes"),
-    Metric("halog_scrub_rounds_total", "counter", "Completed rounds of the scrub."),
-    Metric("halog_queue_entries_mended_total", "counter", "Consume queue entries repaired."),
-    Metric("halog_index_rebuilt_total", "counter", "Rebuilds of the key index."),
+    Metric("halog_dispatch_paused", "Whether dispatch is waiting, for example for disk space."),
+    Metric("halog_dispatch_skipped_records_total", "Unreadable records that dispatch skipped."),
+    Metric("halog_recovery_seconds", "Duration of recovery at the start."),
+    Metric("halog_recovery_clean", "Whether the store was closed cleanly before the start."),
+    Metric("halog_recovery_truncated_bytes", "Bytes that recovery truncated at the start."),
+    Metric("halog_append_seconds", "Duration of an append to the file, per chunk.", is_histogram=True),
+    Metric("halog_flush_seconds", "Duration of each sync of the commitlog.", is_histogram=True),
+    Metric("halog_flush_waiting_requests", "Chunks of puts that wait for a flush."),
+    Metric("halog_damage_found_total", "Ranges of the commitlog found damaged."),
+    Metric("halog_damage_healed_total", "Damaged ranges that were repaired."),
+    Metric("halog_damage_open_ranges", "Damaged ranges that are not repaired."),
+    Metric("halog_damage_open_bytes", "Bytes of unrepaired ranges."),
+    Metric("halog_damage_hopeless_ranges", "Damaged ranges that no known peer could repair."),
+    Metric("halog_checksum_rebuilt_total", "Checksum files rebuilt."),
+    Metric("halog_verified_bytes_total", "Bytes read from disk and verified by checksum."),
+    Metric("halog_scrubbed_bytes_total", "Bytes read by the scrub."),
+    Metric("halog_scrub_rounds_total", "Completed rounds of the scrub."),
+    Metric("halog_queue_entries_mended_total", "Consume queue entries repaired."),
+    Metric("halog_index_rebuilt_total", "Rebuilds of the key index."),
     # puts and pulls
-    Metric(
-        "halog_stored_messages_total",
-        "counter",
-        "Messages stored by puts, without those replicated from a master.",
-    ),
+    Metric("halog_stored_messages_total", "Messages stored by puts, without those replicated from a master."),
     Metric(
         "halog_put_not_ok_total",
-        "counter",
         "Puts with a status other than PUT_OK, by status and cause.",
         labels=("status", "cause"),
     ),
-    Metric("halog_sends_refused_total", "counter", "Sends rejected before processing.", labels=("reason",)),
-    Metric(
-        "halog_send_ack_seconds",
-        "histogram",
-        "Time from the arrival of a send to its response, per send.",
-        "seconds",
-    ),
-    Metric("halog_sends_in_flight", "gauge", "Sends that wait for a flush or a slave."),
-    Metric("halog_pulls_total", "counter", "Pulls, by whether they returned messages.", labels=("result",)),
-    Metric("halog_pulled_messages_total", "counter", "Messages returned by pulls."),
-    Metric("halog_held_pulls", "gauge", "Pulls that wait for messages."),
-    Metric("halog_topics", "gauge", "Topics."),
-    Metric("halog_subscription_groups", "gauge", "Consumer groups with settings on this node."),
-    Metric("halog_producers", "gauge", "Producers with a recent heartbeat, counted per group."),
-    Metric("halog_consumers", "gauge", "Consumers with a recent heartbeat, counted per group."),
-    Metric("halog_delayed_messages_waiting", "gauge", "Delayed messages that are not due yet.", labels=("level",)),
-    Metric("halog_delayed_messages_delivered_total", "counter", "Delayed messages delivered."),
-    Metric(
-        "halog_delayed_messages_dropped_total", "counter", "Delayed messages that could no longer be read or stored."
-    ),
-    Metric("halog_half_messages_open", "gauge", "Half messages that are neither committed nor rolled back."),
-    Metric("halog_half_messages_total", "counter", "Half messages, by outcome.", labels=("outcome",)),
+    Metric("halog_sends_refused_total", "Sends rejected before processing.", labels=("reason",)),
+    Metric("halog_send_ack_seconds", "Time from the arrival of a send to its response, per send.", is_histogram=True),
+    Metric("halog_sends_in_flight", "Sends that wait for a flush or a slave."),
+    Metric("halog_pulls_total", "Pulls, by whether they returned messages.", labels=("result",)),
+    Metric("halog_pulled_messages_total", "Messages returned by pulls."),
+    Metric("halog_held_pulls", "Pulls that wait for messages."),
+    Metric("halog_topics", "Topics."),
+    Metric("halog_subscription_groups", "Consumer groups with settings on this node."),
+    Metric("halog_producers", "Producers with a recent heartbeat, counted per group."),
+    Metric("halog_consumers", "Consumers with a recent heartbeat, counted per group."),
+    Metric("halog_delayed_messages_waiting", "Delayed messages that are not due yet.", labels=("level",)),
+    Metric("halog_delayed_messages_delivered_total", "Delayed messages delivered."),
+    Metric("halog_delayed_messages_dropped_total", "Delayed messages that could no longer be read or stored."),
+    Metric("halog_half_messages_open", "Half messages that are neither committed nor rolled back."),
+    Metric("halog_half_messages_total", "Half messages, by outcome.", labels=("outcome",)),
     # connections
-    Metric("halog_connections", "gauge", "Open connections.", labels=("kind",)),
-    Metric("halog_connections_opened_total", "counter", "Connections accepted.", labels=("kind",)),
-    Metric("halog_connections_refused_total", "counter", "Connections rejected because of a limit.", labels=("kind",)),
-    Metric("halog_connections_closed_total", "counter", "Closed connections, by reason.", labels=("kind", "reason")),
-    Metric("halog_requests_total", "counter", "Requests received.", labels=("kind",)),
-    Metric("halog_received_bytes_total", "counter", "Bytes received by the remoting ports.", "bytes", ("kind",)),
-    Metric("halog_sent_bytes_total", "counter", "Bytes sent by the remoting ports.", "bytes", ("kind",)),
-    Metric("halog_outbox_bytes", "gauge", "Bytes of responses that peers have not read yet.", "bytes", ("kind",)),
-    Metric("halog_partial_frames_bytes", "gauge", "Bytes of incomplete requests.", "bytes", ("kind",)),
+    Metric("halog_connections", "Open connections.", labels=("kind",)),
+    Metric("halog_connections_opened_total", "Connections accepted.", labels=("kind",)),
+    Metric("halog_connections_refused_total", "Connections rejected because of a limit.", labels=("kind",)),
+    Metric("halog_connections_closed_total", "Closed connections, by reason.", labels=("kind", "reason")),
+    Metric("halog_requests_total", "Requests received.", labels=("kind",)),
+    Metric("halog_received_bytes_total", "Bytes received by the remoting ports.", labels=("kind",)),
+    Metric("halog_sent_bytes_total", "Bytes sent by the remoting ports.", labels=("kind",)),
+    Metric("halog_outbox_bytes", "Bytes of responses that peers have not read yet.", labels=("kind",)),
+    Metric("halog_partial_frames_bytes", "Bytes of incomplete requests.", labels=("kind",)),
     # replication, the master's side
-    Metric("halog_slaves", "gauge", "Slave connections, by state.", labels=("state",)),
-    Metric("halog_in_sync_replicas", "gauge", "Replicas in sync, including the master.", where="master"),
-    Metric("halog_acknowledged_offset_bytes", "gauge", "The highest offset that any slave has acknowledged.", "bytes"),
-    Metric("halog_replication_waiting_requests", "gauge", "Chunks of puts that wait for slaves."),
+    Metric("halog_slaves", "Slave connections, by state.", labels=("state",)),
+    Metric("halog_in_sync_replicas", "Replicas in sync, including the master.", where="master"),
+    Metric("halog_acknowledged_offset_bytes", "The highest offset that any slave has acknowledged."),
+    Metric("halog_replication_waiting_requests", "Chunks of puts that wait for slaves."),
     Metric(
         "halog_replicate_seconds",
-        "histogram",
         "Time from an append to a slave's acknowledgement; one sample at a time per slave.",
-        "seconds",
+        is_histogram=True,
     ),
-    Metric(
-        "halog_slave_state",
-        "gauge",
-        f"Whether the slave has this state. {_ONE}",
-        labels=("slave", "state"),
-        where="master",
-    ),
-    Metric("halog_slave_in_sync", "gauge", "Whether the slave is in sync.", labels=("slave",), where="master"),
+    Metric("halog_slave_state", f"Whether the slave has this state. {_ONE}", labels=("slave", "state"), where="master"),
+    Metric("halog_slave_in_sync", "Whether the slave is in sync.", labels=("slave",), where="master"),
     Metric(
         "halog_slave_lag_bytes",
-        "gauge",
         "Bytes of the log that the slave has not acknowledged.",
-        "bytes",
-        ("slave",),
-        "master",
+        labels=("slave",),
+        where="master",
     ),
     Metric(
         "halog_slave_lag_seconds",
-        "gauge",
         "Minimum time since the slave last had the whole log.",
-        "seconds",
-        ("slave",),
-        "master",
+        labels=("slave",),
+        where="master",
     ),
     Metric(
         "halog_slave_sent_bytes_total",
-        "counter",
         "Bytes sent on the slave's current connection.",
-        "bytes",
-        ("slave",),
-        "master",
+        labels=("slave",),
+        where="master",
     ),
     Metric(
-        "halog_slave_last_report_age_seconds",
-        "gauge",
-        "Time since the slave's last report.",
-        "seconds",
-        ("slave",),
-        "master",
+        "halog_slave_last_report_age_seconds", "Time since the slave's last report.", labels=("slave",), where="master"
     ),
     # replication, the slave's side
     Metric(
         "halog_ha_client_condition",
-        "gauge",
         f"State of the link to the master, or why the last one ended. {_ONE}",
         labels=("condition",),
         where="slave",
     ),
-    Metric("halog_ha_client_received_bytes_total", "counter", "Bytes received from masters.", "bytes", where="slave"),
-    Metric("halog_ha_client_connections_total", "counter", "Connections to masters.", where="slave"),
+    Metric("halog_ha_client_received_bytes_total", "Bytes received from masters.", where="slave"),
+    Metric("halog_ha_client_connections_total", "Connections to masters.", where="slave"),
     Metric(
-        "halog_ha_client_ended_total",
-        "counter",
-        "Closed links to masters, by condition.",
-        labels=("condition",),
-        where="slave",
+        "halog_ha_client_ended_total", "Closed links to masters, by condition.", labels=("condition",), where="slave"
     ),
-    Metric(
-        "halog_ha_client_last_read_age_seconds",
-        "gauge",
-        "Time since the master last sent data.",
-        "seconds",
-        where="slave",
-    ),
+    Metric("halog_ha_client_last_read_age_seconds", "Time since the master last sent data.", where="slave"),
     Metric(
         "halog_ha_client_resyncs_total",
-        "counter",
         "Resyncs, which move the log aside and copy it again (haOutOfRange=resync).",
         where="slave",
     ),
-    Metric("halog_ha_client_skipped_bytes_total", "counter", "Bytes skipped by resyncs.", "bytes", where="slave"),
+    Metric("halog_ha_client_skipped_bytes_total", "Bytes skipped by resyncs.", where="slave"),
     # failover
     Metric(
         "halog_member_state",
-        "gauge",
         f"Whether the failover group member has this state. {_ONE}",
         labels=("state",),
         where="member",
     ),
-    Metric("halog_epoch", "gauge", "Current epoch known to the member.", where="member"),
-    Metric(
-        "halog_lease_remaining_seconds",
-        "gauge",
-        "Remaining time of the member's lease; 0 without a lease.",
-        "seconds",
-        where="member",
-    ),
-    Metric("halog_agreement_ok", "gauge", "Whether the last request to etcd succeeded.", where="member"),
-    Metric(
-        "halog_sync_state_set_members",
-        "gauge",
-        "Members of the sync-state set; 0 if unknown.",
-        where="member",
-    ),
+    Metric("halog_epoch", "Current epoch known to the member.", where="member"),
+    Metric("halog_lease_remaining_seconds", "Remaining time of the member's lease; 0 without a lease.", where="member"),
+    Metric("halog_agreement_ok", "Whether the last request to etcd succeeded.", where="member"),
+    Metric("halog_sync_state_set_members", "Members of the sync-state set; 0 if unknown.", where="member"),
     # the cluster, TLS, access
-    Metric(
-        "halog_name_server_registered",
-        "gauge",
-        "Whether the last registration succeeded.",
-        labels=("name_server",),
-    ),
-    Metric(
-        "halog_name_server_registrations_total", "counter", "Registration attempts.", labels=("name_server", "result")
-    ),
-    Metric("halog_tls_handshakes_total", "counter", "TLS handshakes, by result.", labels=("result",)),
-    Metric("halog_tls_handshakes_under_way", "gauge", "TLS handshakes in progress."),
+    Metric("halog_name_server_registered", "Whether the last registration succeeded.", labels=("name_server",)),
+    Metric("halog_name_server_registrations_total", "Registration attempts.", labels=("name_server", "result")),
+    Metric("halog_tls_handshakes_total", "TLS handshakes, by result.", labels=("result",)),
+    Metric("halog_tls_handshakes_under_way", "TLS handshakes in progress."),
     Metric(
         "halog_tls_certificate_expiry_timestamp_seconds",
-        "gauge",
         "Expiry of the certificate, in seconds since 1970.",
-        "seconds",
-        ("role",),
-        "tls",
+        labels=("role",),
+        where="tls",
     ),
     Metric(
         "halog_tls_reload_failed",
-        "gauge",
         "Whether the current files can't be loaded; the previous ones stay in use.",
         labels=("role",),
         where="tls",
     ),
-    Metric("halog_acl_accounts", "gauge", "Accounts in the ACL's files.", where="acl"),
+    Metric("halog_acl_accounts", "Accounts in the ACL's files.", where="acl"),
     Metric(
         "halog_acl_refused_requests_total",
-        "counter",
         "Requests rejected by authentication or authorization.",
         labels=("reason",),
         where="acl",
     ),
     Metric(
-        "halog_acl_closed_connections_total",
-        "counter",
-        "Connections closed after repeated authentication failures.",
-        where="acl",
+        "halog_acl_closed_connections_total", "Connections closed after repeated authentication failures.", where="acl"
     ),
     # the standard process metrics of Prometheus clients
-    Metric("process_cpu_seconds_total", "counter", "Processor time, user and system.", "seconds", where="process"),
-    Metric(
-        "process_resident_memory_bytes",
-        "gauge",
-        "Resident memory, including mapped pages of the log.",
-        "bytes",
-        where="process",
-    ),
-    Metric(
-        "process_virtual_memory_bytes",
-        "gauge",
-        "Virtual memory, including mappings of the log.",
-        "bytes",
-        where="process",
-    ),
-    Metric(
-        "process_start_time_seconds", "gauge", "Start of the process, seconds since 1970.", "seconds", where="process"
-    ),
-    Metric("process_open_fds", "gauge", "Open file descriptors.", where="process"),
-    Metric("process_max_fds", "gauge", "Limit of file descriptors.", where="process"),
+    Metric("process_cpu_seconds_total", "Processor time, user and system.", where="process"),
+    Metric("process_resident_memory_bytes", "Resident memory, including mapped pages of the log.", where="process"),
+    Metric("process_virtual_memory_bytes", "Virtual memory, including mappings of the log.", where="process"),
+    Metric("process_start_time_seconds", "Start of the process, seconds since 1970.", where="process"),
+    Metric("process_open_fds", "Open file descriptors.", where="process"),
+    Metric("process_max_fds", "Limit of file descriptors.", where="process"),
 )

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 import trio
 
-from .dashboard import DashboardSource
+from .dashboard.source import DashboardSource
 from .metrics import Samples
 
 Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.admin.dashboard import (
+from ha.admin.dashboard.source import (
     Counts,
-    FoundMessages,
     Group,
     GroupDetail,
     GroupMember,
     GroupQueue,
     Groups,
     GroupTopic,
-    MessageDetail,
     Missing,
     Queue,
-    QueuePart,
     Topic,
     TopicDetail,
     Topics,
@@ -47,15 +44,14 @@ MEMBER_COUNT_MAX = 200
 """Maximum number of listed members of a group."""
 
 
-class NodeDashboard:
+class NodeDashboard(MessageBrowser):
     """`DashboardSource` of one node."""
 
     def __init__(self, node: Node) -> None:
+        super().__init__(node.store)
         self._node = node
-        self._store = node.store
         self._tables = node.broker.tables
         self._system_names = node.broker.admin.topics.system_names()
-        self._messages = MessageBrowser(node.store)
 
     @property
     def is_content_open(self) -> bool:
@@ -139,28 +135,6 @@ class NodeDashboard:
         if name.startswith(RETRY_PREFIX):
             return "retries"
         return "dead letters" if name.startswith(DLQ_PREFIX) else "messages"
-
-    # ---- messages
-
-    async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
-        """`DashboardSource.queue`."""
-        return await self._messages.queue(topic, queue_id, queue_offset, count)
-
-    async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
-        """`DashboardSource.offset_at`."""
-        return await self._messages.offset_at(topic, queue_id, at_ms)
-
-    async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
-        """`DashboardSource.with_key`."""
-        return await self._messages.with_key(topic, key, count)
-
-    async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
-        """`DashboardSource.message`."""
-        return await self._messages.message(physical_offset, body_size_max)
-
-    async def message_by_id(self, message_id: str) -> int | Missing:
-        """`DashboardSource.message_by_id`."""
-        return await self._messages.message_by_id(message_id)
 
     # ---- groups
 

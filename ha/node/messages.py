@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from ha.admin.dashboard import FoundMessages, MessageDetail, MessageLine, Missing, Queue, QueuePart
+from ha.admin.dashboard.source import FoundMessages, MessageDetail, MessageLine, Missing, Queue, QueuePart
 from ha.broker.batch_reader import BatchReader
 from ha.broker.message_queries import has_key, read_record
 from ha.broker.queue_read import ReadStatus

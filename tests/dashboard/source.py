@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ha.admin.dashboard import (
+from ha.admin.dashboard.source import (
     Counts,
     FoundMessages,
     GroupDetail,

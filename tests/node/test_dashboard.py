@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import ha
-from ha.admin.dashboard import GroupDetail, MessageDetail, Missing, QueuePart, TopicDetail
+from ha.admin.dashboard.source import GroupDetail, MessageDetail, Missing, QueuePart, TopicDetail
 from ha.node import Node
 from ha.node.dashboard import NodeDashboard
 from ha.protocol.codes import SysFlag
