@@ -68,6 +68,8 @@ CHECK_INTERVAL_S = 1.0
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
 """Back-off between attempts to put messages."""
+HORIZONS_MS = {"1h": 3_600_000, "24h": 86_400_000, "7d": 7 * 86_400_000}
+"""For which pending messages are counted."""
 RECALL_WAIT_S = 3.0
 """Longest wait for a stored recall to be dispatched."""
 READ_COUNT_MAX = 1024
@@ -79,6 +81,8 @@ class TimerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     pending_count: int
     next_due_ms: int | None
+    due_counts: dict[str, int]
+    """Pending messages by the time until they are due (`HORIZONS_MS`, and "later"), exact to the hour"""
     delivered_count: int
     recalled_count: int
     dropped_count: int
@@ -138,9 +142,13 @@ class TimerService:
 
     def statistics(self) -> TimerStatistics:
         """Returns a snapshot."""
+        now_ms = self._wall_clock_ms()
+        counts = self._index.due_counts([now_ms + horizon_ms for horizon_ms in HORIZONS_MS.values()])
+        counts[0] += len(self._unreadable)
         return TimerStatistics(
             pending_count=len(self._index) + len(self._unreadable),
             next_due_ms=self._index.next_due_ms,
+            due_counts=dict(zip((*HORIZONS_MS, "later"), counts, strict=True)),
             delivered_count=self._delivered_count,
             recalled_count=self._recalled_count,
             dropped_count=self._dropped_count,
@@ -162,6 +170,7 @@ class TimerService:
                 async with self._working:
                     await self._index_new()
                     now_ms = self._wall_clock_ms()
+                    is_advancing = self._index.advance(now_ms)
                     due = [*self._retried(), *self._index.pop_due(now_ms, BATCH_COUNT_MAX)]
                     is_delivered = not due or await self._deliver(due, now_ms)
                 if not is_delivered:
@@ -169,7 +178,9 @@ class TimerService:
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
                     continue
                 pause_s = PAUSE_S_MIN
-                if not due:
+                if is_advancing:
+                    await trio.lowlevel.checkpoint()
+                elif not due:
                     with trio.move_on_after(self._wait_s(now_ms)):
                         await self._arrived.wait()
         finally:

@@ -6,13 +6,15 @@ Times are virtual and exact. Properties and remarks are those of RocketMQ 5.5.0 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
 
-from ha.broker.timer_index import BUCKET_MS, TimerIndex
+from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
 from ha.protocol.properties import encode_properties, java_hash
 from ha.protocol.record import MessageRecord, timer_code
 from ha.protocol.topic_names import TIMER_TOPIC
@@ -211,7 +213,7 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
 ) -> None:
     async with open_node(tmp_path, store_changes=EXPIRED) as node:
         began = trio.current_time()
-        for delay_s in (10, 5000, 7000):
+        for delay_s in (10, 500, 700):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
         await arrivals(node)
         await fill_segments(node)
@@ -222,10 +224,10 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         await trio.sleep(1)
         assert node.broker.timers.statistics().pending_count == 2
         [(at, record), (_, last)] = await arrivals(node, 2, offset=1)
-        assert (record.body, last.body) == (b"5000", b"7000")
-        assert at - began == pytest.approx(5000, abs=0.2)
+        assert (record.body, last.body) == (b"500", b"700")
+        assert at - began == pytest.approx(500, abs=0.2)
         assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
-        await trio.sleep(10_000)
+        await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 3
 
 
@@ -234,7 +236,7 @@ async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_f
 ) -> None:
     disk = FillingDisk()
     async with open_node(tmp_path, store_changes=EXPIRED, disk=disk) as node:
-        for delay_s in (100, 50_000):
+        for delay_s in (100, 5000):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
         await fill_segments(node)
         disk.free_share = 0.01
@@ -245,8 +247,8 @@ async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_f
         assert node.store.retention.deleted_count >= 1
         disk.free_share = 0.5
         await node.store.retention.check_disk()
-        assert [record.body for _, record in await arrivals(node, 2)] == [b"100", b"50000"]
-        await trio.sleep(10_000)
+        assert [record.body for _, record in await arrivals(node, 2)] == [b"100", b"5000"]
+        await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 2
 
 
@@ -267,7 +269,20 @@ async def test_a_slave_keeps_segments_with_pending_messages(
 # ---- the index
 
 
-def test_the_index_keeps_the_order_of_time_and_recalls_first() -> None:
+def popped_from(index: TimerIndex, now_ms: int, count_max: int) -> list[tuple[int, int]]:
+    """Pops until nothing is due, or `count_max` messages are found."""
+    due: list[tuple[int, int]] = []
+    while True:
+        is_advancing = index.advance(now_ms)
+        found = index.pop_due(now_ms, count_max - len(due))
+        due += found
+        if len(due) == count_max or not (found or is_advancing):
+            return due
+
+
+@pytest.mark.parametrize("run_count", [4, 100, 10_000])
+def test_the_index_keeps_the_order_of_time_and_recalls_first(monkeypatch: pytest.MonkeyPatch, run_count: int) -> None:
+    monkeypatch.setattr("ha.broker.timer_index.RUN_COUNT", run_count)
     chance = random.Random(5)
     index = TimerIndex()
     model: list[tuple[int, int]] = []
@@ -279,21 +294,103 @@ def test_the_index_keeps_the_order_of_time_and_recalls_first() -> None:
         model.append((code, queue_offset))
         if chance.random() < 0.1:
             now_ms += chance.randrange(BUCKET_MS // 4)
-            due = index.pop_due(now_ms, 50)
+            due = popped_from(index, now_ms, 50)
             expected = sorted(each for each in model if each[0] >> 1 <= now_ms)[:50]
             assert due == expected
             popped += due
             model = [each for each in model if each not in set(due)]
         assert len(index) == len(model)
-    assert index.next_due_ms == min(model)[0] >> 1
-    assert index.lowest_offset == min(queue_offset for _, queue_offset in model)
+        first_ms, lowest = index.next_due_ms, index.lowest_offset
+        assert first_ms is None if not model else first_ms is not None and first_ms <= min(model)[0] >> 1
+        assert lowest is None if not model else lowest is not None and lowest <= min(offset for _, offset in model)
     assert popped
     index.drop_before(2000)
     model = [each for each in model if each[1] >= 2000]
-    assert (len(index), index.lowest_offset) == (len(model), min(queue_offset for _, queue_offset in model))
-    assert index.pop_due(now_ms + 10 * BUCKET_MS, 10_000) == sorted(model)
+    assert len(index) == len(model)
+    assert popped_from(index, now_ms + 10 * BUCKET_MS, 10_000) == sorted(model)
     assert len(index) == 0
     assert index.lowest_offset is None
+    assert index.next_due_ms is None
+
+
+def test_a_step_of_the_index_is_small_however_many_messages_are_due_in_the_hour() -> None:
+    """The work of a step: the messages that it sorts, and those that it returns."""
+    index = TimerIndex()
+    count = 50_000
+    start_ms = 500_000 * BUCKET_MS
+    chance = random.Random(7)
+    for queue_offset in range(count):
+        index.add(2 * (start_ms + chance.randrange(BUCKET_MS)) + 1, queue_offset)
+    sorted_counts: list[int] = []
+
+    class CountedRun(_Run):
+        def __init__(self, codes: Sequence[int], queue_offsets: Sequence[int]) -> None:
+            sorted_counts.append(len(codes))
+            super().__init__(codes, queue_offsets)
+
+    with patch("ha.broker.timer_index._Run", CountedRun):
+        assert not index.advance(start_ms - 2 * LEAD_MS), "it is not time yet"
+        assert sorted_counts == []
+        steps = 1
+        while index.advance(start_ms - LEAD_MS):
+            assert len(sorted_counts) == steps, "each call sorts one run"
+            assert index.pop_due(start_ms - 1, 10) == []
+            steps += 1
+    assert steps == -(-count // RUN_COUNT)
+    assert max(sorted_counts) == RUN_COUNT
+    assert sum(sorted_counts) == count
+    due = popped_from(index, start_ms + BUCKET_MS, count + 1)
+    assert len(due) == count
+    assert due == sorted(due)
+
+
+def test_messages_are_due_while_the_next_hour_is_being_sorted() -> None:
+    index = TimerIndex()
+    start_ms = 500_000 * BUCKET_MS
+    index.add(2 * (start_ms - 1) + 1, 0)
+    for queue_offset in range(1, 3 * RUN_COUNT):
+        index.add(2 * start_ms + 1, queue_offset)
+    assert not index.advance(start_ms - 1)
+    assert index.advance(start_ms - 1), "the next hour begins"
+    assert index.pop_due(start_ms - 1, 10) == [(2 * (start_ms - 1) + 1, 0)]
+    assert index.pop_due(start_ms, 10) == [], "the hour has begun, and is not sorted"
+
+
+async def test_an_hour_is_sorted_with_other_tasks_in_between(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ha.broker.timer_index.RUN_COUNT", 2)
+    async with open_node(tmp_path) as node:
+        clock = WallClock()
+        hour_ms = (clock() // BUCKET_MS + 2) * BUCKET_MS
+        for number in range(20):
+            await node.send(b"%d" % number, i=properties(TIMER_DELIVER_MS=hour_ms + number), e=0)
+        steps: list[bool] = []
+        advance = TimerIndex.advance
+
+        def advance_counted(self: TimerIndex, now_ms: int) -> bool:
+            is_advancing = advance(self, now_ms)
+            if is_advancing:
+                trio.lowlevel.current_trio_token().run_sync_soon(steps.append, True)
+                steps.append(False)
+            return is_advancing
+
+        monkeypatch.setattr(TimerIndex, "advance", advance_counted)
+        found = await arrivals(node, 20)
+        assert [int(record.body) for _, record in found] == list(range(20))
+        assert len(steps) == 2 * 9
+        assert steps == [False, True] * 9, "the event loop ran between two steps"
+
+
+def test_pending_messages_are_counted_by_the_time_until_they_are_due() -> None:
+    index = TimerIndex()
+    now_ms = 500_000 * BUCKET_MS
+    for hours in (0, 1, 1, 5, 23, 24, 100, 1000):
+        index.add(2 * (now_ms + hours * BUCKET_MS + 1), 0)
+    ends_ms = [now_ms + hours * BUCKET_MS for hours in (1, 24, 168)]
+    assert index.due_counts(ends_ms) == [1, 4, 2, 1]
+    index.advance(now_ms)
+    assert index.due_counts(ends_ms) == [1, 4, 2, 1]
 
 
 @pytest.mark.parametrize(
