@@ -294,16 +294,29 @@ class RequestTimedOut(ClientError):
 
 
 class ConnectionFailed(ClientError):
-    """The connection to `address` failed, or closed before the response. A send may have been stored."""
+    """The connection to `address` failed, or closed before the response.
 
-    def __init__(self, address: str, reason: str) -> None:
+    `was_sent`: whether it failed after the request may have been sent, so that a send may have been stored.
+    """
+
+    def __init__(self, address: str, reason: str, *, was_sent: bool = False) -> None:
         super().__init__(f"connection to {address}: {reason}")
         self.address = address
         self.reason = reason
+        self.was_sent = was_sent
 
 
 class NameServersUnreachable(ConnectionFailed):
     """None of the configured name servers responded; `address` lists them."""
+
+
+class NoMaster(ConnectionFailed):
+    """No master with writable queues of `topic` is registered. `is_temporary`: a broker set is without its master."""
+
+    def __init__(self, topic: str, *, is_temporary: bool) -> None:
+        super().__init__(topic, "no master that may be written to is registered for this topic")
+        self.topic = topic
+        self.is_temporary = is_temporary
 
 
 class AgreementError(HalogError):

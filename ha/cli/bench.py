@@ -134,6 +134,7 @@ def bench(
         request_timeout_s=client.timeout_s(),
         send_timeout_s=client.timeout_s(),
         batching=batching,
+        retry_unreachable=False,
     )
     work = _Bench(topic, size, count, seconds or (None if count else 10.0), rate, in_flight)
     console = Console(stderr=True, highlight=False)

@@ -125,6 +125,7 @@ class ClientFlags(WaitFlags, TlsFlags, ClusterFlags):
             tls=self.client_tls(),
             connect_timeout_s=min(timeout_s, 3.0),
             request_timeout_s=timeout_s,
+            retry_unreachable=False,
         )
 
 

@@ -90,7 +90,9 @@ def produce(
 
     total = max(0, count - skip) if body is not None or size is not None else None
     work = _Work(messages(), skip, total, in_flight, json)
-    options = ClientOptions(send_timeout_s=timeout, credentials=cluster.credentials(), tls=tls.client_tls())
+    options = ClientOptions(
+        send_timeout_s=timeout, credentials=cluster.credentials(), tls=tls.client_tls(), retry_unreachable=False
+    )
     anyio.run(work.run, cluster.addresses(), group, options, backend="trio")
     return EXIT_DONE if set(work.statuses) <= {SendStatus.SEND_OK} else EXIT_STORED_WEAKLY
 

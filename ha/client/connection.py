@@ -76,6 +76,7 @@ class Connection:
         self._new_parking = parking_here()
         self._scope = anyio.CancelScope()
         self._socket: socket.socket | None = None
+        self._was_open = False
         self._outbox_filled = anyio.Event()
         self._outbox_drained = anyio.Event()
         self._deadlines: list[tuple[float, int, float]] = []
@@ -156,7 +157,7 @@ class Connection:
         finally:
             self._protocol.close("closed by this client")
             for waiting in self._protocol.finish():
-                waiting.give((ConnectionFailed(self.address, self._protocol.cause),))
+                waiting.give((ConnectionFailed(self.address, self._protocol.cause, was_sent=self._was_open),))
             self._outbox_drained.set()
 
     async def _connect_and_serve(self) -> None:
@@ -169,6 +170,7 @@ class Connection:
         except OSError as error:
             return self._protocol.close(f"can't connect: {_root(error)}")
         self._socket = _socket_of(stream)
+        self._was_open = True
         self._protocol.open()
         async with stream:
             try:

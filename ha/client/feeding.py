@@ -11,15 +11,16 @@ from datetime import datetime
 
 import anyio
 
+from ha.client.backoff import Backoff
 from ha.client.held_queue import HeldQueue
 from ha.client.messages import PullStatus, RawPull, ReceivedMessage
 from ha.client.positions import Positions
 from ha.client.process_queue import Budget, ProcessQueue
 from ha.client.push_options import PushOptions, StartFrom
-from ha.client.queue_requests import UNAVAILABLE_CODES, QueueRequests
+from ha.client.queue_requests import QueueRequests
 from ha.client.received import received_within
 from ha.client.subscription import TAG
-from ha.errors import BrokerError, ClientError, RemoteProtocolError
+from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol.bodies import SubscriptionData
 from ha.protocol.topic_names import RETRY_PREFIX
 
@@ -28,8 +29,6 @@ _log = logging.getLogger(__name__)
 _QUICK_ANSWER_S = 0.1
 """A response without new messages that arrives sooner than this is followed by a pause."""
 _PAUSE_S = 1.0
-_FAILOVER_PAUSE_S = 0.3
-"""Pause after a broker reported that it does not serve clients, until the new master may be known."""
 
 
 class Feeder:
@@ -67,6 +66,7 @@ class Feeder:
     async def feed(self, held: HeldQueue) -> None:
         """Fetches until the queue is revoked. Retries failures indefinitely, and logs them once."""
         is_failing = False
+        backoff = Backoff(self._options.pull_pause_s)
         with held.feeding:
             while True:
                 with held.pulling():
@@ -74,15 +74,13 @@ class Feeder:
                         await self._begin(held)
                         while held.process_queue is not None:
                             await self._pull(held, held.process_queue)
+                            backoff.reset()
                             if is_failing:
                                 is_failing = False
                                 _log.info("client.pull_recovered queue=%s", held.queue)
                     except (ClientError, RemoteProtocolError) as error:
                         # Logged after the pause, so that failures during shutdown are not logged.
-                        pause_s = self._options.pull_pause_s
-                        if isinstance(error, BrokerError) and error.code in UNAVAILABLE_CODES:
-                            pause_s = min(pause_s, _FAILOVER_PAUSE_S)  # the route is looked up again
-                        await anyio.sleep(pause_s)
+                        await anyio.sleep(backoff.next_s())
                         if not is_failing:
                             is_failing = True
                             _log.warning("client.pull_failed queue=%s reason=%r", held.queue, str(error))

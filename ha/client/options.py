@@ -24,7 +24,10 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A send including its retries. RocketMQ's clients use 3 s, the same as the broker's slaveTimeout, and so time out
     just as the broker is about to answer FLUSH_SLAVE_TIMEOUT; 10 s is longer than putMessageTimeout (8 s)."""
     send_retries: int = 2
-    """Retries of a send, each on another queue and if possible on another broker."""
+    """Retries of a send that a broker rejected, or that may be stored because its connection was lost. Other failures,
+    which certainly stored nothing, are retried until `send_timeout_s`; see `ha.client.sender`."""
+    retry_unreachable: bool = True
+    """Retry while no name server or master can be reached, until the timeout. False: raise at once."""
     route_refresh_interval_s: float = 30.0
     heartbeat_interval_s: float = 30.0
     """Brokers expire a client after 120 s."""

@@ -70,6 +70,11 @@ class Producer(ClientUser):
         """The producer group."""
         return self._group
 
+    @property
+    def retry_count(self) -> int:
+        """How often sends have paused before another attempt since the producer was opened."""
+        return self._sender.retry_count
+
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Responds to a broker's request; called by the client."""
         if self._transactions is None:
@@ -86,10 +91,10 @@ class Producer(ClientUser):
         """Sends one message and returns where and how safely it was stored; check the result's `status`.
 
         `queue` chooses the queue and disables retries. All attempts together take at most `timeout_s` (default
-        options.send_timeout_s). Raises BrokerError if the broker rejected it (not stored), RouteNotFound (not stored),
-        RequestTimedOut or ConnectionFailed (may be stored), ValueError for a message that no broker would accept. A
-        retried send may be stored more than once. A cancelled one may be stored, unless batching had not sent it
-        yet."""
+        options.send_timeout_s); while no name server or master can be reached, they continue until then. Raises
+        BrokerError if the broker rejected it (not stored), RouteNotFound (not stored), RequestTimedOut (may be stored),
+        ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept. A retried
+        send may be stored more than once. A cancelled one may be stored, unless batching had not sent it yet."""
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
             return (await self._sender.send(outgoing, queue, timeout_s)).result

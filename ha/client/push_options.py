@@ -52,7 +52,7 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     long_poll_s: float = 15.0
     """How long a broker may hold a pull until a message arrives."""
     pull_pause_s: float = 3.0
-    """Pause after a failed pull."""
+    """Longest pause after a failed pull; the first one is 0.1 s, and each is twice as long as the one before."""
     commit_interval_s: float = 5.0
     rebalance_interval_s: float = 20.0
     lock_interval_s: float = 20.0

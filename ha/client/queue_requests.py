@@ -5,6 +5,13 @@ Sources: PullAPIWrapper (which broker is asked), MQClientAPIImpl, RemoteBrokerOf
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import anyio
+
+from ha.client.backoff import Backoff
 from ha.client.client import Client
 from ha.client.messages import MessageQueue, PullStatus, RawPull, ReadFrom
 from ha.client.routes import TopicRoute
@@ -37,6 +44,17 @@ _LONG_POLL_GRACE_S = 5.0
 """RocketMQ's brokers check for expired long polls every 5 s."""
 
 
+class _Answer(NamedTuple):
+    """A response, and the address and id of the broker that sent it."""
+
+    answer: RemotingCommand
+    address: str
+    broker_id: int
+
+    def error(self) -> BrokerError:
+        return BrokerError(self.address, self.answer.code, self.answer.remark or "")
+
+
 class QueueRequests:
     """Requests on behalf of `group`; `read_from` selects the broker of a set. All methods raise BrokerError,
     RequestTimedOut, ConnectionFailed, RouteNotFound."""
@@ -65,8 +83,6 @@ class QueueRequests:
         timeout_s: float | None = None,
     ) -> RawPull:
         """Pulls once. Never includes a commit, which brokers could execute after one that was sent later."""
-        route = await self._client.routes.find(queue.topic)
-        broker_id = self._broker_id(route, queue)
         header = PullMessageRequest(
             consumer_group=self._group,
             topic=queue.topic,
@@ -82,16 +98,16 @@ class QueueRequests:
         )
         if timeout_s is None:
             timeout_s = self._client.options.request_timeout_s + (wait_s + _LONG_POLL_GRACE_S if wait_s > 0 else 0)
-        code = RequestCode.PULL_MESSAGE
-        answer, address = await self._ask(route, queue, broker_id, code, header, timeout_s, waits=wait_s > 0)
+        code, waits = RequestCode.PULL_MESSAGE, wait_s > 0
+        answered = await self._ask(queue, self._broker_id, code, header, timeout_s, waits=waits)
+        answer = answered.answer
         status = _STATUS_OF_CODE.get(answer.code)
         if status is None:
-            raise BrokerError(address, answer.code, answer.remark or "")
+            raise answered.error()
         found = parse_header(PullMessageResponse, answer.ext_fields)
         self._suggested[queue] = found.suggest_which_broker_id
-        return RawPull(
-            status, bytes(answer.body), found.next_begin_offset, found.min_offset, found.max_offset, broker_id
-        )
+        body, broker_id = bytes(answer.body), answered.broker_id
+        return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message on the broker."""
@@ -111,25 +127,19 @@ class QueueRequests:
     async def committed_offset(self, queue: MessageQueue) -> int | None:
         """The queue offset that the group has committed; None if there is none."""
         header = QueryConsumerOffsetRequest(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
-        route = await self._client.routes.find(queue.topic)
-        answer, address = await self._ask(
-            route, queue, self._offsets_id(route, queue), RequestCode.QUERY_CONSUMER_OFFSET, header
-        )
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return None
-        return _offset(answer, address)
+        answered = await self._ask(queue, self._offsets_id, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        return None if answered.answer.code == ResponseCode.QUERY_NOT_FOUND else _offset(answered)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Commits `queue_offset`, the first not yet consumed, for the group."""
         header = UpdateConsumerOffsetRequest(
             consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
-        route = await self._client.routes.find(queue.topic)
-        answer, address = await self._ask(
-            route, queue, self._offsets_id(route, queue), RequestCode.UPDATE_CONSUMER_OFFSET, header
-        )
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(address, answer.code, answer.remark or "")
+        # A repeated commit could be executed after one that was sent later.
+        code = RequestCode.UPDATE_CONSUMER_OFFSET
+        answered = await self._ask(queue, self._offsets_id, code, header, is_repeatable=False)
+        if answered.answer.code != ResponseCode.SUCCESS:
+            raise answered.error()
 
     def _broker_id(self, route: TopicRoute, queue: MessageQueue) -> int:
         if self._read_from is ReadFrom.SUGGESTED:
@@ -138,44 +148,59 @@ class QueueRequests:
                 return suggested
         return route.broker_id_for(queue.broker_name, self._read_from)
 
-    def _offsets_id(self, route: TopicRoute, queue: MessageQueue) -> int:
+    @staticmethod
+    def _offsets_id(route: TopicRoute, queue: MessageQueue) -> int:
         return route.broker_id_for(queue.broker_name, ReadFrom.SUGGESTED)
 
     async def _ask_offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
-        route = await self._client.routes.find(queue.topic)
-        answer, address = await self._ask(route, queue, self._broker_id(route, queue), code, header)
-        return _offset(answer, address)
+        answer = await self._ask(queue, self._broker_id, code, header)
+        return _offset(answer)
 
     async def _ask(
         self,
-        route: TopicRoute,
         queue: MessageQueue,
-        broker_id: int,
+        choose: Callable[[TopicRoute, MessageQueue], int],
         code: RequestCode,
         header: Header,
         timeout_s: float | None = None,
         *,
         waits: bool = False,
-    ) -> tuple[RemotingCommand, str]:
-        """Returns the response and the broker's address. `waits`: the request is a long poll."""
-        command = RemotingCommand(code, ext_fields=header.to_ext_fields())
-        timeout_s = self._client.options.request_timeout_s if timeout_s is None else timeout_s
-        try:
-            address = route.address_of(queue.broker_name, broker_id)
-            answer = await self._client.connections.invoke(address, command, timeout_s, is_prompt=not waits)
-        except ConnectionFailed:
-            self._client.routes.mark_stale(queue.topic)
-            self._suggested.pop(queue, None)
-            raise
+        is_repeatable: bool = True,
+    ) -> _Answer:
+        """Asks the broker that `choose` returns the id of. `waits`: the request is a long poll.
+
+        A failed connection is retried for request_timeout_s from the first failure on, unless the request may have been
+        executed and is not `is_repeatable`."""
+        options = self._client.options
+        backoff, give_up_at = Backoff(), math.inf
+        timeout_s = options.request_timeout_s if timeout_s is None else timeout_s
+        while True:
+            try:
+                route = await self._client.routes.find(queue.topic)
+                broker_id = choose(route, queue)
+                address = route.address_of(queue.broker_name, broker_id)
+                command = RemotingCommand(code, ext_fields=header.to_ext_fields())
+                answer = await self._client.connections.invoke(address, command, timeout_s, is_prompt=not waits)
+            except ConnectionFailed as error:
+                self._client.routes.mark_stale(queue.topic)
+                self._suggested.pop(queue, None)
+                now, pause_s = anyio.current_time(), backoff.next_s()
+                give_up_at = min(give_up_at, now + options.request_timeout_s)
+                is_final = not options.retry_unreachable or (error.was_sent and not is_repeatable)
+                if is_final or now + pause_s >= give_up_at:
+                    raise
+                await anyio.sleep(pause_s)
+            else:
+                break
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             self._client.routes.forget(queue.topic)
         elif answer.code in UNAVAILABLE_CODES:
             self._client.routes.mark_stale(queue.topic)
             self._suggested.pop(queue, None)
-        return answer, address
+        return _Answer(answer, address, broker_id)
 
 
-def _offset(answer: RemotingCommand, address: str) -> int:
-    if answer.code != ResponseCode.SUCCESS:
-        raise BrokerError(address, answer.code, answer.remark or "")
-    return parse_header(OffsetResponse, answer.ext_fields).offset
+def _offset(found: _Answer) -> int:
+    if found.answer.code != ResponseCode.SUCCESS:
+        raise found.error()
+    return parse_header(OffsetResponse, found.answer.ext_fields).offset

@@ -1,15 +1,23 @@
 """Sends messages: builds their properties, chooses a queue round robin, and retries.
 
-A failed attempt is retried on another queue, and on another broker if there is one. If there is none, a broker that
-can't store for now (14, for example because it is no longer the master) is retried, with a fresh route each time,
-until a new master has had time to take over. RocketMQ's clients give up after three attempts and refresh a route only
-every 30 s. Sources: DefaultMQProducerImpl (retried codes, topic creation, compression), MQFaultStrategy (round robin).
+A failed attempt is retried at once on another broker if there is one, otherwise after a pause that grows, with a fresh
+route:
+
+| what failed | retried |
+|---|---|
+| no name server or master is reached, or the broker is no master (14): nothing was stored | until the timeout |
+| the broker rejected the message, for a reason of its own (RETRYABLE_CODES) | `send_retries` times |
+| the connection was lost after the request was sent: it may be stored | `send_retries` times |
+| anything else | never |
+
+RocketMQ's clients give up after three attempts and refresh a route only every 30 s. Sources: DefaultMQProducerImpl
+(retried codes, topic creation, compression), MQFaultStrategy (round robin).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import lru_cache
 from itertools import count, repeat
 
@@ -17,10 +25,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from ha.client.backoff import Backoff
 from ha.client.client import Client
 from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
 from ha.client.routes import TopicRoute
-from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut
+from ha.errors import BrokerError, ConnectionFailed, HalogError, NameServersUnreachable, NoMaster, RequestTimedOut
 from ha.protocol import properties as names
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
@@ -67,11 +76,8 @@ _UNBATCHABLE = frozenset(
 """Properties that make a broker do something else than store the message in the queue it was sent to. Brokers ignore
 them in a batch."""
 _SEND = RequestCode.SEND_MESSAGE_V2
-_RETRY_PAUSE_S = 0.1
-_PAUSES_MAX = 3
-"""Upper bound of the pause between retries, as a multiple of `_RETRY_PAUSE_S`."""
-_FAILOVER_S = 5.0
-"""Time for a broker set to elect a new master: a lease of 2 s, and as much again for the takeover."""
+_UNTIL_TIMEOUT = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Rejections of a broker that is not the master, or not yet: another master is elected within seconds."""
 _COMPRESSED_HERE_MAX = 64 * 1024
 """Longer bodies, in bytes, are compressed in a worker thread: zlib compresses about 30 MB/s."""
 
@@ -120,6 +126,8 @@ class Sender:
         self._client = client
         self._group = group
         self._queue_counters: dict[str, count[int]] = {}
+        self.retry_count = 0
+        """Pauses made before another attempt"""
         options = client.options
         self._simple_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
@@ -232,63 +240,75 @@ class Sender:
         if message_id is None:
             message_id = self._client.unique_ids.next()
             outgoing = with_id(outgoing, message_id)
-        options = self._client.options
-        routes = self._client.routes
+        options, routes = self._client.options, self._client.routes
         timeout_s = options.send_timeout_s if timeout_s is None else timeout_s
-        now = anyio.current_time()
-        deadline, gives_up_at = now + timeout_s, now + _FAILOVER_S
-        attempts_left = 1 if queue is not None else 1 + options.send_retries
-        avoid: str | None = None
-        failure: BrokerError | ConnectionFailed | None = None
-        for attempt in count():
-            if not attempts_left:
-                break
-            attempts_left -= 1
-            route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
-            pause_s = _RETRY_PAUSE_S * min(attempt, _PAUSES_MAX) * random.uniform(0.5, 1.5)
+        deadline = anyio.current_time() + timeout_s
+        retries_left = options.send_retries
+        backoff = Backoff()
+        tried: set[str] = set()
+        failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "not tried")
+        while True:
             try:
-                target = queue or self._next_queue(route, avoid)
-            except ConnectionFailed as error:
-                if not route.lacks_master or anyio.current_time() >= min(gives_up_at, deadline):
+                route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
+                target = queue or self._next_queue(route, tried)
+            except NoMaster as error:
+                if not error.is_temporary:
                     raise
-                failure = error
-                attempts_left += 1
-                await anyio.sleep(max(pause_s, _RETRY_PAUSE_S))
-                continue
-            if target.broker_name == avoid:
-                # No other broker to try.
+                failure, target = error, None
+            except NameServersUnreachable as error:
+                failure, target = error, None
+            if target is None or target.broker_name in tried:
+                pause_s = backoff.next_s()
+                if queue is not None or anyio.current_time() + pause_s >= deadline or self._gives_up_on(failure):
+                    raise failure
+                self.retry_count += 1
                 await anyio.sleep(pause_s)
-            left_s = deadline - anyio.current_time()
-            if left_s <= 0:
-                break
-            command = self._command(outgoing, target)
-            avoid = target.broker_name
+                tried.clear()  # and the route is looked up again
+                continue
+            tried.add(target.broker_name)
             try:
-                address = route.master_of(avoid)
-                answer = await self._client.connections.invoke(address, command, left_s)
+                return await self._send_to(outgoing, route, target, message_id, deadline, timeout_s)
             except ConnectionFailed as error:
                 failure = error
-                routes.mark_stale(outgoing.topic)
-                continue
-            status = _STATUS_OF_CODE.get(answer.code)
-            if status is not None:
-                return _sent(status, answer, target, message_id, address)
-            failure = BrokerError(address, answer.code, answer.remark or "")
-            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                routes.forget(outgoing.topic)
-            routes.mark_stale(outgoing.topic)
-            if answer.code not in RETRYABLE_CODES:
-                break
-            if (
-                answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-                and queue is None  # later messages to that queue might overtake this one
-                and not any(each.broker_name != avoid for each in route.write_queues)
-                and anyio.current_time() < gives_up_at
-            ):
-                attempts_left += 1
-        if failure is None:
+                retries_left -= error.was_sent
+            except BrokerError as error:
+                failure = error
+                if error.code not in RETRYABLE_CODES:
+                    raise
+                retries_left -= error.code not in _UNTIL_TIMEOUT
+            if queue is not None or retries_left < 0:  # later messages to that queue might overtake this one
+                raise failure
+
+    def _gives_up_on(self, failure: BrokerError | ConnectionFailed) -> bool:
+        return isinstance(failure, ConnectionFailed) and not self._client.options.retry_unreachable
+
+    async def _send_to(
+        self,
+        outgoing: Outgoing,
+        route: TopicRoute,
+        target: MessageQueue,
+        message_id: str,
+        deadline: float,
+        timeout_s: float,
+    ) -> Sent:
+        """Makes one attempt. ConnectionFailed or BrokerError: the route is looked up again before the next one."""
+        left_s = deadline - anyio.current_time()
+        if left_s <= 0:
             raise RequestTimedOut(";".join(self._client.name_servers), timeout_s)
-        raise failure
+        routes = self._client.routes
+        try:
+            address = route.master_of(target.broker_name)
+            answer = await self._client.connections.invoke(address, self._command(outgoing, target), left_s)
+        except ConnectionFailed:
+            routes.mark_stale(outgoing.topic)
+            raise
+        status = _STATUS_OF_CODE.get(answer.code)
+        if status is not None:
+            return _sent(status, answer, target, message_id, address)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            routes.forget(outgoing.topic)
+        routes.mark_stale(outgoing.topic)
+        raise BrokerError(address, answer.code, answer.remark or "")
 
     def batch_of(self, messages: Sequence[Outgoing]) -> tuple[Outgoing, list[str]]:
         """Returns batchable messages as one batch, and their unique ids."""
@@ -308,25 +328,26 @@ class Sender:
         """Sends without waiting for a response; see Producer.send_oneway."""
         routes = self._client.routes
         route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
-        target = queue or self._next_queue(route, avoid=None)
+        target = queue or self._next_queue(route, frozenset())
         command = self._command(outgoing, target)
         command.flag = FLAG_ONEWAY
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         await self._client.connections.to(route.master_of(target.broker_name)).send_oneway(command, timeout_s)
 
-    def _next_queue(self, route: TopicRoute, avoid: str | None) -> MessageQueue:
+    def _next_queue(self, route: TopicRoute, tried: Set[str]) -> MessageQueue:
+        """Returns the next queue, if possible of a broker that was not tried. NoMaster."""
         queues = route.write_queues
         if not queues:
             self._client.routes.mark_stale(route.topic)
-            raise ConnectionFailed(route.topic, "no master that may be written to is registered for this topic")
+            raise NoMaster(route.topic, is_temporary=route.lacks_master)
         turn = self._queue_counters.get(route.topic)
         if turn is None:
             # Spreads producers that start together over the queues.
             turn = self._queue_counters[route.topic] = count(random.randrange(len(queues)))
         first = queues[next(turn) % len(queues)]
-        if first.broker_name != avoid:
+        if first.broker_name not in tried:
             return first
-        others = [queue for queue in queues if queue.broker_name != avoid]
+        others = [queue for queue in queues if queue.broker_name not in tried]
         return others[next(turn) % len(others)] if others else first
 
     def _properties(self, message: Message) -> dict[str, str]:

@@ -1,0 +1,151 @@
+"""Servers that are away for a moment: what is retried, for how long, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+from ha.client import ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
+from ha.errors import ConnectionFailed, NameServersUnreachable
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import RemotingCommand
+from tests.client.backends import on_both_backends
+from tests.client.fake_broker import FakeServer, name_server, route_body, serving, stored
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def answer(command: RemotingCommand) -> RemotingCommand:
+    if command.code == RequestCode.PULL_MESSAGE:
+        fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "5", "minOffset": "0", "maxOffset": "5"}
+        return command.reply(ResponseCode.PULL_NOT_FOUND, "", fields)
+    if command.code == RequestCode.GET_MAX_OFFSET:
+        return command.reply(ResponseCode.SUCCESS, "", {"offset": "5"})
+    return stored(command) if command.code == RequestCode.SEND_MESSAGE_V2 else command.reply(ResponseCode.SUCCESS)
+
+
+class World:
+    """A name server and a broker. `away` refuses connections until as many attempts were made."""
+
+    names: FakeServer
+    broker: FakeServer
+
+    def __init__(self) -> None:
+        self.attempts_left: dict[str, int] = {}
+
+    def away(self, server: FakeServer, attempts: int) -> None:
+        self.attempts_left[server.address] = attempts
+
+    async def connect(self, host: str, port: int) -> ByteStream:
+        address = f"{host}:{port}"
+        if self.attempts_left.get(address, 0) > 0:
+            self.attempts_left[address] -= 1
+            raise ConnectionRefusedError
+        return await anyio.connect_tcp(host, port)
+
+    def options(self, **changes: object) -> ClientOptions:
+        return ClientOptions(connect=self.connect, **changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def open_world() -> AsyncIterator[World]:
+    world = World()
+    routes: dict[str, bytes] = {}
+    async with AsyncExitStack() as stack:
+        world.broker = await stack.enter_async_context(serving(answer))
+        world.names = await stack.enter_async_context(serving(name_server(routes)))
+        routes["T"] = route_body({"a": {0: world.broker.address}})
+        yield world
+
+
+@on_both_backends(open_world)
+async def test_a_send_waits_until_the_name_server_is_back(world: World) -> None:
+    world.away(world.names, 3)
+    async with Producer(world.names.address, options=world.options()) as producer:
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        assert producer.retry_count == 3
+    assert len(world.broker.commands) == 1
+
+
+@on_both_backends(open_world)
+async def test_a_send_waits_until_the_broker_is_back(world: World) -> None:
+    """More attempts than send_retries: an attempt that reached nobody has stored nothing."""
+    world.away(world.broker, 6)
+    async with Producer(world.names.address, options=world.options(send_retries=0)) as producer:
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        assert producer.retry_count >= 2
+    assert len(world.broker.commands) == 1
+
+
+@on_both_backends(open_world)
+async def test_a_send_gives_up_at_its_timeout(world: World) -> None:
+    world.away(world.names, 1000)
+    async with Producer(world.names.address, options=world.options()) as producer:
+        with pytest.raises(NameServersUnreachable, match="can't connect"):
+            await producer.send(Message("T", b"x"), timeout_s=0.5)
+        assert 1 <= producer.retry_count <= 4
+
+
+@on_both_backends(open_world)
+async def test_tools_can_turn_waiting_off(world: World) -> None:
+    world.away(world.names, 2)
+    async with Producer(world.names.address, options=world.options(retry_unreachable=False)) as producer:
+        with pytest.raises(NameServersUnreachable):
+            await producer.send(Message("T", b"x"))
+    async with PullConsumer(world.names.address, options=world.options(retry_unreachable=False)) as consumer:
+        with pytest.raises(NameServersUnreachable):
+            await consumer.max_offset(QUEUE)
+
+
+@on_both_backends(open_world)
+async def test_a_send_to_a_chosen_queue_is_not_retried(world: World) -> None:
+    world.away(world.broker, 1)
+    async with Producer(world.names.address, options=world.options()) as producer:
+        with pytest.raises(ConnectionFailed) as caught:
+            await producer.send(Message("T", b"x"), queue=QUEUE)
+        assert not caught.value.was_sent
+        assert (await producer.send(Message("T", b"x"), queue=QUEUE)).status is SendStatus.SEND_OK
+
+
+@on_both_backends(open_world)
+async def test_a_send_that_may_be_stored_is_retried_as_often_as_allowed(world: World) -> None:
+    world.broker.handler = lambda command: b"\xff" * 8  # breaks the protocol, so that the client hangs up
+    async with Producer(world.names.address, options=world.options(send_retries=1)) as producer:
+        with pytest.raises(ConnectionFailed) as caught:
+            await producer.send(Message("T", b"x"))
+        assert caught.value.was_sent
+    assert len(world.broker.commands) == 2
+
+
+@on_both_backends(open_world)
+async def test_a_consumer_waits_until_its_servers_are_back(world: World) -> None:
+    world.away(world.names, 2)
+    world.away(world.broker, 2)
+    async with PullConsumer(world.names.address, options=world.options()) as consumer:
+        assert (await consumer.pull(QUEUE, 5)).max_offset == 5
+        assert await consumer.max_offset(QUEUE) == 5
+
+
+@on_both_backends(open_world)
+async def test_a_commit_that_may_be_executed_is_not_repeated(world: World) -> None:
+    """It could be executed after one that was sent later."""
+    world.broker.handler = lambda command: b"\xff" * 8
+    async with PullConsumer(world.names.address, options=world.options()) as consumer:
+        with pytest.raises(ConnectionFailed):
+            await consumer.commit(QUEUE, 5)
+    assert len(world.broker.commands) == 1
+
+
+def test_pauses_double_up_to_their_maximum() -> None:
+    backoff = Backoff()
+    pauses = [backoff.next_s() for _ in range(10)]
+    longest = [min(PAUSE_S_FIRST * 2**number, PAUSE_S_MAX) for number in range(10)]
+    assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True))
+    assert len({round(pause / most, 6) for pause, most in zip(pauses, longest, strict=True)}) > 1
+    backoff.reset()
+    assert backoff.next_s() <= PAUSE_S_FIRST
