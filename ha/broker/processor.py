@@ -91,6 +91,10 @@ class Processor:
         """Serves requests that need no wait, which are sends; returns the others, for `handle`. For both ports."""
         if self._guard is not None:
             commands = self._guard.admit(connection, commands)
+        return self.take_admitted(connection, commands)
+
+    def take_admitted(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        """As `take`, for requests whose permissions the caller has checked."""
         sends = [command for command in commands if command.code in SEND_CODES]
         if not sends:
             return commands

@@ -34,6 +34,7 @@ HA_BUFFER_SIZE = 4 << 20
 """A RocketMQ slave's receive buffer; a whole frame must fit."""
 
 LOOPBACK = "127.0.0.1"
+GRPC_PORT_DEFAULT = 8081
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Int = Annotated[int, Meta(ge=0, le=INT_MAX)]
@@ -85,6 +86,9 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """derived: listenPort + 1"""
     admin_listen_port: DerivedPort = _key("adminListenPort", DERIVED)
     """own; derived: listenPort + 2"""
+    grpc_listen_port: DerivedPort = _key("grpcListenPort", DERIVED)
+    """own; port on bindAddress for RocketMQ 5's gRPC clients; 0 disables it; derived: 8081 on a master whose listenPort
+    is 10911, otherwise 0"""
     admin_bind_address: Host = _key("adminBindAddress", LOOPBACK)
     """own"""
     broker_ip1: Host = _key("brokerIP1", "")
@@ -316,6 +320,9 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
         for field, step in (("ha_listen_port", 1), ("admin_listen_port", 2)):
             if getattr(self, field) == DERIVED:
                 put(field, self.listen_port + step if self.listen_port else 0)
+        if self.grpc_listen_port == DERIVED:
+            is_usual = self.listen_port == 10_911 and not slave and not self.is_member
+            put("grpc_listen_port", GRPC_PORT_DEFAULT if is_usual else 0)
         if slave and not self.name_server_addresses:
             put("name_server_addresses", f"{LOOPBACK}:9876")
             if not self.ha_master_address:
@@ -401,6 +408,7 @@ def _check_ports(config: Config) -> list[ConfigError]:
         ("listenPort", config.listen_port),
         ("haListenPort", config.ha_listen_port),
         ("adminListenPort", config.admin_listen_port),
+        ("grpcListenPort", config.grpc_listen_port),
     ):
         if port > 65_535:
             errors.append(ConfigError(key, f"{port} (from listenPort) is not a port", "a number from 0 to 65535"))

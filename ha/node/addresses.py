@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from ha.config import Config
+from ha.config import GRPC_PORT_DEFAULT, Config
 from ha.errors import AddressInUse, ConfigError
 
 from .options import Advertised
@@ -28,6 +28,8 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     admin: Port
     fast: Port | None
     """RocketMQ's second port, for all requests except pulls; None if it is not available."""
+    grpc: Port | None
+    """Port for RocketMQ 5's gRPC clients; None if it is disabled or, by default, not available."""
     name_server: Port | None
     """Port of the node's own name server; None without one."""
 
@@ -43,12 +45,13 @@ def take_ports(config: Config, platform: Platform, bound: ExitStack) -> NodePort
         )
     ]
     fast = _take_fast_port(config, platform, bound)
+    grpc = _take_grpc_port(config, platform, bound)
     name_server = None
     if config.embeds_name_server:
         # If the system chooses listenPort, there may be several nodes on this machine.
         wanted = NAME_SERVER_PORT if config.listen_port else 0
         name_server = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
-    return NodePorts(remoting=remoting, ha=ha, admin=admin, fast=fast, name_server=name_server)
+    return NodePorts(remoting=remoting, ha=ha, admin=admin, fast=fast, grpc=grpc, name_server=name_server)
 
 
 def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
@@ -65,6 +68,21 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
     except AddressInUse as error:
         hint = "RocketMQ slaves can't copy topics"
         logger.warning('node.fast_port_unavailable port=%d reason=%r hint="%s"', port, error.reason, hint)
+        return None
+
+
+def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
+    """Binds grpcListenPort. By default it is optional, so that a node also runs beside a proxy of RocketMQ's."""
+    port = config.grpc_listen_port
+    if not port:
+        return None
+    try:
+        return bound.enter_context(platform.bind("grpcListenPort", config.bind_address, port))
+    except AddressInUse as error:
+        if port != GRPC_PORT_DEFAULT:
+            raise
+        hint = "gRPC clients can't connect; set grpcListenPort"
+        logger.warning('node.grpc_port_unavailable port=%d reason=%r hint="%s"', port, error.reason, hint)
         return None
 
 

@@ -16,6 +16,7 @@ from ha.broker.topics import topic_fault
 from ha.config import Config
 from ha.failover.member import Member
 from ha.failover.member_state import MemberState
+from ha.grpc import GrpcServer
 from ha.poller import Poller
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import UniqueIdGenerator
@@ -46,6 +47,8 @@ class Node:
     ha_client: HAClient | None
     broker: Broker
     registration: NameServerRegistration
+    grpc_server: GrpcServer | None = None
+    """None without a gRPC port"""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Node:
         self.remoting_address = join(advertised.client_host, advertised.client_port)
         self.ha_address = join(advertised.ha_host, advertised.ha_port)
         self.admin_address = join(reachable(ports.admin.host), ports.admin.port)
+        self.grpc_address = None if ports.grpc is None else join(advertised.client_host, ports.grpc.port)
         own = ports.name_server
         self.name_server_address = None if own is None else join(reachable(own.host), own.port)
 

@@ -16,8 +16,10 @@ from ha.broker.options import BrokerOptions, BrokerRole, ReplicaPolicy, memory_f
 from ha.broker.registration import BrokerIdentity, RegistrationOptions
 from ha.config import Config, options_of, shown
 from ha.failover.options import MemberOptions
+from ha.grpc import GrpcOptions
 from ha.protocol.record import encode_host
 from ha.protocol.topic_names import TRACE_TOPIC
+from ha.proxy.options import FrontOptions
 from ha.remoting import RemotingServerOptions
 from ha.replication.options import HAOptions
 from ha.replication.sync_state import ALONE, SyncStateRules
@@ -31,6 +33,8 @@ FLUSH_SHARE = 0.7
 """Share of shutdownTimeout for the store's last flush; the rest is for everything before it."""
 
 OPEN_FILES_UNLIMITED = 1 << 20
+GRPC_MESSAGE_OVERHEAD = 1 << 20
+"""Bytes of a gRPC request besides one body of the maximum size."""
 CLIENTS_SHARE = 4
 SLAVES_SHARE = 16
 """One port's clients may use a quarter of the process's open files, and slaves a sixteenth."""
@@ -167,6 +171,21 @@ def remoting_options(config: Config, open_files_max: int = OPEN_FILES_UNLIMITED)
     """
     connections_max = min(config.connections_max, max(1, open_files_max // CLIENTS_SHARE))
     return options_of(RemotingServerOptions, config, connections_max=connections_max)
+
+
+def grpc_options(config: Config, open_files_max: int = OPEN_FILES_UNLIMITED) -> GrpcOptions:
+    """Returns the limits of the gRPC port's connections."""
+    defaults = GrpcOptions()
+    return GrpcOptions(
+        message_size_max=config.message_size_max + GRPC_MESSAGE_OVERHEAD,
+        connections_max=min(defaults.connections_max, max(1, open_files_max // CLIENTS_SHARE)),
+        idle_timeout_s=config.idle_timeout_s,
+    )
+
+
+def front_options(config: Config) -> FrontOptions:
+    """Returns the limits of gRPC calls."""
+    return FrontOptions(message_size_max=config.message_size_max, delay_ms_max=config.timer_delay_s_max * 1000)
 
 
 def registration_options(config: Config) -> RegistrationOptions:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 
 import trio
 
@@ -40,6 +41,8 @@ from .platform import Platform, Port
 from .replicating import finish_waiting_puts, follow_master, master_address, start_replication, sync_tables
 from .status import describe
 from .tls import load_tls
+
+GRPC_MODULE = "ha.node.grpc"
 
 
 @asynccontextmanager
@@ -78,6 +81,8 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
         ):
             nursery.start_soon(tls.keep_fresh)
             nursery.start_soon(node.loop_delay.serve)
+            if ports.grpc is not None:
+                nursery.start_soon(platform.run_blocking, partial(import_module, GRPC_MODULE))
             if ports.name_server is not None:
                 await own_name_server.start(ports.name_server, nursery)
             await start_replication(node, client, ports.ha, nursery, access.handshake)
@@ -106,6 +111,7 @@ async def _serving(
         async with (
             _registered(node.registration),
             _open_admin(node, ports.admin, access.admin_token),
+            _open_grpc(node, ports.grpc),
             _open_otlp(node),
             open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
         ):
@@ -189,6 +195,19 @@ def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyn
     )
     key = AdminKey(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, key, node.platform.run_blocking)
+
+
+@asynccontextmanager
+async def _open_grpc(node: Node, port: Port | None) -> AsyncIterator[None]:
+    """Serves gRPC clients, if there is a port for them. Imports protobuf, which takes a tenth of a second."""
+    if port is None:
+        yield
+        return
+    await node.platform.run_blocking(partial(import_module, GRPC_MODULE))
+    from .grpc import open_grpc
+
+    async with open_grpc(node, port) as node.grpc_server:
+        yield
 
 
 def _open_otlp(node: Node) -> AbstractAsyncContextManager[None]:

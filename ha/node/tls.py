@@ -2,6 +2,7 @@
 
 port or connection to                             credentials
 remoting ports                                    server; clients' certificates as tls.server.need.client.auth
+gRPC port                                         the same, and h2 as the protocol (ALPN)
 HA port                                           server; slaves' certificates, signed by haTlsTrustCertPath
 admin port                                        server
 etcd with https                                   etcd
@@ -46,7 +47,9 @@ class NodeTls:
         self._platform = platform
         self.handshakes = Handshakes()
         self._server = load_server(config, clock)
-        self._ha = self._admin = self._client = self._etcd = None
+        self._ha = self._admin = self._client = self._etcd = self._grpc = None
+        if config.grpc_listen_port:
+            self._grpc = load_server(config, clock, role="grpc", protocols=("h2",))
         if config.ha_tls != "disabled":
             files = msgspec.structs.replace(server_files(config), trust=config.ha_tls_trust_cert_path)
             make = partial(server_context, client_certificates=ssl.CERT_REQUIRED)
@@ -73,7 +76,11 @@ class NodeTls:
 
     @property
     def _all(self) -> list[Credentials]:
-        return [each for each in (self._server, self._ha, self._admin, self._client, self._etcd) if each is not None]
+        return [
+            each
+            for each in (self._server, self._grpc, self._ha, self._admin, self._client, self._etcd)
+            if each is not None
+        ]
 
     async def keep_fresh(self) -> None:
         """Reloads changed files until cancelled."""
@@ -104,6 +111,14 @@ class NodeTls:
             return None
         is_required = self._config.tls_server_mode == "enforcing"
         return PortTls(secure=securing(self.handshakes, self._server), is_required=is_required)
+
+    @property
+    def grpc_port(self) -> PortTls | None:
+        """TLS of the gRPC port, as of the broker's ports."""
+        if self._grpc is None:
+            return None
+        is_required = self._config.tls_server_mode == "enforcing"
+        return PortTls(secure=securing(self.handshakes, self._grpc), is_required=is_required)
 
     @property
     def secure_admin(self) -> Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]] | None:

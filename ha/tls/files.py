@@ -38,8 +38,12 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(path for path in (self.certificate, self.key, self.trust) if path))
 
 
-def server_context(files: TlsFiles, *, client_certificates: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
+def server_context(
+    files: TlsFiles, *, client_certificates: ssl.VerifyMode = ssl.CERT_NONE, protocols: tuple[str, ...] = ()
+) -> ssl.SSLContext:
     """Returns a server's context. Clients' certificates, if requested, are verified with `files.trust`.
+
+    `protocols`: those that are offered to clients that ask (ALPN).
 
     Blocks to read files. CertificateUnusable.
     """
@@ -47,6 +51,8 @@ def server_context(files: TlsFiles, *, client_certificates: ssl.VerifyMode = ssl
     context.num_tickets = 0
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     _load_own(context, files)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
     if client_certificates is not ssl.CERT_NONE:
         if not files.trust:
             raise CertificateUnusable("", "no CAs to verify clients' certificates with")

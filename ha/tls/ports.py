@@ -51,12 +51,18 @@ def server_files(keys: ServerTlsKeys) -> TlsFiles:
     )
 
 
-def load_server(keys: ServerTlsKeys, wall_clock_ms: Callable[[], int]) -> Credentials | None:
-    """Returns the credentials of a remoting port; None without TLS. Blocks. ConfigError."""
+def load_server(
+    keys: ServerTlsKeys, wall_clock_ms: Callable[[], int], *, role: str = "server", protocols: tuple[str, ...] = ()
+) -> Credentials | None:
+    """Returns the credentials of a remoting port, or of another one; None without TLS. Blocks. ConfigError.
+
+    `protocols`: those that the port offers to clients that ask (ALPN).
+    """
     if not keys.takes_tls:
         return None
-    make = partial(server_context, client_certificates=CLIENT_AUTH[keys.tls_server_need_client_auth])
-    return load("server", server_files(keys), make, SERVER_KEYS, wall_clock_ms)
+    client_certificates = CLIENT_AUTH[keys.tls_server_need_client_auth]
+    make = partial(server_context, client_certificates=client_certificates, protocols=protocols)
+    return load(role, server_files(keys), make, SERVER_KEYS, wall_clock_ms)
 
 
 def securing(

@@ -1,0 +1,374 @@
+"""gRPC calls, and one connection that carries them on Trio: drives an `Http2Protocol` over a stream that it owns.
+
+The reader passes complete calls to the service: those that need no wait are served in the turns of the poller
+(ha/poller.py), as requests of remoting connections are, and the others by a task each in the connection's nursery. When
+the connection ends, all of them end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+import trio
+
+from ha.errors import HandshakeFailed, RemoteProtocolError
+from ha.poller import Poller
+from ha.remoting import PortTls
+from ha.remoting.tls import TLS_HANDSHAKE
+from ha.transport import EagerWriter, peer_of, transport_for
+
+from .http2 import Aborted, Event, Http2Limits, Http2Protocol, Received, Status, Stream
+
+MESSAGES_WAITING_MAX = 64
+"""Received messages of one streaming call that its service has not taken yet; with more, the call fails."""
+
+_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class Call:
+    """A call that was received. Responses are sent in order; on a call that has ended they do nothing."""
+
+    __slots__ = ("_stream", "connection", "message", "messages_in", "messages_out", "method", "received_at", "scope")
+
+    def __init__(self, connection: GrpcConnection, stream: Stream, message: bytes) -> None:
+        self.connection = connection
+        self._stream = stream
+        self.method = stream.path.rpartition(b"/")[2].decode("ascii", "replace")
+        """Name without its service."""
+        self.message = message
+        """Of a streaming call, empty: its messages come through `messages_out`"""
+        self.received_at = trio.current_time()
+        self.scope: trio.CancelScope | None = None
+        """Of the task that serves it, cancelled when the call ends early"""
+        self.messages_in: trio.MemorySendChannel[bytes] | None = None
+        self.messages_out: trio.MemoryReceiveChannel[bytes] | None = None
+
+    def metadata(self, name: bytes) -> str:
+        """Returns a header, or "". Bytes that are not UTF-8 become U+FFFD."""
+        return self._stream.headers.get(name, b"").decode("utf-8", "replace")
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that the peer waits, counted from `received_at`; infinity if it does not say, or not correctly."""
+        text = self._stream.headers.get(b"grpc-timeout", b"")
+        number, unit = text[:-1], text[-1:]
+        return int(number) * _UNIT_S[unit] if number.isdigit() and len(number) <= 8 and unit in _UNIT_S else math.inf
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the call has ended, so that responses are dropped."""
+        return self._stream.is_closed
+
+    def respond(self, message: bytes) -> None:
+        """Sends the only message and the status OK."""
+        self.connection.protocol.respond(self._stream, message)
+        self.connection.flush_soon()
+
+    async def send(self, message: bytes) -> None:
+        """Sends one message of several. Waits while too much waits to be sent to this peer."""
+        self.connection.protocol.send_message(self._stream, message)
+        self.connection.flush_soon()
+        while self._stream.has_pending and not self._stream.is_closed:
+            await self.connection.wait_sent()
+
+    def send_nowait(self, message: bytes) -> None:
+        """As `send`, without waiting, for small messages that come rarely."""
+        self.connection.protocol.send_message(self._stream, message)
+        self.connection.flush_soon()
+
+    def finish(self, status: Status = Status.OK, message: str = "") -> None:
+        """Ends the call."""
+        self.connection.protocol.finish(self._stream, status, message)
+        self.connection.flush_soon()
+
+
+class Service(Protocol):
+    """What answers the calls of a server."""
+
+    def is_streaming(self, path: bytes) -> bool:
+        """Whether the method of this path takes a stream of messages."""
+        ...
+
+    def take(self, call: Call) -> bool:
+        """Serves a call if that needs no wait, now or by a callback later; returns whether it did. Must not raise."""
+        ...
+
+    async def serve(self, call: Call) -> None:
+        """Serves a call that `take` did not. It is cancelled when the call ends early."""
+        ...
+
+
+GOAWAY_TIMEOUT_S = 1.0
+"""Longest time for sending the reason to a peer that has broken a rule."""
+
+
+class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
+    """Limits of connections. Times in seconds, sizes in bytes."""
+
+    connections_max: int = 4096
+    """Further connections are closed as soon as they are accepted."""
+    connections_per_host_max: int = 2048
+    """The same for the connections of one IP address."""
+    chunk_size_max: int = 262_144
+    """Most bytes received at once."""
+    outbox_high_bytes: int = 1 << 20
+    """While more than this waits for the system, nothing is read from the connection."""
+    idle_timeout_s: float = 120.0
+    """A connection without calls is closed after this time, as by RocketMQ's proxy."""
+    open_timeout_s: float = 10.0
+    """A connection is closed unless its first call arrives within this time when another one needs its place."""
+    send_timeout_s: float = 60.0
+    """A connection is closed if the system accepts nothing of what waits to be sent for this long."""
+
+
+class EndCause(StrEnum):
+    """Why a connection ended, as logged and counted."""
+
+    END_OF_STREAM = "end of stream"
+    CONNECTION_LOST = "connection lost"
+    CANCELLED = "cancelled"
+    IDLE = "idle"
+    PROTOCOL_ERROR = "protocol error"
+    PEER_DOES_NOT_READ = "peer does not read"
+    OUTBOX_FULL = "outbox full"
+    EVICTED = "evicted"
+    TLS_HANDSHAKE_FAILED = "TLS handshake failed"
+    NOT_SERVING = "not serving"
+
+
+class GrpcConnection:
+    """A connection that runs inside `run`. Methods that are not async may be called from any Trio task."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        service: Service,
+        options: GrpcOptions,
+        *,
+        tls: PortTls | None = None,
+        poller: Poller | None = None,
+    ) -> None:
+        self.peer = peer_of(stream)
+        """The client's host and port."""
+        self.is_encrypted = False
+        self.opened_at = self.busy_at = trio.current_time()
+        """`busy_at`: when it had a call last"""
+        self.sent_at = self.opened_at
+        """When the system accepted bytes last, or the outbox was empty"""
+        self.call_count = 0
+        self.cause: EndCause | None = None
+        self.cause_detail = ""
+        self.protocol = Http2Protocol(options, service.is_streaming)
+        self.sessions: dict[str, object] = {}
+        """For the service, by client id"""
+        self._stream = stream
+        self._service = service
+        self._options = options
+        self._tls = tls
+        self._poller = poller
+        self._transport = transport_for(stream, options.chunk_size_max, poller)
+        self._writer = EagerWriter(self._transport)
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        self._has_writer = False
+        self._is_flush_due = False
+        self._is_served_now = False
+        self._sent = trio.lowlevel.ParkingLot()
+        self._close_callbacks: list[Callable[[], None]] = []
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once the connection has ended. It must not raise."""
+        self._close_callbacks.append(callback)
+
+    def close(self, cause: EndCause, detail: str = "") -> None:
+        """Ends the connection and its calls at their next wait. The first cause given counts."""
+        if self.cause is None:
+            self.cause, self.cause_detail = cause, detail
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Serves the connection until it ends, and closes the stream."""
+        try:
+            with self._scope:
+                try:
+                    await self._serve_until_end()
+                except* HandshakeFailed as group:
+                    self.close(EndCause.TLS_HANDSHAKE_FAILED, str(group.exceptions[0]))
+                except* RemoteProtocolError as group:
+                    self.close(EndCause.PROTOCOL_ERROR, str(group.exceptions[0]))
+                except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
+                    self.close(EndCause.CONNECTION_LOST, str(group.exceptions[0]))
+        finally:
+            self.close(EndCause.CANCELLED)
+            for stream in list(self.protocol.streams.values()):
+                stream.is_closed = True
+            for callback in self._close_callbacks:
+                callback()
+            self._close_callbacks.clear()
+            await trio.aclose_forcefully(self._stream)
+
+    async def _serve_until_end(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                chunk = await self._receive_first()
+                self._has_writer = True
+                nursery.start_soon(self._write_forever)  # not before: the first bytes may be those of a TLS handshake
+                await self._read_until_end(chunk)
+            except RemoteProtocolError:
+                with trio.move_on_after(GOAWAY_TIMEOUT_S):
+                    await self._flushed()  # the peer learns the reason
+                raise
+            nursery.cancel_scope.cancel()
+
+    # Reading
+
+    async def _receive_first(self) -> bytes:
+        """Returns the first chunk, after the TLS handshake if the peer begins one. HandshakeFailed."""
+        chunk = await self._transport.receive()
+        if chunk and chunk[0] == TLS_HANDSHAKE:
+            if self._tls is None:
+                raise RemoteProtocolError("TLS handshake on a port without TLS (tls.server.mode, tls.server.certPath)")
+            self._stream = await self._tls.secure(self._stream, chunk)
+            self.is_encrypted = True
+            self._transport = self._writer.transport = transport_for(self._stream, self._options.chunk_size_max)
+            chunk = await self._transport.receive()
+        elif chunk and self._tls is not None and self._tls.is_required:
+            raise RemoteProtocolError("no TLS, which this port requires")
+        return chunk
+
+    async def _read_until_end(self, chunk: bytes) -> None:
+        while chunk:
+            if not self._is_served_now:
+                self._receive(chunk)
+            self._is_served_now = False
+            await self._flushed(self._options.outbox_high_bytes)
+            chunk = await self._transport.receive(self._serve_now)
+        self.close(EndCause.END_OF_STREAM)
+
+    def _serve_now(self, chunk: bytes) -> bool:
+        """Serves a chunk; returns False if the reader then has to wait until responses are sent."""
+        self._receive(chunk)
+        self._is_served_now = self.protocol.outbox_bytes > self._options.outbox_high_bytes
+        return not self._is_served_now
+
+    def _receive(self, chunk: bytes) -> None:
+        for event in self.protocol.receive(chunk):
+            self._handle(event)
+        if self._sent:
+            self._sent.unpark_all()  # the peer may have opened its window
+        self.flush_soon()
+
+    def _handle(self, event: Event) -> None:
+        stream = event.stream
+        call = stream.owner
+        if isinstance(event, Received):
+            if stream.is_streaming:
+                self._pass_on(stream, event.message)
+            elif not stream.is_closed:
+                self._start(Call(self, stream, event.message))
+        elif isinstance(event, Aborted):
+            if isinstance(call, Call) and call.scope is not None:
+                call.scope.cancel()
+        elif isinstance(call, Call) and call.messages_in is not None:
+            call.messages_in.close()
+        else:
+            self.protocol.finish(stream)  # a stream without messages
+
+    def _start(self, call: Call) -> None:
+        self.call_count += 1
+        if call._stream.is_streaming or not self._service.take(call):
+            assert self._nursery is not None
+            call._stream.owner = call
+            call.scope = trio.CancelScope()
+            self._nursery.start_soon(self._serve, call)
+
+    async def _serve(self, call: Call) -> None:
+        assert call.scope is not None
+        with call.scope:
+            await self._service.serve(call)
+        self.busy_at = trio.current_time()
+
+    def _pass_on(self, stream: Stream, message: bytes) -> None:
+        """Passes a message of a streaming call to its task, which the first one starts."""
+        call = stream.owner
+        if stream.is_closed:
+            return
+        if not isinstance(call, Call):
+            call = Call(self, stream, b"")
+            call.messages_in, call.messages_out = trio.open_memory_channel[bytes](MESSAGES_WAITING_MAX)
+            self._start(call)
+        assert call.messages_in is not None
+        try:
+            call.messages_in.send_nowait(message)
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self.protocol.finish(stream, Status.RESOURCE_EXHAUSTED, "messages come faster than they are handled")
+
+    # Writing
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something waits for the system to accept it."""
+        return bool(self.protocol.outbox_bytes) or (self._has_writer and not self._writer.is_idle)
+
+    async def wait_sent(self) -> None:
+        """Waits until something more was sent, or the peer has sent something."""
+        await self._sent.park()
+
+    def flush_soon(self) -> None:
+        """Sends what is queued: at the end of a turn of the poller, or at once, as far as the system accepts it."""
+        protocol = self.protocol
+        if protocol.pending_bytes > self._options.pending_bytes_max:
+            self.close(EndCause.OUTBOX_FULL, f"{protocol.pending_bytes} bytes wait for the peer's window")
+        if not protocol.outbox_bytes or not self._writer.is_idle:
+            return
+        if self._poller is None:
+            self._flush_now()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._poller.at_turn_end(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._is_flush_due = False
+        writer = self._writer
+        if not writer.is_idle or self.cause is not None:
+            return
+        if not writer.transport.can_send_nowait:
+            writer.wake()
+        elif data := self.protocol.data_to_send():
+            try:
+                writer.try_send(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self.close(EndCause.CONNECTION_LOST, str(error))
+            self.sent_at = trio.current_time()
+
+    async def _flushed(self, bytes_left_max: int = 0) -> None:
+        """Waits until at most `bytes_left_max` wait for the system."""
+        while self.protocol.outbox_bytes > bytes_left_max or not self._writer.is_idle:
+            if self._writer.is_idle:
+                self._flush_now()
+            if self.protocol.outbox_bytes > bytes_left_max or not self._writer.is_idle:
+                await self._sent.park()
+
+    async def _write_forever(self) -> None:
+        while True:
+            data = self.protocol.data_to_send() or await self._writer.wait_for_work()
+            if data:
+                await self._transport.send_all(data)
+                self.sent_at = trio.current_time()
+            self._sent.unpark_all()
+
+
+class GrpcStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the start, and the present number of connections and calls."""
+
+    connections: int
+    calls_in_flight: int
+    opened: int
+    refused: int
+    calls: int
+    ended: dict[str, int]

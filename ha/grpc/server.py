@@ -1,0 +1,168 @@
+"""The gRPC server: accepts connections, limits their number and duration, and passes their calls to a service."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import NoReturn
+
+import trio
+
+from ha.log_rate_limiter import LogRateLimiter
+from ha.poller import Poller
+from ha.remoting import PortTls
+from ha.transport import peer_of
+
+from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, Service
+
+logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 1.0
+_EXPECTED = frozenset(
+    {EndCause.END_OF_STREAM, EndCause.IDLE, EndCause.CANCELLED, EndCause.CONNECTION_LOST, EndCause.NOT_SERVING}
+)
+"""Logged at debug level; others mean that the peer has broken a rule, and are warnings."""
+
+
+class GrpcServer:
+    """One service behind any number of listeners."""
+
+    def __init__(
+        self,
+        service: Service,
+        options: GrpcOptions | None = None,
+        *,
+        tls: PortTls | None = None,
+        poller: Poller | None = None,
+        is_serving: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_serving`: whether connections are accepted and kept; clients then connect to another address."""
+        self._service = service
+        self._options = GrpcOptions() if options is None else options
+        self._tls = tls
+        self._poller = poller
+        self._is_serving = is_serving
+        self._log_limiter = LogRateLimiter()
+        self._accept_scope = trio.CancelScope()
+        self._count_by_host: Counter[str] = Counter()
+        self._opened = self._refused = self._calls = 0
+        self._ended: Counter[str] = Counter()
+        self.connections: set[GrpcConnection] = set()
+        """The connections that run now. For reading only."""
+
+    def statistics(self) -> GrpcStatistics:
+        """Returns a snapshot."""
+        return GrpcStatistics(
+            connections=len(self.connections),
+            calls_in_flight=sum(len(each.protocol.streams) for each in self.connections),
+            opened=self._opened,
+            refused=self._refused,
+            calls=self._calls + sum(each.call_count for each in self.connections),
+            ended=dict(self._ended),
+        )
+
+    async def serve(
+        self,
+        listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> NoReturn:
+        """Accepts and serves until cancelled; then closes the listeners and every connection."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._accept, list(listeners), nursery)
+            task_status.started()
+            await trio.sleep_forever()
+        raise AssertionError("a server ends by cancellation only")
+
+    def stop(self) -> None:
+        """Accepts nothing more, and announces the end to all connections. Calls under way may finish."""
+        self._accept_scope.cancel()
+        for connection in self.connections:
+            connection.protocol.go_away()
+            connection.flush_soon()
+
+    async def handle(self, stream: trio.abc.Stream) -> None:
+        """Serves one connection until it ends, and closes the stream."""
+        host = peer_of(stream)[0]
+        if not self._is_serving() or not self._make_room(host):
+            self._refused += 1
+            await trio.aclose_forcefully(stream)
+            return
+        connection = GrpcConnection(stream, self._service, self._options, tls=self._tls, poller=self._poller)
+        self._opened += 1
+        self.connections.add(connection)
+        self._count_by_host[host] += 1
+        try:
+            await connection.run()
+        finally:
+            self.connections.discard(connection)
+            self._count_by_host[host] -= 1
+            if not self._count_by_host[host]:
+                del self._count_by_host[host]
+            self._calls += connection.call_count
+            self._note_end(connection)
+
+    def _note_end(self, connection: GrpcConnection) -> None:
+        level, times, cause = logging.DEBUG, 1, connection.cause or EndCause.CANCELLED
+        self._ended[str(cause)] += 1
+        if cause not in _EXPECTED:
+            times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())
+            level = logging.WARNING if times else logging.DEBUG
+        logger.log(
+            level,
+            "grpc.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
+            *connection.peer,
+            str(cause),
+            connection.cause_detail,
+            times,
+        )
+
+    def _make_room(self, host: str) -> bool:
+        """Returns whether one more connection of `host` can be served, after evicting one without a call if needed."""
+        options = self._options
+        is_host_full = self._count_by_host[host] >= options.connections_per_host_max
+        if not is_host_full and len(self.connections) < options.connections_max:
+            return True
+        latest = trio.current_time() - options.open_timeout_s
+        evictable = [
+            each
+            for each in self.connections
+            if not each.call_count
+            and each.opened_at <= latest
+            and each.cause is None
+            and (not is_host_full or each.peer[0] == host)
+        ]
+        if evictable:
+            min(evictable, key=attrgetter("opened_at")).close(EndCause.EVICTED)
+            return True
+        limit = "grpcMaxConnectionsPerHost" if is_host_full else "grpcMaxConnections"
+        if times := self._log_limiter.admit((host if is_host_full else "", limit), trio.current_time()):
+            logger.warning("grpc.connection_refused peer_host=%s limit=%s times=%d", host, limit, times)
+        return False
+
+    async def _accept(self, listeners: list[trio.abc.Listener[trio.abc.Stream]], nursery: trio.Nursery) -> None:
+        with self._accept_scope:
+            await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
+
+    async def _watch(self) -> None:
+        """Closes connections that are idle or don't read, and all connections once `is_serving` is false."""
+        while True:
+            await trio.sleep(WATCH_INTERVAL_S)
+            now, options = trio.current_time(), self._options
+            for connection in list(self.connections):
+                protocol = connection.protocol
+                if not self._is_serving():
+                    connection.close(EndCause.NOT_SERVING)
+                elif protocol.streams:
+                    connection.busy_at = now
+                elif now - connection.busy_at > options.idle_timeout_s:
+                    protocol.go_away()
+                    connection.flush_soon()
+                    connection.close(EndCause.IDLE)
+                if not connection.is_sending:
+                    connection.sent_at = now
+                elif now - connection.sent_at > options.send_timeout_s:
+                    connection.close(EndCause.PEER_DOES_NOT_READ)

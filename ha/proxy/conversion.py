@@ -1,0 +1,109 @@
+"""From a stored record to the message that a client receives. Source: GrpcConverter."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import SysFlag
+from ha.protocol.compression import BODY_SIZE_MAX, inflated, kind_of
+from ha.protocol.properties import (
+    KEY_SEPARATOR,
+    KEYS,
+    TAGS,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+    UNIQ_KEY,
+)
+from ha.protocol.record import MessageRecord
+
+from .messages import CLASSES, GZIP, IDENTITY, MD5, MessageType, set_milliseconds
+from .properties import (
+    BORN_HOST,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    LITE_TOPIC,
+    PRIORITY,
+    RESERVED,
+    SHARDING_KEY,
+    TRACE_CONTEXT,
+)
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def to_message(record: MessageRecord, properties: dict[str, str], topic: str) -> Any:
+    """Returns a record as the Message of `topic`, without what only a receive adds."""
+    message = CLASSES["Message"]()
+    message.topic.name = topic
+    own = message.user_properties
+    for name, value in properties.items():
+        if name not in RESERVED:
+            own[name] = value
+    body, encoding = _body(record)
+    message.body = body
+    system = message.system_properties
+    tag = properties.get(TAGS)
+    if tag:
+        system.tag = tag
+    if KEYS in properties:
+        system.keys.extend(key for key in properties[KEYS].split(KEY_SEPARATOR) if key)
+    system.message_id = properties.get(UNIQ_KEY, "")
+    system.body_digest.type = MD5
+    system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    system.body_encoding = encoding
+    system.message_type = _type_of(properties)
+    set_milliseconds(system.born_timestamp, record.born_timestamp_ms)
+    system.born_host = properties.get(BORN_HOST) or f"{record.born_host[0]}:{record.born_host[1]}"
+    set_milliseconds(system.store_timestamp, record.store_timestamp_ms)
+    system.store_host = f"{record.store_host[0]}:{record.store_host[1]}"
+    system.queue_id = record.queue_id
+    system.queue_offset = record.queue_offset
+    system.delivery_attempt = record.reconsume_times + 1
+    _add_optional(system, properties)
+    return message
+
+
+def _add_optional(system: Any, properties: dict[str, str]) -> None:
+    deliver_ms = properties.get(TIMER_DELIVER_MS, "")
+    if deliver_ms.isdigit() and len(deliver_ms) <= 15:
+        set_milliseconds(system.delivery_timestamp, int(deliver_ms))
+    if SHARDING_KEY in properties:
+        system.message_group = properties[SHARDING_KEY]
+    if TRACE_CONTEXT in properties:
+        system.trace_context = properties[TRACE_CONTEXT]
+    if LITE_TOPIC in properties:
+        system.lite_topic = properties[LITE_TOPIC]
+    priority = properties.get(PRIORITY, "")
+    if priority.isdigit() and len(priority) <= 9:
+        system.priority = int(priority)
+    if DLQ_ORIGIN_TOPIC in properties:
+        system.dead_letter_queue.topic = properties[DLQ_ORIGIN_TOPIC]
+        system.dead_letter_queue.message_id = properties.get(DLQ_ORIGIN_MESSAGE_ID, "")
+
+
+def _body(record: MessageRecord) -> tuple[bytes, int]:
+    """Returns the body and its encoding. Clients know gzip only, so other compressed bodies are unpacked."""
+    body = record.body
+    if not record.sys_flag & SysFlag.COMPRESSED:
+        return body, IDENTITY
+    if body[:2] == _GZIP_MAGIC:
+        return body, GZIP
+    try:
+        plain = inflated(body, kind_of(record.sys_flag), 4 * BODY_SIZE_MAX)
+    except RemoteProtocolError:
+        plain = None
+    return (body if plain is None else plain), IDENTITY  # otherwise the client sees what was stored, as with RocketMQ
+
+
+def _type_of(properties: dict[str, str]) -> MessageType:
+    if properties.get(TRANSACTION_PREPARED) == "true":
+        return MessageType.TRANSACTION
+    if TIMER_DELIVER_MS in properties:
+        return MessageType.DELAY
+    if SHARDING_KEY in properties:
+        return MessageType.FIFO
+    if PRIORITY in properties:
+        return MessageType.PRIORITY
+    return MessageType.LITE if LITE_TOPIC in properties else MessageType.NORMAL

@@ -1,0 +1,234 @@
+"""The service apache.rocketmq.v2.MessagingService: finds the client of a call and passes the call to what serves it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, Protocol
+
+import trio
+
+from ha.errors import RemoteProtocolError
+from ha.grpc import Call, GrpcConnection, Status
+from ha.log_rate_limiter import LogRateLimiter
+from ha.protocol import java_json
+from ha.protocol.bodies import HeartbeatData, ProducerData
+from ha.protocol.codes import RequestCode
+from ha.protocol.group_requests import UnregisterClientRequest
+from ha.protocol.remoting import RemotingCommand
+
+from .brokers import Brokers, BrokerUnreachable
+from .messages import Code, parse
+from .options import FrontOptions
+from .refusal import CallRefused
+from .routes import Routes
+from .sending import Sending
+from .session import Producers, Session
+from .status import ok, with_status
+from .telemetry import Telemetry
+from .transactions import Transactions
+
+logger = logging.getLogger(__name__)
+
+SERVICE = b"/apache.rocketmq.v2.MessagingService/"
+_UNARY_TIMEOUT_S_MAX = 60.0
+"""Longest time that a call other than a stream is served."""
+_CLIENT_ID_LENGTH_MAX = 255
+
+Method = Callable[[Session, Any], Awaitable[Any]]
+
+
+class Access(Protocol):
+    """Access control of calls."""
+
+    def check(self, session: Session, call: Call, request: Any) -> None:
+        """Authenticates a call by its metadata and checks the client's permissions. Raises CallRefused.
+
+        `request` is None for a Telemetry stream.
+        """
+        ...
+
+
+class Front:
+    """Serves the calls of one gRPC server. `serve_clients` has to run meanwhile."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        options: FrontOptions,
+        *,
+        client_id: str,
+        wall_clock_ms: Callable[[], int],
+        access: Access | None = None,
+    ) -> None:
+        """`client_id`: of the front itself, at brokers. `access`: None if everybody may do everything."""
+        self._brokers = brokers
+        self._options = options
+        self._client_id = client_id
+        self._access = access
+        self._log_limiter = LogRateLimiter()
+        self._producers = Producers(options.topics_per_producer_max)
+        self._sending = Sending(brokers, options, wall_clock_ms, self._producers)
+        self._telemetry = Telemetry(brokers, options, self._producers)
+        self._routes = Routes(brokers)
+        self.transactions = Transactions(brokers, options, self._producers)
+        self._methods: dict[str, Method] = {
+            "QueryRoute": lambda session, request: self._routes.query(request),
+            "QueryAssignment": lambda session, request: self._routes.assignments(request),
+            "Heartbeat": self._heartbeat,
+            "SendMessage": self._sending.send,
+            "RecallMessage": self._sending.recall,
+            "EndTransaction": self.transactions.end,
+            "NotifyClientTermination": self._terminate,
+        }
+
+    # ---- the gRPC server
+
+    def is_streaming(self, path: bytes) -> bool:
+        """Whether the method of a path takes a stream of messages."""
+        return path == SERVICE + b"Telemetry"
+
+    def take(self, call: Call) -> bool:
+        """Serves a call that needs no wait; returns whether it did."""
+        if call.method != "SendMessage" or self._access is not None:
+            return False
+        session = self._session(call)
+        return session is not None and self._sending.take(session, call)
+
+    async def serve(self, call: Call) -> None:
+        """Serves a call."""
+        method = self._methods.get(call.method)
+        if call.method == "Telemetry":
+            await self._serve_telemetry(call)
+        elif method is None:
+            call.finish(Status.UNIMPLEMENTED, f"method {call.method} is not implemented")
+        else:
+            await self._serve_unary(call, method)
+
+    async def _serve_telemetry(self, call: Call) -> None:
+        session = self._session(call)
+        if session is None:
+            call.finish(Status.INVALID_ARGUMENT, "x-mq-client-id is missing, or too long")
+            return
+        try:
+            if self._access is not None:
+                self._access.check(session, call, None)
+        except CallRefused as refused:
+            call.finish(Status.INVALID_ARGUMENT, refused.message)
+        else:
+            await self._telemetry.serve(session, call)
+
+    async def _serve_unary(self, call: Call, method: Method) -> None:
+        response_name = call.method + "Response"
+        with trio.move_on_after(min(call.timeout_s, _UNARY_TIMEOUT_S_MAX)) as deadline:
+            try:
+                session = self._session(call)
+                if session is None:
+                    raise CallRefused(Code.CLIENT_ID_REQUIRED, "x-mq-client-id is missing, or too long")
+                request = parse(call.method + "Request", call.message)
+                if self._access is not None:
+                    self._access.check(session, call, request)
+                response = await method(session, request)
+            except CallRefused as refused:
+                response = with_status(response_name, refused.code, refused.message)
+            except RemoteProtocolError as error:
+                response = with_status(response_name, Code.BAD_REQUEST, str(error))
+            except BrokerUnreachable as error:
+                code = Code.PROXY_TIMEOUT if error.is_timeout else Code.INTERNAL_SERVER_ERROR
+                response = with_status(response_name, code, str(error))
+                if times := self._log_limiter.admit(("unreachable", ""), trio.current_time()):
+                    logger.warning("proxy.broker_unreachable reason=%r times=%d", str(error), times)
+            call.respond(response.SerializeToString())
+        if deadline.cancelled_caught:
+            call.finish(Status.DEADLINE_EXCEEDED, "the call took too long")
+
+    def _session(self, call: Call) -> Session | None:
+        """Returns the client of a call, which its first call creates; None if it has no usable id."""
+        client_id = call.metadata(b"x-mq-client-id")
+        connection = call.connection
+        session = connection.sessions.get(client_id)
+        if isinstance(session, Session):
+            return session
+        if not 0 < len(client_id) <= _CLIENT_ID_LENGTH_MAX:
+            return None
+        if len(connection.sessions) >= self._options.sessions_per_connection_max:
+            return None
+        if not connection.sessions:
+            connection.on_close(lambda: self._end_all(connection))
+        session = Session(connection, client_id, call.metadata(b"x-mq-language"))
+        connection.sessions[client_id] = session
+        return session
+
+    # ---- clients
+
+    async def _heartbeat(self, session: Session, request: Any) -> Any:
+        session.seen_at = trio.current_time()
+        if session.settings is None:
+            raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "no settings of this client yet")
+        if session.is_consumer:
+            await self._brokers.heartbeat(session)
+        return ok("HeartbeatResponse")
+
+    async def _terminate(self, session: Session, request: Any) -> Any:
+        if session.settings is None:
+            raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "no settings of this client")
+        session.connection.sessions.pop(session.client_id, None)
+        self._end(session)
+        return ok("NotifyClientTerminationResponse")
+
+    def _end_all(self, connection: GrpcConnection) -> None:
+        for session in connection.sessions.values():
+            assert isinstance(session, Session)
+            self._end(session)
+        connection.sessions.clear()
+
+    def _end(self, session: Session) -> None:
+        self._producers.remove(session)
+        self._brokers.forget(session)
+
+    # ---- the front as a client of brokers
+
+    async def serve_clients(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Keeps the front registered, as a producer, at the brokers of its clients' topics, until cancelled."""
+        task_status.started()
+        registered: set[tuple[str, str]] = set()
+        while True:
+            wanted = await self._registrations()
+            for broker_name in {broker_name for broker_name, _ in wanted | registered}:
+                topics = [topic for name, topic in wanted if name == broker_name]
+                gone = [topic for name, topic in registered - wanted if name == broker_name]
+                await self._register(broker_name, topics, gone)
+            registered = wanted
+            with trio.move_on_after(self._options.heartbeat_interval_s):
+                await self._producers.wait_changed()
+
+    async def _registrations(self) -> set[tuple[str, str]]:
+        """Returns pairs of broker name and topic."""
+        wanted = set()
+        for topic in self._producers.topics:
+            try:
+                route = await self._brokers.route(topic)
+            except BrokerUnreachable:
+                continue  # tried again at the next heartbeat
+            if route is not None:
+                wanted |= {(broker.broker_name, topic) for broker in route.brokers if broker.writable}
+        return wanted
+
+    async def _register(self, broker_name: str, topics: list[str], gone: list[str]) -> None:
+        commands = []
+        for start in range(0, len(topics), _GROUPS_PER_HEARTBEAT):
+            groups = [ProducerData(group_name=topic) for topic in topics[start : start + _GROUPS_PER_HEARTBEAT]]
+            heartbeat = HeartbeatData(client_id=self._client_id, producer_data_set=groups)
+            commands.append(RemotingCommand(RequestCode.HEART_BEAT, body=java_json.dumps(heartbeat)))
+        for topic in gone:
+            header = UnregisterClientRequest(client_id=self._client_id, producer_group=topic)
+            commands.append(RemotingCommand(RequestCode.UNREGISTER_CLIENT, ext_fields=header.to_ext_fields()))
+        try:
+            for command in commands:
+                await self._brokers.invoke(None, broker_name, command, self._options.broker_timeout_s)
+        except BrokerUnreachable as error:
+            if times := self._log_limiter.admit(("heartbeat", broker_name), trio.current_time()):
+                logger.warning("proxy.heartbeat_failed broker=%r reason=%r times=%d", broker_name, str(error), times)
+
+
+_GROUPS_PER_HEARTBEAT = 64

@@ -1,0 +1,56 @@
+"""Checks the names in calls: topics and groups. Raises CallRefused with the code of the wrong one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ha.protocol.topic_names import (
+    DLQ_PREFIX,
+    INTERNAL_TOPICS,
+    NAME_SIZE_MAX,
+    RETRY_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    TRACE_TOPIC,
+)
+
+from .messages import Code
+from .refusal import CallRefused
+
+TOPIC_LENGTH_MAX = 127
+_VALID = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SYSTEM_TOPICS = INTERNAL_TOPICS | {"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest", TRACE_TOPIC}
+
+
+def resource_name(resource: Any) -> str:
+    """Returns a resource's name as brokers know it, with its namespace."""
+    namespace, name = resource.resource_namespace, resource.name
+    if not namespace or not name:
+        return str(name)
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return f"{prefix}{namespace}%{name.removeprefix(prefix)}"
+    return f"{namespace}%{name}"
+
+
+def topic_name(resource: Any) -> str:
+    """Returns a valid topic's name that clients may use."""
+    name = resource_name(resource)
+    is_long = name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    if _VALID.fullmatch(name) is None:
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"topic {name!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$")
+    if len(name) > (NAME_SIZE_MAX if is_long else TOPIC_LENGTH_MAX):
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"topic of {len(name)} characters; at most {TOPIC_LENGTH_MAX}")
+    if name in _SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX):
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"cannot access system topic: {name}")
+    return name
+
+
+def group_name(resource: Any) -> str:
+    """Returns a valid consumer group's name."""
+    name = resource_name(resource)
+    if _VALID.fullmatch(name) is None:
+        raise CallRefused(Code.ILLEGAL_CONSUMER_GROUP, f"group {name!r} is empty or not of the form ^[%|a-zA-Z0-9_-]+$")
+    if len(name) > NAME_SIZE_MAX:
+        raise CallRefused(Code.ILLEGAL_CONSUMER_GROUP, f"group of {len(name)} characters; at most {NAME_SIZE_MAX}")
+    return name

@@ -1,0 +1,38 @@
+"""Why a call is refused: a code and a message for the status of its response."""
+
+from __future__ import annotations
+
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
+
+from .messages import Code
+
+_CODES: dict[int, Code] = {
+    ResponseCode.SUCCESS: Code.OK,
+    ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
+    ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
+}
+
+
+class CallRefused(Exception):  # noqa: N818
+    """The call is answered with `code` and `message` as its status."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def code_of(response: RemotingCommand) -> Code:
+    """Returns the code of a broker's answer."""
+    return _CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
+
+
+def check(response: RemotingCommand) -> RemotingCommand:
+    """Returns a broker's answer if it is SUCCESS, else raises CallRefused."""
+    if response.code != ResponseCode.SUCCESS:
+        raise CallRefused(code_of(response), response.remark or f"broker answered code {response.code}")
+    return response

@@ -1,0 +1,76 @@
+"""QueryRoute and QueryAssignment: which queues a client may use, and where.
+
+The endpoints of an answer decide where all later calls of the client go, so they are those that the client has asked
+with: only it knows which of this front's addresses it can reach, and a client of several fronts keeps them all.
+RocketMQ's proxy puts its own port into them. Sources: RouteActivity, GrpcConverter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .brokers import Brokers, Route
+from .messages import Code, Permission, make
+from .names import group_name, topic_name
+from .refusal import CallRefused
+
+
+class Routes:
+    """Answers questions about queues."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def query(self, request: Any) -> Any:
+        """QueryRoute. Raises CallRefused."""
+        route = await self._find(topic_name(request.topic))
+        queues = []
+        for broker in route.brokers:
+            queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=request.endpoints)
+            both = min(broker.readable, broker.writable)
+            kinds = [Permission.READ_WRITE] * both
+            kinds += [Permission.READ] * (broker.readable - both) + [Permission.WRITE] * (broker.writable - both)
+            for queue_id, permission in enumerate(kinds):
+                queues.append(
+                    make(
+                        "MessageQueue",
+                        topic=request.topic,
+                        id=queue_id,
+                        permission=permission,
+                        broker=queue_broker,
+                        accept_message_types=route.message_types,
+                    )
+                )
+        status = make("Status", code=Code.OK, message="OK")
+        return make("QueryRouteResponse", status=status, message_queues=queues)
+
+    async def assignments(self, request: Any) -> Any:
+        """QueryAssignment: one queue with the id -1 for all of each broker's, as receives choose the queue; of an
+        ordered group each queue, so that clients receive from all of them at the same time. Raises CallRefused."""
+        route = await self._find(topic_name(request.topic))
+        group = await self._brokers.group(group_name(request.group))
+        is_ordered = group is not None and group.consume_message_orderly
+        queues = []
+        for broker in route.brokers:
+            queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=request.endpoints)
+            for queue_id in range(broker.readable) if is_ordered else (-1,) if broker.readable else ():
+                queues.append(
+                    make(
+                        "MessageQueue",
+                        topic=request.topic,
+                        id=queue_id,
+                        permission=Permission.READ_WRITE,
+                        broker=queue_broker,
+                    )
+                )
+        if not queues:
+            raise CallRefused(Code.FORBIDDEN, "no readable queue")
+        assigned = [make("Assignment", message_queue=queue) for queue in queues]
+        status = make("Status", code=Code.OK, message="OK")
+        return make("QueryAssignmentResponse", status=status, assignments=assigned)
+
+    async def _find(self, topic: str) -> Route:
+        route = await self._brokers.route(topic)
+        if route is None:
+            raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
+        return route

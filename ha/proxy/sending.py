@@ -1,0 +1,394 @@
+"""SendMessage and RecallMessage: from the messages of a call to send requests (310, 320), and back to result entries.
+
+The checks and their codes are those of RocketMQ's proxy (SendMessageActivity). A departure: each message of a batch
+gets an entry with its own id, where RocketMQ answers one entry with an id that it has made up.
+"""
+
+from __future__ import annotations
+
+import zlib
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.grpc import Call
+from ha.protocol.batch import encode_batch
+from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode, SysFlag
+from ha.protocol.headers import RecallMessageRequest, RecallMessageResponse, SendMessageRequestV2, parse_header
+from ha.protocol.properties import (
+    CHECK_IMMUNITY_TIME_S,
+    KEYS,
+    PRODUCER_GROUP,
+    TAGS,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+    UNIQ_KEY,
+    java_hash,
+)
+from ha.protocol.recall_handle import decode_recall_handle
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.send_parser import SendCommand
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+
+from .brokers import BrokerQueues, Brokers, Route
+from .messages import CLASSES, GZIP, Code, MessageType, make, milliseconds
+from .names import topic_name
+from .options import FrontOptions
+from .properties import (
+    BORN_HOST,
+    BORN_TIMESTAMP,
+    LITE_TOPIC,
+    PRIORITY,
+    RESERVED,
+    SHARDING_KEY,
+    TRACE_CONTEXT,
+)
+from .refusal import CallRefused, code_of
+from .transactions import transaction_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .session import Producers, Session
+
+MESSAGE_GROUP_LENGTH_MAX = 64
+_STORED = {
+    int(ResponseCode.SUCCESS): Code.OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): Code.MASTER_PERSISTENCE_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): Code.SLAVE_PERSISTENCE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): Code.HA_NOT_AVAILABLE,
+}
+_VERSION = 500
+"""RocketMQ 5.5.0's in remoting headers."""
+_MULTIPLIER, _MASK64 = 2862933555777941757, (1 << 64) - 1
+
+
+class Sending:
+    """Sends messages for all clients of a front."""
+
+    def __init__(
+        self, brokers: Brokers, options: FrontOptions, wall_clock_ms: Callable[[], int], producers: Producers
+    ) -> None:
+        self._brokers = brokers
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._producers = producers
+        self._next = count()
+
+    def take(self, session: Session, call: Call) -> bool:
+        """Sends a call's only message if that needs no wait, and answers later; returns whether it did."""
+        try:
+            request = CLASSES["SendMessageRequest"].FromString(call.message)
+        except Exception:  # reported by the slower path
+            return False
+        messages = request.messages
+        if len(messages) != 1:
+            return False
+        message = messages[0]
+        try:
+            route = self._brokers.known_route(topic_name(message.topic))
+            if route is None:
+                return False
+            broker, command, kind = self._prepare(session, message, route)
+        except CallRefused as refused:
+            call.respond(_refused(refused).SerializeToString())
+            return True
+        message_id = message.system_properties.message_id
+
+        def answer(response: RemotingCommand | None) -> None:
+            if response is None:
+                result = _response([_failed(Code.INTERNAL_SERVER_ERROR, "the broker is stopping")])
+            else:
+                result = _response([_entry(response, message_id, kind, broker.broker_name)])
+            call.respond(result.SerializeToString())
+
+        return self._brokers.send_nowait(session, broker.broker_name, command, answer)
+
+    async def send(self, session: Session, request: Any) -> Any:
+        """Sends the messages of a call. Raises CallRefused."""
+        messages = request.messages
+        if not messages:
+            raise CallRefused(Code.MESSAGE_CORRUPTED, "no message to send")
+        topic = topic_name(messages[0].topic)
+        if any(topic_name(message.topic) != topic for message in messages):
+            raise CallRefused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
+        route = await self._brokers.route(topic)
+        if route is None:
+            raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
+        prepared = [self._prepare(session, message, route) for message in messages]
+        if len(messages) > 1 and all(kind is MessageType.NORMAL for _, _, kind in prepared):
+            return await self._send_batch(session, messages, prepared)
+        entries = []
+        for message, (broker, command, kind) in zip(messages, prepared, strict=True):
+            response = await self._invoke(session, broker.broker_name, command)
+            entries.append(_entry(response, message.system_properties.message_id, kind, broker.broker_name))
+        return _response(entries)
+
+    async def _send_batch(
+        self, session: Session, messages: Any, prepared: list[tuple[BrokerQueues, SendCommand, MessageType]]
+    ) -> Any:
+        broker, first, kind = prepared[0]
+        parts = []
+        for message, (_, command, _) in zip(messages, prepared, strict=True):
+            parts.append((0, message.body, command.request.properties.encode()))
+        first.code = RequestCode.SEND_BATCH_MESSAGE
+        first.request.batch = True
+        first.request.properties = ""
+        try:
+            first.body = encode_batch(parts)
+        except LocalProtocolError as error:
+            raise CallRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, str(error)) from None
+        response = await self._invoke(session, broker.broker_name, first)
+        entries = [_entry(response, each.system_properties.message_id, kind, broker.broker_name) for each in messages]
+        for index, entry in enumerate(entries):
+            entry.offset += index
+        return _response(entries)
+
+    async def _invoke(self, session: Session, broker_name: str, command: RemotingCommand) -> RemotingCommand:
+        return await self._brokers.invoke(session, broker_name, command, self._options.broker_timeout_s)
+
+    # ---- one message
+
+    def _prepare(self, session: Session, message: Any, route: Route) -> tuple[BrokerQueues, SendCommand, MessageType]:
+        """Checks a message; returns the broker to send it to, the request, and its type. Raises CallRefused."""
+        options, system, body = self._options, message.system_properties, message.body
+        kind = _type_of(system)
+        topic = route.topic
+        if options.is_message_type_checked and kind not in route.message_types:
+            self._check_type(topic, kind, route)
+        if system.body_encoding == GZIP:
+            body = _unzipped(body, options.message_size_max)
+        if not body:
+            raise CallRefused(Code.MESSAGE_BODY_EMPTY, "message body cannot be empty")
+        if len(body) > options.message_size_max:
+            reason = f"message body of {len(body)} bytes; at most {options.message_size_max}"
+            raise CallRefused(Code.MESSAGE_BODY_TOO_LARGE, reason)
+        properties = self._properties(message, kind, topic)
+        sys_flag = SysFlag.TRANSACTION_PREPARED if kind is MessageType.TRANSACTION else 0
+        group = system.message_group if system.HasField("message_group") else ""
+        broker, queue_id = self._choose(route, group)
+        born_ms = milliseconds(system.born_timestamp) or self._wall_clock_ms()
+        request = SendMessageRequestV2(
+            producer_group=topic,
+            topic=topic,
+            default_topic="",
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=sys_flag,
+            born_timestamp=born_ms,
+            flag=0,
+            properties=properties,
+        )
+        command = SendCommand(
+            RequestCode.SEND_MESSAGE_V2, language=LanguageCode.JAVA, version=_VERSION, body=body, request=request
+        )
+        if kind is MessageType.TRANSACTION:
+            self._producers.add(session, (topic,))
+        return broker, command, kind
+
+    def _check_type(self, topic: str, kind: MessageType, route: Route) -> None:
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return
+        expected = "|".join(each.name for each in route.message_types)
+        raise CallRefused(
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {kind.name}",
+        )
+
+    def _properties(self, message: Any, kind: MessageType, topic: str) -> str:
+        """Returns the property string of a message."""
+        system, options = message.system_properties, self._options
+        message_id = system.message_id
+        if not message_id.strip():
+            raise CallRefused(Code.ILLEGAL_MESSAGE_ID, "message id cannot be blank")
+        own = message.user_properties
+        pairs = [f"{UNIQ_KEY}\x01{message_id}", f"{PRODUCER_GROUP}\x01{topic}"]
+        size = 0
+        if own:
+            if len(own) > options.property_count_max:
+                reason = f"{len(own)} properties; at most {options.property_count_max}"
+                raise CallRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+            for name, value in own.items():
+                size += len(name) + len(value)
+                if name in RESERVED or not name or _has_control(name) or _has_control(value):
+                    reason = f"property {name!r} is reserved or has control characters"
+                    raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
+                pairs.append(f"{name}\x01{value}")
+        if system.HasField("tag"):
+            tag = system.tag
+            size += len(tag)
+            if not tag.strip() or "|" in tag or _has_control(tag):
+                raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag!r} is blank or has | or control characters")
+            pairs.append(f"{TAGS}\x01{tag}")
+        if system.keys:
+            keys = list(system.keys)
+            size += sum(map(len, keys))
+            if any(not key.strip() or _has_control(key) for key in keys):
+                raise CallRefused(Code.ILLEGAL_MESSAGE_KEY, "a key is blank or has control characters")
+            pairs.append(f"{KEYS}\x01{' '.join(keys)}")
+        if size > options.properties_size_max:
+            reason = f"properties, tag and keys of {size} characters; at most {options.properties_size_max}"
+            raise CallRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+        self._add_system(pairs, system, kind)
+        text = "\x02".join(pairs)
+        if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) - 1:
+            raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "a system property has control characters")
+        return text + "\x02"
+
+    def _add_system(self, pairs: list[str], system: Any, kind: MessageType) -> None:
+        if system.born_host:
+            pairs.append(f"{BORN_HOST}\x01{system.born_host}")
+        if system.HasField("born_timestamp"):
+            pairs.append(f"{BORN_TIMESTAMP}\x01{milliseconds(system.born_timestamp)}")
+        if system.HasField("trace_context") and system.trace_context:
+            pairs.append(f"{TRACE_CONTEXT}\x01{system.trace_context}")
+        if kind is MessageType.NORMAL:
+            return
+        if kind is MessageType.TRANSACTION:
+            pairs.append(f"{TRANSACTION_PREPARED}\x01true")
+            if system.HasField("orphaned_transaction_recovery_duration"):
+                pairs.append(f"{CHECK_IMMUNITY_TIME_S}\x01{system.orphaned_transaction_recovery_duration.seconds}")
+        if system.HasField("delivery_timestamp"):
+            deliver_ms = milliseconds(system.delivery_timestamp)
+            if deliver_ms - self._wall_clock_ms() > self._options.delay_ms_max:
+                reason = f"the delivery time is further away than {self._options.delay_ms_max // 1000} s"
+                raise CallRefused(Code.ILLEGAL_DELIVERY_TIME, reason)
+            pairs.append(f"{TIMER_DELIVER_MS}\x01{deliver_ms}")
+        if system.HasField("message_group"):
+            group = system.message_group
+            if not group.strip() or len(group.encode()) >= MESSAGE_GROUP_LENGTH_MAX:
+                reason = f"message group {group[:80]!r} is blank or has {MESSAGE_GROUP_LENGTH_MAX} bytes or more"
+                raise CallRefused(Code.ILLEGAL_MESSAGE_GROUP, reason)
+            pairs.append(f"{SHARDING_KEY}\x01{group}")
+        if system.HasField("priority"):
+            pairs.append(f"{PRIORITY}\x01{system.priority}")
+        if system.HasField("lite_topic"):
+            pairs.append(f"{LITE_TOPIC}\x01{system.lite_topic}")
+
+    def _choose(self, route: Route, message_group: str) -> tuple[BrokerQueues, int]:
+        """Returns the broker, and the queue if the message group decides it, else -1: the broker chooses."""
+        brokers = [each for each in route.brokers if each.writable]
+        if not brokers:
+            raise CallRefused(Code.FORBIDDEN, "no writable queue")
+        if not message_group:
+            return brokers[next(self._next) % len(brokers)] if len(brokers) > 1 else brokers[0], -1
+        index = consistent_hash(java_hash(message_group), sum(each.writable for each in brokers))
+        for broker in brokers:
+            if index < broker.writable:
+                return broker, index
+            index -= broker.writable
+        raise AssertionError("the index is below the number of queues")
+
+    # ---- recall
+
+    async def recall(self, session: Session, request: Any) -> Any:
+        """Recalls a message that is not due yet (370). Raises CallRefused."""
+        topic = topic_name(request.topic)
+        route = await self._brokers.route(topic)
+        if route is None:
+            raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
+        if self._options.is_message_type_checked and MessageType.DELAY not in route.message_types:
+            self._check_type(topic, MessageType.DELAY, route)
+        try:
+            broker_name = decode_recall_handle(request.recall_handle).broker_name
+        except RemoteProtocolError as error:
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        if broker_name not in [each.broker_name for each in route.brokers]:
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, f"recall handle of broker {broker_name!r}, without the topic")
+        header = RecallMessageRequest(
+            producer_group=topic, topic=topic, recall_handle=request.recall_handle, broker_name=broker_name
+        )
+        command = RemotingCommand(RequestCode.RECALL_MESSAGE, ext_fields=header.to_ext_fields())
+        response = await self._invoke(session, broker_name, command)
+        if response.code != ResponseCode.SUCCESS:
+            raise CallRefused(code_of(response), response.remark or "")
+        return make(
+            "RecallMessageResponse",
+            status=make("Status", code=Code.OK, message="OK"),
+            message_id=parse_header(RecallMessageResponse, response.ext_fields).msg_id,
+        )
+
+
+def consistent_hash(value: int, bucket_count: int) -> int:
+    """Returns a bucket for a hash value, as Guava's Hashing.consistentHash."""
+    state, bucket = value & _MASK64, 0
+    while True:
+        state = (_MULTIPLIER * state + 1) & _MASK64
+        following = int((bucket + 1) / (((state >> 33) + 1) / 0x80000000))
+        if not 0 <= following < bucket_count:
+            return bucket
+        bucket = following
+
+
+def _has_control(text: str) -> bool:
+    return not text.isprintable() and any(character < " " or character == "\x7f" for character in text)
+
+
+def _unzipped(body: bytes, size_max: int) -> bytes:
+    """Returns a gzip body unpacked, so that consumers of every protocol can read it."""
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        plain = inflater.decompress(body, size_max + 1)
+    except zlib.error as error:
+        raise CallRefused(Code.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from None
+    if len(plain) <= size_max and not inflater.eof:
+        raise CallRefused(Code.MESSAGE_CORRUPTED, "the body is truncated gzip")
+    return plain
+
+
+def _type_of(system: Any) -> MessageType:
+    """Returns a message's type, judged by its properties as RocketMQ does."""
+    if system.message_type == MessageType.TRANSACTION:
+        return MessageType.TRANSACTION
+    if system.HasField("delivery_timestamp"):
+        return MessageType.DELAY
+    if system.HasField("message_group"):
+        return MessageType.FIFO
+    if system.HasField("priority"):
+        return MessageType.PRIORITY
+    return MessageType.LITE if system.HasField("lite_topic") else MessageType.NORMAL
+
+
+def _entry(response: RemotingCommand, message_id: str, kind: MessageType, broker_name: str) -> Any:
+    code = _STORED.get(response.code)
+    if code is None:
+        return _failed(code_of(response), response.remark or f"broker answered code {response.code}")
+    entry = CLASSES["SendResultEntry"]()
+    status, fields = entry.status, response.ext_fields
+    status.code = code
+    status.message = "OK" if code is Code.OK else response.remark or ""
+    entry.message_id = entry.transaction_id = message_id
+    try:
+        entry.offset = int(fields["queueOffset"])
+        if kind is MessageType.TRANSACTION:
+            entry.transaction_id = transaction_id(message_id, broker_name, entry.offset, fields["msgId"])
+    except (KeyError, ValueError, RemoteProtocolError):
+        return _failed(Code.INTERNAL_SERVER_ERROR, f"answer of broker {broker_name} without offsets")
+    recall_handle = fields.get("recallHandle")
+    if recall_handle:
+        entry.recall_handle = recall_handle
+    return entry
+
+
+def _failed(code: Code, message: str) -> Any:
+    entry = CLASSES["SendResultEntry"]()
+    entry.status.code = code
+    entry.status.message = message
+    return entry
+
+
+def _response(entries: list[Any]) -> Any:
+    response = CLASSES["SendMessageResponse"]()
+    first = entries[0].status
+    if all(entry.status.code == first.code for entry in entries):
+        response.status.CopyFrom(first)
+    else:
+        response.status.code, response.status.message = Code.MULTIPLE_RESULTS, "the results differ"
+    response.entries.extend(entries)
+    return response
+
+
+def _refused(refused: CallRefused) -> Any:
+    response = CLASSES["SendMessageResponse"]()
+    response.status.code, response.status.message = refused.code, refused.message
+    return response

@@ -1,0 +1,93 @@
+"""A client as one connection knows it: its settings, and the stream for what the front asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import trio
+
+from ha.grpc import Call, GrpcConnection
+
+from .messages import ClientType
+
+
+class Session:
+    """A client id on a connection. It ends with the connection, or with NotifyClientTermination."""
+
+    def __init__(self, connection: GrpcConnection, client_id: str, language: str) -> None:
+        self.connection = connection
+        self.client_id = client_id
+        self.language = language
+        self.settings: Any = None
+        """Settings message of the client; None until it has sent it"""
+        self.telemetry: Call | None = None
+        """Its latest Telemetry stream"""
+        self.local: Any = None
+        """For the `Brokers`"""
+        self.access_key = ""
+        """Account of its last authenticated call, if access control is on"""
+        self.seen_at = trio.current_time()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.client_id} of {self.connection.peer[0]}:{self.connection.peer[1]}>"
+
+    @property
+    def is_consumer(self) -> bool:
+        """Whether its settings are those of a consumer."""
+        return self.settings is not None and self.settings.HasField("subscription")
+
+    @property
+    def is_push_consumer(self) -> bool:
+        """Whether the client passes messages to listeners."""
+        kinds = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
+        return self.settings is not None and self.settings.client_type in kinds
+
+
+class Producers:
+    """The clients that can be asked about transactions, by topic, and which topics are new or have lost their last."""
+
+    def __init__(self, topics_per_producer_max: int) -> None:
+        self._topics_max = topics_per_producer_max
+        self._by_topic: dict[str, dict[Session, None]] = {}
+        self._topics_of: dict[Session, set[str]] = {}
+        self._has_changed = trio.Event()
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics that have a client."""
+        return list(self._by_topic)
+
+    def add(self, session: Session, topics: Iterable[str]) -> None:
+        """Adds topics for whose transactions the client is asked, up to its limit."""
+        mine = self._topics_of.setdefault(session, set())
+        for topic in topics:
+            if topic not in mine and len(mine) < self._topics_max:
+                mine.add(topic)
+                if topic not in self._by_topic:
+                    self._has_changed.set()
+                self._by_topic.setdefault(topic, {})[session] = None
+
+    def remove(self, session: Session) -> None:
+        """Removes a client."""
+        for topic in self._topics_of.pop(session, ()):
+            sessions = self._by_topic[topic]
+            del sessions[session]
+            if not sessions:
+                del self._by_topic[topic]
+                self._has_changed.set()
+
+    def find(self, topic: str) -> Session | None:
+        """Returns a client of the topic that can be asked; clients take turns."""
+        sessions = self._by_topic.get(topic, {})
+        for session in list(sessions):
+            if session.telemetry is not None and not session.telemetry.is_closed:
+                del sessions[session]
+                sessions[session] = None  # to the end
+                return session
+        return None
+
+    async def wait_changed(self) -> None:
+        """Waits until a topic got its first client or lost its last."""
+        await self._has_changed.wait()
+        self._has_changed = trio.Event()

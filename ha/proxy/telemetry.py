@@ -1,0 +1,114 @@
+"""Telemetry: the settings that a client and the front exchange. Sources: ClientActivity, ClientSettingsManager."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ha.errors import RemoteProtocolError
+from ha.grpc import Call, Status
+from ha.protocol.bodies import GroupConfig
+
+from .brokers import Brokers, BrokerUnreachable
+from .messages import ClientType, Code, make, parse, set_milliseconds
+from .names import group_name, resource_name
+from .options import FrontOptions
+from .refusal import CallRefused
+
+if TYPE_CHECKING:
+    from .session import Producers, Session
+
+PRODUCER_ATTEMPTS_MAX = 3
+CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""RocketMQ's delay levels: how long a message that a consumer could not handle stays invisible."""
+
+
+class Telemetry:
+    """Serves the Telemetry streams of all clients."""
+
+    def __init__(self, brokers: Brokers, options: FrontOptions, producers: Producers) -> None:
+        self._brokers = brokers
+        self._options = options
+        self._producers = producers
+
+    async def serve(self, session: Session, call: Call) -> None:
+        """Answers the messages of a stream until it ends. A later stream of the same client takes its place."""
+        assert call.messages_out is not None
+        session.telemetry = call
+        try:
+            async with call.messages_out:
+                async for message in call.messages_out:
+                    try:
+                        await self._answer(session, call, parse("TelemetryCommand", message))
+                    except (CallRefused, RemoteProtocolError) as error:
+                        call.finish(Status.INVALID_ARGUMENT, str(error))
+                        return
+                    except BrokerUnreachable as error:
+                        call.finish(Status.INTERNAL, str(error))
+                        return
+            call.finish()
+        finally:
+            if session.telemetry is call:
+                session.telemetry = None
+
+    async def _answer(self, session: Session, call: Call, command: Any) -> None:
+        session.seen_at = trio.current_time()
+        if not command.HasField("settings"):
+            return  # the results of commands that this front does not send
+        settings = command.settings
+        if settings.HasField("publishing"):
+            session.settings = settings
+            self._producers.add(session, map(resource_name, settings.publishing.topics))
+            self._complete_producer(settings)
+        elif settings.HasField("subscription"):
+            name = group_name(settings.subscription.group)
+            session.settings = settings
+            group = await self._brokers.group(name)
+            self._complete_consumer(settings, group)
+            await self._brokers.heartbeat(session)
+        else:
+            raise CallRefused(Code.BAD_REQUEST, "settings without publishing and subscription")
+        status = make("Status", code=Code.OK, message="OK")
+        await call.send(make("TelemetryCommand", status=status, settings=settings).SerializeToString())
+
+    def _complete_producer(self, settings: Any) -> None:
+        """Adds what the server decides to a producer's settings."""
+        settings.publishing.max_body_size = self._options.message_size_max
+        settings.publishing.validate_message_type = self._options.is_message_type_checked
+        policy = settings.backoff_policy
+        policy.max_attempts = PRODUCER_ATTEMPTS_MAX
+        set_milliseconds(policy.exponential_backoff.initial, 10)
+        set_milliseconds(policy.exponential_backoff.max, 1000)
+        policy.exponential_backoff.multiplier = 2
+        settings.metric.on = False
+
+    def _complete_consumer(self, settings: Any, group: GroupConfig | None) -> None:
+        """Adds what the server decides to a consumer's settings."""
+        group = GroupConfig(group_name="") if group is None else group
+        subscription = settings.subscription
+        subscription.fifo = group.consume_message_orderly
+        if settings.client_type in (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER):
+            subscription.receive_batch_size = self._options.receive_count_max
+            set_milliseconds(subscription.long_polling_timeout, self._options.polling_ms_max)
+        policy = settings.backoff_policy
+        policy.max_attempts = group.retry_max_times + 1
+        retry = group.group_retry_policy
+        exponential = retry.get("exponentialRetryPolicy")
+        if retry.get("type") == "EXPONENTIAL" and isinstance(exponential, dict):
+            backoff = policy.exponential_backoff
+            set_milliseconds(backoff.initial, _integer(exponential.get("initial"), 5_000))
+            set_milliseconds(backoff.max, _integer(exponential.get("max"), 7_200_000))
+            backoff.multiplier = _integer(exponential.get("multiplier"), 2)
+        else:
+            customized = retry.get("customizedRetryPolicy")
+            steps = customized.get("next") if isinstance(customized, dict) else None
+            if not isinstance(steps, list) or not steps:
+                steps = [1000 * seconds for seconds in CONSUMER_BACKOFF_S]
+            for step in steps[:64]:
+                set_milliseconds(policy.customized_backoff.next.add(), _integer(step, 1000))
+        settings.metric.on = False
+
+
+def _integer(value: object, default: int) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 40 else default

@@ -1,0 +1,108 @@
+"""EndTransaction, and the checks of transactions that brokers ask producers about.
+
+Where a half message is, is part of the transaction id that the client gets and sends back: the message id, the broker,
+and the half message's offsets in its queue and in the log, joined by blanks. So the front remembers nothing: any front
+of a cluster ends any transaction, also after a restart. RocketMQ's proxy remembers it for about 30 s, and the ids of
+its transactions are message ids. Source: EndTransactionActivity, ProxyClientRemotingProcessor.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import RequestCode, SysFlag
+from ha.protocol.group_requests import CheckTransactionRequest, EndTransactionRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.message_id import decode_message_id
+from ha.protocol.properties import REAL_TOPIC, UNIQ_KEY
+from ha.protocol.record import decode_record
+from ha.protocol.remoting import RemotingCommand
+
+from .brokers import Brokers
+from .conversion import to_message
+from .messages import COMMIT, ROLLBACK, SERVER_CHECK, Code, make
+from .names import topic_name
+from .options import FrontOptions
+from .refusal import CallRefused, check
+from .status import ok
+
+if TYPE_CHECKING:
+    from .session import Producers, Session
+
+logger = logging.getLogger(__name__)
+
+_RESOLUTIONS = {COMMIT: SysFlag.TRANSACTION_COMMIT, ROLLBACK: SysFlag.TRANSACTION_ROLLBACK}
+
+
+def transaction_id(message_id: str, broker_name: str, queue_offset: int, offset_message_id: str) -> str:
+    """Returns the id of the transaction of a half message. RemoteProtocolError if the last one is invalid."""
+    return _join(message_id, broker_name, queue_offset, decode_message_id(offset_message_id)[2])
+
+
+def _join(message_id: str, broker_name: str, queue_offset: int, physical_offset: int) -> str:
+    return f"{message_id} {broker_name} {queue_offset} {physical_offset}"
+
+
+class Transactions:
+    """Ends transactions, and passes brokers' checks to producers."""
+
+    def __init__(self, brokers: Brokers, options: FrontOptions, producers: Producers) -> None:
+        self._brokers = brokers
+        self._options = options
+        self._producers = producers
+
+    async def end(self, session: Session, request: Any) -> Any:
+        """EndTransaction: commits or rolls back. Raises CallRefused."""
+        topic = topic_name(request.topic)
+        if not request.transaction_id.strip():
+            raise CallRefused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be blank")
+        words = request.transaction_id.split(" ")
+        if len(words) != 4 or not words[2].isdigit() or not words[3].isdigit() or len(words[2] + words[3]) > 38:
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data")
+        message_id, broker_name, queue_offset, physical_offset = words
+        route = await self._brokers.route(topic)
+        if route is None or broker_name not in [each.broker_name for each in route.brokers]:
+            raise CallRefused(
+                Code.INTERNAL_SERVER_ERROR, f"broker {broker_name} of the transaction has no topic {topic}"
+            )
+        resolution = _RESOLUTIONS.get(request.resolution)
+        if resolution is None:
+            return ok("EndTransactionResponse")  # not decided yet: the producer is asked later
+        header = EndTransactionRequest(
+            producer_group=topic,
+            topic=topic,
+            tran_state_table_offset=int(queue_offset),
+            commit_log_offset=int(physical_offset),
+            commit_or_rollback=resolution,
+            from_transaction_check=request.source == SERVER_CHECK,
+            msg_id=message_id,
+            transaction_id=message_id,
+            broker_name=broker_name,
+        )
+        command = RemotingCommand(RequestCode.END_TRANSACTION, ext_fields=header.to_ext_fields())
+        check(await self._brokers.invoke(session, broker_name, command, self._options.broker_timeout_s))
+        return ok("EndTransactionResponse")
+
+    def ask(self, broker_name: str, command: RemotingCommand) -> bool:
+        """Passes a broker's check (39) to one of the topic's clients; returns whether there is one."""
+        try:
+            request = parse_header(CheckTransactionRequest, command.ext_fields)
+            record = decode_record(command.body, verify_crc=False)
+        except RemoteProtocolError as error:
+            logger.warning("proxy.check_malformed broker=%r reason=%r", broker_name, str(error))
+            return False
+        properties = record.property_map()
+        topic = properties.get(REAL_TOPIC) or record.topic
+        session = self._producers.find(topic)
+        if session is None or session.telemetry is None:
+            logger.info("proxy.check_without_producer broker=%r topic=%r", broker_name, topic)
+            return False
+        message_id = properties.get(UNIQ_KEY) or request.msg_id or ""
+        identity = _join(message_id, broker_name, request.tran_state_table_offset, request.commit_log_offset)
+        message = to_message(record, properties, topic)
+        recover = make("RecoverOrphanedTransactionCommand", message=message, transaction_id=identity)
+        telemetry = make("TelemetryCommand", recover_orphaned_transaction_command=recover)
+        session.telemetry.send_nowait(telemetry.SerializeToString())
+        return True

@@ -1,0 +1,305 @@
+"""The gRPC server with grpcio as its client, over TCP."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+import trio
+import trio.testing
+import trustme
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+
+from ha.grpc import Call, GrpcOptions, GrpcServer, Status
+from ha.grpc.connection import MESSAGES_WAITING_MAX
+from ha.poller import open_poller
+from ha.remoting import PortTls
+from ha.tls.handshake import Handshakes
+from tests.broker.node import MemoryListener
+from tests.grpc.http2_client import HEADERS, framed
+
+TIMEOUT_S = 20.0
+
+
+class Echo:
+    """Unary and streaming methods, and one that waits until its call is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = trio.Event()
+        self.metadata: list[str] = []
+
+    def is_streaming(self, path: bytes) -> bool:
+        return path == b"/s/Chat"
+
+    def take(self, call: Call) -> bool:
+        if call.method != "Echo":
+            return False
+        self.metadata.append(call.metadata(b"x-mq-client-id"))
+        call.respond(call.message)
+        return True
+
+    async def serve(self, call: Call) -> None:
+        if call.method == "Chat":
+            assert call.messages_out is not None
+            async for message in call.messages_out:
+                await call.send(b"got " + message)
+            call.finish()
+        elif call.method == "Repeat":
+            for _ in range(int(call.message)):
+                await call.send(b"x" * 100_000)
+            call.finish()
+        elif call.method == "Wait":
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.cancelled.set()
+        else:
+            call.finish(Status.UNIMPLEMENTED, f"no method {call.method}")
+
+
+@asynccontextmanager
+async def serving(
+    service: Echo, options: GrpcOptions | None = None, tls: PortTls | None = None, **more: Any
+) -> AsyncIterator[tuple[GrpcServer, str]]:
+    async with open_poller() as poller, trio.open_nursery() as nursery:
+        server = GrpcServer(service, options, tls=tls, poller=poller, **more)
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(server.serve, [listener])
+        with trio.fail_after(60):
+            yield server, f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(function, *arguments)
+
+
+def echo(channel: grpc.Channel, message: bytes) -> bytes:
+    answer: bytes = channel.unary_unary("/s/Echo")(message, metadata=[("x-mq-client-id", "me")], timeout=TIMEOUT_S)
+    return answer
+
+
+async def test_calls_of_all_kinds() -> None:
+    service = Echo()
+
+    def client(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            for size in (0, 10, 100_000, 3_000_000):
+                assert echo(channel, b"m" * size) == b"m" * size
+            chat = channel.stream_stream("/s/Chat")(iter([b"a", b"b"]), timeout=TIMEOUT_S)
+            assert list(chat) == [b"got a", b"got b"]
+            repeat = channel.unary_stream("/s/Repeat")(b"20", timeout=TIMEOUT_S)
+            assert [len(message) for message in repeat] == [100_000] * 20
+            with pytest.raises(grpc.RpcError, match="no method Nope") as refused:
+                channel.unary_unary("/s/Nope")(b"", timeout=TIMEOUT_S)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    async with serving(service) as (server, address):
+        await in_thread(client, address)
+        assert server.statistics().calls == 7
+        assert service.metadata == ["me"] * 4
+
+
+async def test_calls_in_flight_at_the_same_time() -> None:
+    def client(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            method = channel.unary_unary("/s/Echo")
+            futures = [method.future(b"%d" % number, timeout=TIMEOUT_S) for number in range(500)]
+            assert [future.result() for future in futures] == [b"%d" % number for number in range(500)]
+
+    async with serving(Echo()) as (_, address):
+        await in_thread(client, address)
+
+
+async def test_deadline_and_cancellation_end_the_task() -> None:
+    service = Echo()
+
+    def client(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            with pytest.raises(grpc.RpcError) as late:
+                channel.unary_unary("/s/Wait")(b"", timeout=0.3)
+            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    async with serving(service) as (server, address):
+        await in_thread(client, address)
+        await service.cancelled.wait()
+        assert server.statistics().calls_in_flight == 0
+
+
+async def test_end_of_the_connection_ends_its_calls() -> None:
+    service = Echo()
+
+    def client(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            waiting = channel.unary_unary("/s/Wait").future(b"", timeout=TIMEOUT_S)
+            assert echo(channel, b"") == b""
+            assert waiting.running()
+
+    async with serving(service) as (_, address):
+        await in_thread(client, address)
+        await service.cancelled.wait()
+
+
+async def test_tls_and_plain_calls_on_one_port() -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    context.set_alpn_protocols(["h2"])
+    handshakes = Handshakes()
+
+    async def secure(stream: trio.abc.Stream, first: bytes) -> trio.abc.Stream:
+        return await handshakes.accept(stream, context, first)
+
+    def client(address: str) -> None:
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        with grpc.secure_channel(address.replace("127.0.0.1", "localhost"), credentials) as channel:
+            assert echo(channel, b"m" * 2_000_000) == b"m" * 2_000_000
+        with grpc.insecure_channel(address) as channel:
+            assert echo(channel, b"plain") == b"plain"
+
+    async with serving(Echo(), tls=PortTls(secure=secure)) as (_, address):
+        await in_thread(client, address)
+    assert handshakes.statistics().completed == 1
+
+    def refused(address: str) -> None:
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
+            echo(channel, b"plain")
+
+    async with serving(Echo(), tls=PortTls(secure=secure, is_required=True)) as (server, address):
+        await in_thread(refused, address)
+        assert server.statistics().ended == {"protocol error": server.statistics().opened}
+
+
+async def test_silent_peer_of_a_broken_preface(autojump_clock: trio.testing.MockClock) -> None:
+    """It gets the reason, and a peer that does not read it does not keep the connection."""
+    server = GrpcServer(Echo())
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.handle, theirs)
+        await ours.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        await trio.sleep(3)
+        assert not server.connections
+        assert server.statistics().ended == {"protocol error": 1}
+
+
+async def test_server_that_may_not_serve() -> None:
+    """A slave accepts no connections, and drops those that it has when it becomes one."""
+    may_serve = True
+
+    def client(address: str) -> Generator[None, None, None]:
+        with grpc.insecure_channel(address) as channel:
+            assert echo(channel, b"one") == b"one"
+            yield
+            with pytest.raises(grpc.RpcError) as refused:
+                echo(channel, b"two")
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            yield
+
+    async with serving(Echo(), is_serving=lambda: may_serve) as (server, address):
+        steps = client(address)
+        await in_thread(next, steps)
+        may_serve = False
+        [connection] = server.connections
+        closed = trio.Event()
+        connection.on_close(closed.set)
+        await closed.wait()
+        await in_thread(next, steps)
+        steps.close()
+
+
+async def test_connections_are_limited(autojump_clock: trio.testing.MockClock) -> None:
+    """A connection without a call makes room for another one after a while."""
+    options = GrpcOptions(connections_max=2, connections_per_host_max=2, open_timeout_s=5, idle_timeout_s=60)
+    server = GrpcServer(Echo(), options)
+    async with trio.open_nursery() as nursery:
+        ends = [trio.testing.memory_stream_pair() for _ in range(4)]
+        for _, theirs in ends[:3]:
+            nursery.start_soon(server.handle, theirs)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(server.connections) == 2
+        assert server.statistics().refused == 1
+        await trio.sleep(6)
+        nursery.start_soon(server.handle, ends[3][1])
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics().ended == {"evicted": 1}
+        nursery.cancel_scope.cancel()
+
+
+async def test_idle_connections_are_closed(autojump_clock: trio.testing.MockClock) -> None:
+    server = GrpcServer(Echo(), GrpcOptions(idle_timeout_s=60))
+    async with trio.open_nursery() as nursery:
+        listener = MemoryListener()
+        await nursery.start(server.serve, [listener])
+        stream = await listener.connect()
+        started = trio.current_time()
+        assert await stream.receive_some(1) == b""
+        assert 60 <= trio.current_time() - started <= 62
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics().ended == {"idle": 1}
+        nursery.cancel_scope.cancel()
+
+
+class Silent(Echo):
+    """Does not take the messages of its streams."""
+
+    async def serve(self, call: Call) -> None:
+        await trio.sleep_forever()
+
+
+async def test_messages_that_wait_are_limited() -> None:
+    def client(address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            chat = channel.stream_stream("/s/Chat")(iter([b"m"] * (MESSAGES_WAITING_MAX + 1)), timeout=TIMEOUT_S)
+            with pytest.raises(grpc.RpcError) as refused:
+                next(chat)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async with serving(Silent()) as (_, address):
+        await in_thread(client, address)
+
+
+class Hasty(Echo):
+    """Answers without looking at the peer's window."""
+
+    async def serve(self, call: Call) -> None:
+        for _ in range(100):
+            call.send_nowait(b"x" * 10_000)
+        await trio.sleep_forever()
+
+
+async def raw_peer(server: GrpcServer, nursery: trio.Nursery, piece_size: int | None) -> trio.abc.Stream:
+    """A peer that has made a call and reads nothing more."""
+    ours, theirs = trio.testing.memory_stream_pair() if piece_size is None else trio.testing.lockstep_stream_pair()
+    nursery.start_soon(server.handle, theirs)
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.send_headers(1, [(name, "/s/Hasty" if name == ":path" else value) for name, value in HEADERS])
+    client.send_data(1, framed(b""), end_stream=True)
+    await ours.send_all(client.data_to_send())
+    await trio.testing.wait_all_tasks_blocked()
+    return ours
+
+
+async def test_peer_that_opens_no_window_is_closed(autojump_clock: trio.testing.MockClock) -> None:
+    server = GrpcServer(Hasty(), GrpcOptions(pending_bytes_max=500_000))
+    async with trio.open_nursery() as nursery:
+        await raw_peer(server, nursery, None)
+        assert server.statistics().ended == {"outbox full": 1}
+
+
+async def test_peer_that_does_not_read_is_closed(autojump_clock: trio.testing.MockClock) -> None:
+    server = GrpcServer(Hasty(), GrpcOptions(send_timeout_s=60))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve, [MemoryListener()])
+        stream = await raw_peer(server, nursery, 1)
+        await trio.sleep(58)
+        assert server.connections
+        await trio.sleep(5)
+        assert server.statistics().ended == {"peer does not read": 1}
+        await stream.aclose()
+        nursery.cancel_scope.cancel()
