@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class Terms:
     def __init__(self) -> None:
         self._tenures = [Tenure(0.0, "", 0)]
         self._masters: dict[int, str] = {}
-        self._ended_s: dict[str, float] = {}
+        self._ends_s: defaultdict[str, list[float]] = defaultdict(list)
 
     def on_agreed(self, now_s: float, master: str, epoch: int) -> list[Violation]:
         """The service holds this from now on; `master` "": there is none."""
@@ -74,18 +75,22 @@ class Terms:
 
     def on_process_ended(self, now_s: float, node: str) -> None:
         """A member's process has ended; the key that it may have had does not belong to a later process."""
-        self._ended_s[node] = now_s
+        self._ends_s[node].append(now_s)
 
     def check_answer(self, node: str, asked_s: float, answered_s: float, what: str) -> list[Violation]:
         """`node` acknowledged a request that was sent and answered at these moments."""
         first = bisect_right(self._tenures, asked_s, key=lambda tenure: tenure.since_s) - 1
         seen = [tenure for tenure in self._tenures[max(first, 0) :] if tenure.since_s <= answered_s]
-        ended_s = self._ended_s.get(node, -math.inf)
-        if any(tenure.master == node and (tenure.since_s >= ended_s or asked_s < ended_s) for tenure in seen):
+        if any(tenure.master == node and asked_s < self._end_s(tenure) for tenure in seen):
             return []
         others = ", ".join(tenure.master or "nobody" for tenure in seen)
         text = f"{node} acknowledged {what} between {asked_s:.3f} and {answered_s:.3f} s, when {others} had the key"
         return [Violation(CHECKER, text)]
+
+    def _end_s(self, tenure: Tenure) -> float:
+        """When the process that took the key has ended; infinity: not yet."""
+        ends = self._ends_s[tenure.master]
+        return next(iter(ends[bisect_right(ends, tenure.since_s) :]), math.inf)
 
     def check_log(
         self, history: History, image: StoreImage, *, is_lost: Callable[[Accepted], bool] = lambda accepted: False

@@ -41,6 +41,7 @@ def test_acknowledging_member_held_the_key(asked_s: float, answered_s: float, is
 def test_key_of_an_earlier_process_does_not_make_a_master(asked_s: float, answered_s: float, is_right: bool) -> None:
     terms = terms_of((1.0, "m1", 1))
     terms.on_process_ended(2.0, "m1")
+    terms.on_process_ended(4.0, "m1")  # the next one, which never had the key
     terms.on_agreed(5.0, "", 1)
     terms.on_agreed(6.0, "m1", 2)
     assert (not terms.check_answer("m1", asked_s, answered_s, "it")) is is_right

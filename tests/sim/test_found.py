@@ -258,3 +258,12 @@ def test_a_master_appends_before_the_end_of_its_recovery_is_recorded(outcome: Ou
     The checker took the end of that message for the end of recovery, and so the slaves' bytes there for wrong ones.
     """
     assert outcome.faults["power_in_write"] == 1
+
+
+def test_a_process_that_never_had_the_key_is_no_master_when_it_ends(outcome: Outcome) -> None:
+    """A master loses power and starts again while its key has not expired. The new process, which is no master, tells a
+    consumer the offsets that it knows, and is killed.
+
+    The checker took the kill for the end of the key's own process, and judged that answer as a master's.
+    """
+    assert outcome.faults["kill"] == 1
