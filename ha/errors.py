@@ -44,10 +44,20 @@ Each class has fields with its details, so that callers need not parse messages.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class HalogError(Exception):
-    """Base class of all exceptions that halog raises deliberately."""
+    """Base class of all exceptions that halog raises deliberately. They can be pickled, for Spark."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[HalogError], args: tuple[Any, ...], fields: dict[str, Any]) -> HalogError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(HalogError):
@@ -76,9 +86,6 @@ class CorruptLog(StoreError):
         self.file = file
         self.position = position
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[CorruptLog], tuple[Path, int, str]]:
-        return CorruptLog, (self.file, self.position, self.reason)
 
 
 class DamagedBytes(StoreError):
@@ -127,9 +134,6 @@ class DiskFailed(StoreError):
         self.operation = operation
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[DiskFailed], tuple[Path, str, str]]:
-        return DiskFailed, (self.file, self.operation, self.reason)
-
 
 class StoreUnreadable(StoreError):
     """`path` is not a store directory, or can't be read. Nothing was changed."""
@@ -139,9 +143,6 @@ class StoreUnreadable(StoreError):
         self.path = path
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[StoreUnreadable], tuple[Path, str]]:
-        return StoreUnreadable, (self.path, self.reason)
-
 
 class ArchiveError(HalogError):
     """A problem with the archive at `archive`."""
@@ -150,9 +151,6 @@ class ArchiveError(HalogError):
         super().__init__(f"archive {archive}: {reason}")
         self.archive = archive
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[ArchiveError], tuple[Path, str]]:
-        return type(self), (self.archive, self.reason)
 
 
 class ArchiveConflict(ArchiveError):
@@ -229,9 +227,6 @@ class RecordsGone(HalogError):
         self.end = end
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[RecordsGone], tuple[str, int, int, str]]:
-        return RecordsGone, (self.what, self.first, self.end, self.reason)
-
 
 class OptionError(HalogError):
     """Option `option` of the data source, its sink or a job is invalid; `accepted` says what is accepted."""
@@ -241,9 +236,6 @@ class OptionError(HalogError):
         self.option = option
         self.reason = reason
         self.accepted = accepted
-
-    def __reduce__(self) -> tuple[type[OptionError], tuple[str, str, str]]:
-        return OptionError, (self.option, self.reason, self.accepted)
 
 
 class SinkFailed(HalogError):
@@ -257,9 +249,6 @@ class RestoreFailed(HalogError):
         super().__init__(f"{place}: {reason}")
         self.place = place
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[RestoreFailed], tuple[str, str]]:
-        return RestoreFailed, (self.place, self.reason)
 
 
 class ClientError(HalogError):
@@ -333,9 +322,6 @@ class BodyUnreadable(HalogError):
         super().__init__(f"the body of message {message_id}: {reason}")
         self.message_id = message_id
         self.reason = reason
-
-    def __reduce__(self) -> tuple[type[BodyUnreadable], tuple[str, str]]:
-        return BodyUnreadable, (self.message_id, self.reason)
 
 
 class RetryLater(HalogError):

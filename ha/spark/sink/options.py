@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 
@@ -11,31 +10,13 @@ import msgspec
 from ha.client import SendStatus
 from ha.client.options import name_server_addresses
 from ha.errors import OptionError
+from ha.spark.option_values import GivenOptions, Table, count, known_option, seconds, size, words
 from ha.spark.sink.identity import check_sink_name
 
 COMMIT_TOPIC = "halog-sink-commits"
 _BATCH_BYTES_MAX = 4 * 1024 * 1024 - 64 * 1024
 """Brokers accept requests up to maxMessageSize (4 MiB)"""
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
-_TIME = re.compile(r"(\d{1,9})\s*(ms|s|m|min)?")
-_TIME_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, None: 0.001}
-_SIZE = re.compile(r"(\d{1,12})\s*(k|kb|m|mb|b)?")
-_SIZE_BYTES = {"k": 1024, "kb": 1024, "m": 1 << 20, "mb": 1 << 20, "b": 1, None: 1}
-_OPTIONS = {
-    name.lower(): name
-    for name in (
-        "servers",
-        "topic",
-        "producerGroup",
-        "batchSize",
-        "batchBytes",
-        "inFlight",
-        "sendTimeout",
-        "acceptStatus",
-        "sinkId",
-        "commitTopic",
-    )
-}
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
 
@@ -58,84 +39,49 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     commit_topic: str = COMMIT_TOPIC
 
 
-def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Parse the options; names in any case. OptionError for the first invalid one."""
-    given: dict[str, str] = {}
-    for key, value in raw.items():
-        lower = key.lower()
-        if lower in _SPARKS_OWN:
-            continue
-        if lower == "path":
-            raise OptionError("path", "the sink sends to brokers, it writes no files", "servers, and save() or start()")
-        if lower not in _OPTIONS:
-            close = difflib.get_close_matches(lower, _OPTIONS, n=1, cutoff=0.75)
-            hint = f"did you mean {_OPTIONS[close[0]]}? All: " if close else ""
-            raise OptionError(key, "no option of the sink has this name", hint + ", ".join(_OPTIONS.values()))
-        given[_OPTIONS[lower]] = str(value).strip()
-    if "servers" not in given:
-        raise OptionError("servers", "it is missing", "name servers as host:port, separated by commas")
+def _servers(option: str, text: str) -> tuple[str, ...]:
     try:
-        servers = name_server_addresses(given["servers"])
+        return tuple(name_server_addresses(text))
     except ValueError as error:
-        raise OptionError("servers", str(error), "name servers as host:port, separated by commas") from None
-    chosen: dict[str, object] = {}
-    if "topic" in given:
-        chosen["topic"] = _topic("topic", given["topic"])
-    if "commitTopic" in given:
-        chosen["commit_topic"] = _topic("commitTopic", given["commitTopic"])
-    if "producerGroup" in given:
-        chosen["producer_group"] = _topic("producerGroup", given["producerGroup"])
-    if "sinkId" in given:
-        chosen["sink_id"] = check_sink_name(given["sinkId"])
-    if "batchSize" in given:
-        chosen["batch_row_count"] = _count("batchSize", given["batchSize"], 10_000)
-    if "inFlight" in given:
-        chosen["in_flight"] = _count("inFlight", given["inFlight"], 256)
-    if "batchBytes" in given:
-        chosen["batch_bytes"] = _size(given["batchBytes"])
-    if "sendTimeout" in given:
-        chosen["send_timeout_s"] = _seconds(given["sendTimeout"])
-    if "acceptStatus" in given:
-        chosen["accepted"] = _statuses(given["acceptStatus"])
-    return SinkOptions(servers=servers, **chosen)  # type: ignore[arg-type]
+        raise OptionError(option, str(error), "name servers as host:port, separated by commas") from None
 
 
-def _topic(option: str, value: str) -> str:
-    if _TOPIC.fullmatch(value) is None:
-        raise OptionError(option, f"{value!r} can't be one", "1 to 127 of A-Z a-z 0-9 _ - % |")
-    return value
+def _topic(option: str, text: str) -> str:
+    if _TOPIC.fullmatch(text) is None:
+        raise OptionError(option, f"{text!r} can't be one", "1 to 127 of A-Z a-z 0-9 _ - % |")
+    return text
 
 
-def _count(option: str, value: str, most: int) -> int:
-    if re.fullmatch(r"\d{1,6}", value) is None or not 1 <= int(value) <= most:
-        raise OptionError(option, f"{value!r} is not such a number", f"1 to {most}")
-    return int(value)
-
-
-def _size(value: str) -> int:
-    found = _SIZE.fullmatch(value.lower())
-    size = int(found[1]) * _SIZE_BYTES[found[2]] if found else 0
-    if not 1024 <= size <= _BATCH_BYTES_MAX:
-        raise OptionError(
-            "batchBytes",
-            f"{value!r} is no such size",
-            f"1024 to {_BATCH_BYTES_MAX} bytes, such as 512k",
-        )
-    return size
-
-
-def _seconds(value: str) -> float:
-    found = _TIME.fullmatch(value.lower())
-    seconds = int(found[1]) * _TIME_S[found[2]] if found else 0.0
-    if not 1 <= seconds <= 86_400:
-        raise OptionError("sendTimeout", f"{value!r} is no such time", "1s to 24 h, such as 30s or 2m (alone: ms)")
-    return seconds
-
-
-def _statuses(value: str) -> frozenset[SendStatus]:
+def _statuses(option: str, text: str) -> frozenset[SendStatus]:
     accepted = {SendStatus.SEND_OK}
-    for word in filter(None, (part.strip().upper() for part in value.split(","))):
+    for word in words(option, text.upper()):
         if word not in SendStatus.__members__:
-            raise OptionError("acceptStatus", f"{word!r} is no status", ", ".join(SendStatus.__members__))
+            raise OptionError(option, f"{word!r} is no status", ", ".join(SendStatus.__members__))
         accepted.add(SendStatus[word])
     return frozenset(accepted)
+
+
+_VALUES: Table = {
+    "servers": ("servers", _servers),
+    "topic": ("topic", _topic),
+    "producerGroup": ("producer_group", _topic),
+    "batchSize": ("batch_row_count", count(most=10_000)),
+    "batchBytes": ("batch_bytes", size(1024, _BATCH_BYTES_MAX, f"1024 to {_BATCH_BYTES_MAX} bytes, such as 512k")),
+    "inFlight": ("in_flight", count(most=256)),
+    "sendTimeout": ("send_timeout_s", seconds(1, 86_400, "1s to 24 h, such as 30s or 2m (alone: ms)")),
+    "acceptStatus": ("accepted", _statuses),
+    "sinkId": ("sink_id", lambda _, text: check_sink_name(text)),
+    "commitTopic": ("commit_topic", _topic),
+}
+_OPTIONS = {name.lower(): name for name in _VALUES}
+
+
+def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """Parse the options; names in any case. OptionError for the first invalid one."""
+    if any(key.lower() == "path" for key in raw):
+        raise OptionError("path", "the sink sends to brokers, it writes no files", "servers, and save() or start()")
+    own = {key: value for key, value in raw.items() if key.lower() not in _SPARKS_OWN}
+    given = GivenOptions({known_option(key, _OPTIONS, "the sink"): value for key, value in own.items()})
+    if "servers" not in given:
+        raise OptionError("servers", "it is missing", "name servers as host:port, separated by commas")
+    return SinkOptions(**given.fields(_VALUES))

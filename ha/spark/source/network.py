@@ -14,7 +14,6 @@ are not read. Sizes are unknown before reading, and only queued messages are rea
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, Rea
 from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.record import decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
+from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
 from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 
@@ -43,8 +43,6 @@ T = TypeVar("T")
 GROUP = "halog-spark"
 """Consumer group of the pulls, which brokers require and create. No offsets are committed for it."""
 _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": ReadFrom.SUGGESTED}
-_TIME = re.compile(r"(\d{1,9})\s*(ms|s|m|min)?")
-_TIME_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, None: 0.001}
 _PULL_COUNT_MAX = 4096
 _NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
 """RocketMQ registers them on every broker, for its own use"""
@@ -59,26 +57,16 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     pull_count: int = 32
 
 
+_VALUES: Table = {
+    "readFrom": ("read_from", lambda name, text: _READ_FROM[choice(*_READ_FROM)(name, text)]),
+    "pullTimeout": ("pull_timeout_s", seconds(0.1, 86_400, "100ms to 24 h, such as 10s")),
+    "pullBatchSize": ("pull_count", count(most=_PULL_COUNT_MAX)),
+}
+
+
 def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> NetworkSettings:
     """Return the options for reading over the network. OptionError."""
-    settings = NetworkSettings(servers=tuple(servers))
-    if "readFrom" in given:
-        word = given["readFrom"].lower()
-        if word not in _READ_FROM:
-            raise OptionError("readFrom", f"{word!r} is none of its values", ", ".join(_READ_FROM))
-        settings = msgspec.structs.replace(settings, read_from=_READ_FROM[word])
-    if "pullTimeout" in given:
-        found = _TIME.fullmatch(given["pullTimeout"].lower())
-        seconds = int(found[1]) * _TIME_S[found[2]] if found else 0.0
-        if not 0.1 <= seconds <= 86_400:
-            raise OptionError("pullTimeout", f"{given['pullTimeout']!r} is no such time", "100ms to 24 h, such as 10s")
-        settings = msgspec.structs.replace(settings, pull_timeout_s=seconds)
-    if "pullBatchSize" in given:
-        text = given["pullBatchSize"]
-        if re.fullmatch(r"\d{1,5}", text) is None or not 1 <= int(text) <= _PULL_COUNT_MAX:
-            raise OptionError("pullBatchSize", f"{text!r} is not such a number", f"1 to {_PULL_COUNT_MAX}")
-        settings = msgspec.structs.replace(settings, pull_count=int(text))
-    return settings
+    return NetworkSettings(servers=tuple(servers), **GivenOptions(given).fields(_VALUES))
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:

@@ -8,7 +8,6 @@ means every topic.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -21,7 +20,19 @@ from ha.arrow.read_options import ReadOptions
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
 from ha.errors import OptionError
 from ha.protocol.compression import BODY_SIZE_MAX
-from ha.spark.source.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions
+from ha.spark.option_values import (
+    JSON_FORMS,
+    QUEUE_TEXT,
+    GivenOptions,
+    Table,
+    choice,
+    count,
+    flag,
+    known_option,
+    milliseconds,
+    size,
+    words,
+)
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, Position, check_batch_positions, parse_position
 
 Kind = Literal["batch", "stream"]
@@ -95,18 +106,33 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-NETWORK_OPTIONS: dict[str, str] = {
-    "readFrom": "which broker of a set is asked: master, slave or suggested",
-    "pullTimeout": "how long a pull may take, e.g. 10s",
-    "pullBatchSize": "messages per pull",
-}
-"""Options that only `servers` uses, and their meaning; `network` reads them from SourceOptions.network."""
+NETWORK_OPTIONS = ("readFrom", "pullTimeout", "pullBatchSize")
+"""Options that only `servers` uses; `network` reads them from SourceOptions.network."""
 
-_COMMON = (
+_VALUES: Table = {
+    "brokerName": ("broker_names", words),
+    "startingOffsetsByTimestampStrategy": ("no_match", choice("error", "latest")),
+    "minPartitions": ("min_partitions", count()),
+    "maxRecordsPerPartition": ("max_records_per_partition", count()),
+    "maxBytesPerPartition": ("max_bytes_per_partition", size()),
+    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", count()),
+    "minOffsetsPerTrigger": ("min_offsets_per_trigger", count()),
+    "maxTriggerDelay": ("max_trigger_delay_ms", milliseconds()),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", size()),
+    "failOnDataLoss": ("fail_on_data_loss", flag),
+    "isolation": ("isolation", choice("read_uncommitted", "read_committed")),
+    "fetchOffset.numRetries": ("offset_retries", count(least=0)),
+    "fetchOffset.retryIntervalMs": ("offset_retry_interval_ms", milliseconds()),
+    "damagedRecords": ("damaged_records", choice("report", "skip", "fail")),
+    "verifyCrc": ("verify_crc", flag),
+    "decompress": ("decompress", flag),
+    "maxMessageSize": ("message_size_max", size()),
+    "maxRecordsPerBatch": ("batch_rows", count()),
+}
+_TOGETHER = (
     "path",
     "paths",
     "servers",
-    "brokerName",
     "subscribe",
     "topic",
     "subscribePattern",
@@ -114,21 +140,11 @@ _COMMON = (
     "startingTimestamp",
     "startingOffsetsByTimestamp",
     "startingOffsets",
-    "startingOffsetsByTimestampStrategy",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxBytesPerPartition",
-    "failOnDataLoss",
-    "isolation",
     "includeHeaders",
     "includeProperties",
     "columns",
-    "damagedRecords",
-    "verifyCrc",
-    "decompress",
-    "maxMessageSize",
-    "maxRecordsPerBatch",
 )
+"""Options of which several determine one field."""
 _BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
@@ -138,7 +154,7 @@ _STREAM_ONLY = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
-_OPTIONS = {name.lower(): name for name in (*_COMMON, *_BATCH_ONLY, *_STREAM_ONLY, *NETWORK_OPTIONS)}
+_OPTIONS = {name.lower(): name for name in (*_TOGETHER, *_VALUES, *_BATCH_ONLY, *NETWORK_OPTIONS)}
 
 _KAFKA_ONLY = {
     "groupidprefix": "nothing: a reader joins no consumer group",
@@ -164,50 +180,28 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
     ending, ending_option = parse_position(given, "ending", AtEdge(LATEST))
     if kind == "batch":
         check_batch_positions(starting, starting_option, ending, ending_option)
-    min_offsets = given.count("minOffsetsPerTrigger")
-    max_offsets = given.count("maxOffsetsPerTrigger")
-    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
-        raise OptionError(
-            "minOffsetsPerTrigger", f"it is above maxOffsetsPerTrigger ({max_offsets})", f"{max_offsets} or less"
-        )
-    if "maxTriggerDelay" in given and min_offsets is None:
-        raise OptionError("maxTriggerDelay", "nothing is delayed", "together with minOffsetsPerTrigger")
-    delay_ms = given.milliseconds("maxTriggerDelay")
-    retries = given.count("fetchOffset.numRetries", least=0)
-    interval_ms = given.milliseconds("fetchOffset.retryIntervalMs")
-    return SourceOptions(
+    options = SourceOptions(
         kind=kind,
         paths=paths,
-        broker_names=given.words("brokerName") or (),
         servers=servers,
         subscribe=subscribe,
         subscribe_pattern=pattern,
         assign=assign,
         starting=starting,
         starting_option=starting_option,
-        no_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),  # type: ignore[arg-type]
         ending=ending,
         ending_option=ending_option,
-        min_partitions=given.count("minPartitions"),
         cores=len(os.sched_getaffinity(0)),
-        max_records_per_partition=given.count("maxRecordsPerPartition"),
-        max_bytes_per_partition=given.size("maxBytesPerPartition") or 256 << 20,
-        max_offsets_per_trigger=max_offsets,
-        min_offsets_per_trigger=min_offsets,
-        max_trigger_delay_ms=15 * 60 * 1000 if delay_ms is None else delay_ms,
-        max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
-        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
-        isolation=given.choice("isolation", ("read_uncommitted", "read_committed"), "read_uncommitted"),  # type: ignore[arg-type]
-        offset_retries=3 if retries is None else retries,
-        offset_retry_interval_ms=1000 if interval_ms is None else interval_ms,
         columns=_columns(given),
-        damaged_records=given.choice("damagedRecords", ("report", "skip", "fail"), "report"),  # type: ignore[arg-type]
-        verify_crc=given.flag("verifyCrc"),
-        decompress=given.flag("decompress", default=True),
-        message_size_max=given.size("maxMessageSize") or BODY_SIZE_MAX,
-        batch_rows=given.count("maxRecordsPerBatch") or 16_384,
         network=network,
+        **given.fields(_VALUES),
     )
+    most, least = options.max_offsets_per_trigger, options.min_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise OptionError("minOffsetsPerTrigger", f"it is above maxOffsetsPerTrigger ({most})", f"{most} or less")
+    if "maxTriggerDelay" in given and least is None:
+        raise OptionError("maxTriggerDelay", "nothing is delayed", "together with minOffsetsPerTrigger")
+    return options
 
 
 def parse_any(raw: Mapping[str, str]) -> SourceOptions:
@@ -221,20 +215,14 @@ def parse_any(raw: Mapping[str, str]) -> SourceOptions:
 
 def _known(key: str) -> str:
     lower = key.lower()
-    if lower in _OPTIONS:
-        return _OPTIONS[lower]
     if lower.startswith("kafka.") or lower in _KAFKA_ONLY:
         instead = "servers for the address, or nothing" if lower.startswith("kafka.") else _KAFKA_ONLY[lower]
         raise OptionError(key, "it sets up a Kafka client, and there is none here", instead)
-    close = difflib.get_close_matches(lower, _OPTIONS, n=1, cutoff=0.75)
-    hint = f"did you mean {_OPTIONS[close[0]]}? All: " if close else ""
-    raise OptionError(
-        key, "no option for reading has this name", hint + ", ".join(sorted(_OPTIONS.values(), key=str.lower))
-    )
+    return known_option(key, _OPTIONS, "reading")
 
 
 def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    paths = given.words("path") or ()
+    paths = given.read("path", words) or ()
     if "paths" in given:  # load(["a", "b"])
         try:
             listed = json.loads(given.values["paths"])
@@ -243,7 +231,7 @@ def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
             raise OptionError("paths", "it is no list of paths", JSON_FORMS["paths"])
         paths += tuple(listed)
-    servers = given.words("servers") or ()
+    servers = given.read("servers", words) or ()
     if paths and servers:
         raise OptionError(
             "servers", "path is given too", "one of the two: path reads files, servers pulls from brokers"
@@ -273,7 +261,7 @@ def _what(given: GivenOptions) -> tuple[tuple[str, ...] | None, str | None, dict
         raise OptionError(
             named[1], f"{named[0]} is given too", "only one of subscribe (or topic), subscribePattern, assign"
         )
-    subscribe = given.words("subscribe") or given.words("topic")
+    subscribe = given.read("subscribe", words) or given.read("topic", words)
     pattern = given.text("subscribePattern")
     if pattern is not None:
         try:
@@ -296,16 +284,16 @@ def _what(given: GivenOptions) -> tuple[tuple[str, ...] | None, str | None, dict
 
 
 def _columns(given: GivenOptions) -> tuple[str, ...]:
-    words = given.words("columns")
-    if words is None:
+    named = given.read("columns", words)
+    if named is None:
         columns = DEFAULT_COLUMNS
-    elif words == ("*",):
+    elif named == ("*",):
         columns = tuple(COLUMNS)
     else:
         by_lower_name = {name.lower(): name for name in COLUMNS}
-        columns = check_columns(by_lower_name.get(word.lower(), word) for word in words)
+        columns = check_columns(by_lower_name.get(word.lower(), word) for word in named)
     if "includeHeaders" in given and "includeProperties" in given:
         raise OptionError("includeHeaders", "it is another name of includeProperties", "one of the two")
-    if (given.flag("includeHeaders") or given.flag("includeProperties")) and "properties" not in columns:
+    if (given.read("includeHeaders", flag) or given.read("includeProperties", flag)) and "properties" not in columns:
         columns = (*columns, "properties")
     return columns

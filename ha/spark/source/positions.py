@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ha.errors import OptionError
-from ha.spark.source.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions
+from ha.spark.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions, count
 
 EARLIEST = -2
 LATEST = -1
@@ -45,9 +45,7 @@ def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Pos
     """Return where to start or end (`side`) and the option that determines it, by precedence. OptionError."""
     name = f"{side}Timestamp"
     if name in given:
-        timestamp_ms = given.count(name, least=0)
-        assert timestamp_ms is not None
-        return AtTime(timestamp_ms), name
+        return AtTime(given.read(name, count(least=0))), name
     name = f"{side}OffsetsByTimestamp"
     if name in given:
         return AtTimes(_per_queue(given, name, least=0)), name

@@ -1,0 +1,154 @@
+"""Parses options of the source and the sink: names in any case, and values (numbers, times, sizes, choices, JSON).
+
+A table maps each option to a field of an options struct and to a `Reader` of its text; the struct has the defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ha.errors import OptionError
+
+_DURATION_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_LARGEST = 10**18 - 1
+_OFFSETS_FORM = 'earliest, latest, or JSON such as {"flights":{"0":23,"1":-2}} (-2 earliest, -1 latest)'
+_TIMES_FORM = 'JSON such as {"flights":{"0":1700000000000}}, in ms since 1970'
+JSON_FORMS = {
+    "startingOffsets": _OFFSETS_FORM,
+    "endingOffsets": _OFFSETS_FORM,
+    "startingOffsetsByTimestamp": _TIMES_FORM,
+    "endingOffsetsByTimestamp": _TIMES_FORM,
+    "assign": 'JSON such as {"flights":[0,1]} or {"flights":["broker-a:0"]}',
+    "paths": 'JSON such as ["data/a","data/b"]',
+}
+"""Valid alternatives, for error messages"""
+QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
+
+Reader = Callable[[str, str], Any]
+"""Returns the value of an option, given its name and its text, which is not empty. OptionError."""
+Table = Mapping[str, tuple[str, Reader]]
+"""Option -> field of the options struct, and reader."""
+
+
+def known_option(key: str, names: Mapping[str, str], purpose: str) -> str:
+    """Return the canonical name of an option; `names` has those of all, by lower-case name. OptionError."""
+    lower = key.lower()
+    if lower in names:
+        return names[lower]
+    close = difflib.get_close_matches(lower, names, n=1, cutoff=0.75)
+    hint = f"did you mean {names[close[0]]}? All: " if close else ""
+    every = ", ".join(sorted(names.values(), key=str.lower))
+    raise OptionError(key, f"no option for {purpose} has this name", hint + every)
+
+
+def words(name: str, text: str) -> tuple[str, ...]:
+    """Return comma-separated names."""
+    found = tuple(word for word in (part.strip() for part in text.split(",")) if word)
+    if not found:
+        raise OptionError(name, f"{text!r} names nothing", "names, separated by commas")
+    return found
+
+
+def choice(*choices: str) -> Reader:
+    """Reads one of `choices`, in any case."""
+
+    def read(name: str, text: str) -> str:
+        if text.lower() not in choices:
+            raise OptionError(name, f"{text!r} is none of its values", " or ".join(choices))
+        return text.lower()
+
+    return read
+
+
+def flag(name: str, text: str) -> bool:
+    """Return true or false."""
+    return bool(choice("true", "false")(name, text) == "true")
+
+
+def count(least: int = 1, most: int = _LARGEST) -> Reader:
+    """Reads a whole number from `least` to `most`."""
+    accepted = f"a whole number from {least} on" if most == _LARGEST else f"{least} to {most}"
+
+    def read(name: str, text: str) -> int:
+        if re.fullmatch(r"\d{1,18}", text) is None or not least <= int(text) <= most:
+            raise OptionError(name, f"{text!r} is not such a number", accepted)
+        return int(text)
+
+    return read
+
+
+def _scaled(units: Mapping[str, int], least: int, most: int, accepted: str) -> Reader:
+    """Reads a number with one of the suffixes `units`."""
+
+    def read(name: str, text: str) -> int:
+        found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.lower())
+        if found is None or found[2] not in units or not least <= int(found[1]) * units[found[2]] <= most:
+            raise OptionError(name, f"{text!r} can't be read", accepted)
+        return int(found[1]) * units[found[2]]
+
+    return read
+
+
+def milliseconds(
+    least: int = 0, most: int = _LARGEST, accepted: str = "a time such as 500ms, 30s, 15m or 2h"
+) -> Reader:
+    """Reads a time in ms."""
+    return _scaled(_DURATION_MS, least, most, accepted)
+
+
+def seconds(least: float, most: float, accepted: str) -> Reader:
+    """Reads a time in seconds; a number without a unit is in ms."""
+    read = milliseconds(round(least * 1000), round(most * 1000), accepted)
+    return lambda name, text: read(name, text) / 1000
+
+
+def size(
+    least: int = 1,
+    most: int = _LARGEST,
+    accepted: str = "a size above 0 in bytes, such as 1048576, 512k, 64m or 1g",
+) -> Reader:
+    """Reads a size in bytes."""
+    return _scaled(_SIZE_BYTES, least, most, accepted)
+
+
+class GivenOptions:
+    """The given options by their canonical names. Each method checks one value and raises OptionError."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = {name: str(value).strip() for name, value in values.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def text(self, name: str) -> str | None:
+        """Return the option's text; None if it was not given."""
+        value = self.values.get(name)
+        if value == "":
+            raise OptionError(name, "it is empty", "a value, or leave the option out")
+        return value
+
+    def read(self, name: str, reader: Reader) -> Any:
+        """Return the option's value; None if it was not given."""
+        text = self.text(name)
+        return None if text is None else reader(name, text)
+
+    def fields(self, table: Table) -> dict[str, Any]:
+        """Return the values of the given options in `table` by field."""
+        return {field: self.read(name, reader) for name, (field, reader) in table.items() if name in self}
+
+    def json_object(self, name: str) -> dict[str, Any]:
+        """Return a JSON object; the option must be given."""
+        value = self.text(name)
+        assert value is not None
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise OptionError(name, f"it is no JSON ({error})", JSON_FORMS[name]) from None
+        if not isinstance(found, dict):
+            raise OptionError(name, f"it is JSON, but no object: {value}", JSON_FORMS[name])
+        return found
