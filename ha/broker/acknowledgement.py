@@ -16,7 +16,7 @@ may have it, or this log may be truncated before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
@@ -27,10 +27,8 @@ from ha.broker.standing import Standing
 from ha.causes import Cause
 from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, SYNC_STATE_SET, AckRequest
-
-if TYPE_CHECKING:
-    from ha.replication.ha_service import HAService
-    from ha.store.message_store import MessageStore
+from ha.replication.ha_service import HAService
+from ha.store.message_store import MessageStore
 
 NO_REPLICAS = 0
 """ack_count: the master's own log is enough."""

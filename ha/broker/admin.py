@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,9 +18,7 @@ from ha.broker.offset_resets import OffsetResets
 from ha.broker.processor import handlers_of
 from ha.broker.runtime_info import RuntimeInfo
 from ha.broker.throughput import Throughput
-
-if TYPE_CHECKING:
-    from ha.remoting import RequestHandler
+from ha.remoting import RequestHandler
 
 
 class Admin:

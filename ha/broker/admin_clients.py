@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -36,9 +36,7 @@ from ha.protocol.group_requests import (
 from ha.protocol.headers import parse_header
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class AdminClients:
         self._options = core.options
         self._wall_clock_ms = core.world.wall_clock_ms
         self._relay_count = 0
-        self._send, self._receive = trio.open_memory_channel[tuple["RemotingConnection", RemotingCommand, Relay]](
+        self._send, self._receive = trio.open_memory_channel[tuple[RemotingConnection, RemotingCommand, Relay]](
             RELAY_COUNT_MAX
         )
 

@@ -5,8 +5,6 @@ Source: AdminBrokerProcessor, SubscriptionGroupManager.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ha.broker.core import BrokerCore
 from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.broker.topics import topic_fault
@@ -16,9 +14,7 @@ from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 GROUP_LENGTH_MAX = 120
 """Maximum characters of a group's name, which becomes part of topic names."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -25,9 +24,7 @@ from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 

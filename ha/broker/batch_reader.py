@@ -5,16 +5,13 @@ unfiltered.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
 
 import trio
 
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader
-
-if TYPE_CHECKING:
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.message_store import MessageStore
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.message_store import MessageStore
 
 BATCH_COUNT_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -39,13 +38,10 @@ from ha.broker.timers import TimerService
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
 from ha.protocol.send_parser import SendParser
-from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions
-
-if TYPE_CHECKING:
-    from ha.remoting import RequestHandler
-    from ha.replication.ha_client import HAClient
-    from ha.replication.ha_service import HAService
-    from ha.store.message_store import MessageStore
+from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, RequestHandler
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.store.message_store import MessageStore
 
 SAVE_TIMEOUT_S = 5.0
 """Maximum time for writing the tables at shutdown."""

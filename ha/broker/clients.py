@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
+from ha.broker.options import BrokerOptions
 from ha.broker.subscription import SUB_ALL, is_tag_type
 from ha.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from ha.protocol.codes import LanguageCode, RequestCode
 from ha.protocol.group_requests import ConsumerGroupRequest
 from ha.protocol.properties import java_hash
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
-    from ha.remoting import RemotingConnection
+from ha.remoting import RemotingConnection
 
 logger = logging.getLogger(__name__)
 

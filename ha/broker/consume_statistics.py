@@ -7,7 +7,7 @@ records, yielding to other tasks every few queues. Source: AdminBrokerProcessor.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -32,10 +32,8 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import QueueObject, queue_key
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.consume_queue import ConsumeQueue
+from ha.remoting import RemotingConnection, RequestHandler
+from ha.store.consume_queue import ConsumeQueue
 
 QUEUES_PER_SLICE = 64
 """Queues visited before other tasks run."""

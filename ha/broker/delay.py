@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -35,11 +34,9 @@ from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.consume_queue import ConsumeQueue, QueueEntry
-    from ha.store.dispatch import Arrival
+from ha.remoting import RemotingConnection, RequestHandler
+from ha.store.consume_queue import ConsumeQueue, QueueEntry
+from ha.store.dispatch import Arrival
 
 logger = logging.getLogger(__name__)
 

@@ -9,20 +9,15 @@ copies that they count. Source: ScheduleMessageService (encode, decode, persist)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ha.broker.config_file import ConfigFile
+from ha.broker.journal import Journal
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, DelayOffsets, LogPosition
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ha.broker.journal import Journal
 
 MARK_COUNT_MAX = 64
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
+from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import SCAN_COUNT_MAX, SCAN_COUNT_MIN, QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
 from ha.broker.sql92 import FilterSyntaxError, Predicate, compile_filter
@@ -25,12 +25,9 @@ from ha.protocol.codes import ResponseCode
 from ha.protocol.group_requests import CheckClientBody
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_PLACE, record_properties
-
-if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
-    from ha.protocol.remoting import RemotingCommand
-    from ha.remoting import RemotingConnection
-    from ha.store.consume_queue import ConsumeQueue
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingConnection
+from ha.store.consume_queue import ConsumeQueue
 
 SQL92 = "SQL92"
 FILTER_COUNT_MAX = 256

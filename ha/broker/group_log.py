@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -43,10 +42,8 @@ from ha.protocol.group_records import (
 )
 from ha.protocol.record import decode_record
 from ha.protocol.topic_names import TABLES_TOPIC
-
-if TYPE_CHECKING:
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.dispatch import Arrival
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.dispatch import Arrival
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -22,11 +21,9 @@ from ha.protocol.group_records import SNAPSHOT_TAGS_CODE, TablesRecord, decode_t
 from ha.protocol.record import RecordHead, decode_record, scan_record
 from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import TABLES_TOPIC
-
-if TYPE_CHECKING:
-    from ha.store.commitlog import CommitLog
-    from ha.store.consume_queue import ConsumeQueue, QueueEntry
-    from ha.store.message_store import MessageStore
+from ha.store.commitlog import CommitLog
+from ha.store.consume_queue import ConsumeQueue, QueueEntry
+from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,6 @@ Sources: ClientManageProcessor, ConsumerManageProcessor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ha.broker.core import BrokerCore
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
@@ -17,10 +15,7 @@ from ha.protocol.group_requests import ConsumerList, GetConsumerListRequest, Unr
 from ha.protocol.headers import HeartbeatResponse, parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
-
+from ha.remoting import RemotingConnection, RequestHandler
 
 NAME_LENGTH_MAX = 255
 

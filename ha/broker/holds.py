@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -19,10 +18,8 @@ import trio
 from ha.broker.filters import Selection
 from ha.protocol.headers import PullMessageRequest
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
-    from ha.store.dispatch import Arrival
+from ha.remoting import RemotingConnection
+from ha.store.dispatch import Arrival
 
 STALE_COUNT_MIN = 64
 

@@ -7,8 +7,6 @@ topic, which access control relies on; RocketMQ does not compare. Source: QueryM
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ha.broker.core import BrokerCore
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.admin_requests import QueryMessageRequest, ViewMessageRequest
@@ -17,10 +15,8 @@ from ha.protocol.headers import parse_header
 from ha.protocol.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from ha.protocol.record import RECORD_PLACE, RECORD_SIZE_MIN, MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
+from ha.remoting import RemotingConnection, RequestHandler
+from ha.store.message_store import MessageStore
 
 UNIQUE_KEY_COUNT_MAX = 32
 """Maximum number of messages found by unique key (RocketMQ: defaultQueryMaxNum)."""

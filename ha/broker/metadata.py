@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ha.broker.core import BrokerCore
 from ha.protocol import java_json
 from ha.protocol.bodies import (
@@ -16,11 +14,9 @@ from ha.protocol.bodies import (
 )
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
-    from ha.replication.ha_client import HAClient
-    from ha.replication.ha_service import HAService
+from ha.remoting import RemotingConnection, RequestHandler
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
 
 
 class MetadataProcessor:

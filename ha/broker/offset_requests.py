@@ -5,10 +5,8 @@ Sources: ConsumerManageProcessor, AdminBrokerProcessor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ha.broker.core import BrokerCore
-from ha.broker.journal import WAITING_COUNT_MAX
+from ha.broker.journal import WAITING_COUNT_MAX, Logged
 from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import (
@@ -21,11 +19,8 @@ from ha.protocol.headers import (
     parse_header,
 )
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.broker.journal import Logged
-    from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.consume_queue import ConsumeQueue
+from ha.remoting import RemotingConnection, RequestHandler
+from ha.store.consume_queue import ConsumeQueue
 
 FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 

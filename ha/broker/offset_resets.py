@@ -9,7 +9,6 @@ Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
 from ha.broker.holds import PullHolds
@@ -21,9 +20,7 @@ from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from ha.protocol.group_requests import QueueKey, ResetOffsetRequest, encode_queue_offset_list, encode_queue_offsets
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 

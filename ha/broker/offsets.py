@@ -13,20 +13,16 @@ commits, and consumers read those messages again. In a failover group commits ar
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ha.broker.config_file import ConfigFile
+from ha.broker.journal import Journal
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing, fixed_standing
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets, LogPosition
 from ha.protocol.headers import UpdateConsumerOffsetRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from ha.broker.journal import Journal
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -21,9 +20,7 @@ from ha.protocol.properties import TAGS, WAIT, encode_properties
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import OP_TOPIC
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+from ha.remoting import RemotingConnection
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ finds nothing yet and may wait becomes a hold (holds.py), and is answered later.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -23,9 +22,7 @@ from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID, Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -36,12 +35,10 @@ from ha.broker.put_request import PutRequest, PutResult, message_waits
 from ha.broker.standing import Standing, fixed_standing
 from ha.causes import Cause
 from ha.protocol.codes import PutStatus
-
-if TYPE_CHECKING:
-    from ha.protocol.record import Message
-    from ha.replication.ha_service import HAService
-    from ha.store.message_store import MessageStore
-    from ha.store.record_maker import AppendResult
+from ha.protocol.record import Message
+from ha.replication.ha_service import HAService
+from ha.store.message_store import MessageStore
+from ha.store.record_maker import AppendResult
 
 _OK = PutStatus.PUT_OK
 """Looked up once: accessing an enum member costs more than most of what is done with it."""

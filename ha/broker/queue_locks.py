@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -23,10 +22,8 @@ from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
-
-if TYPE_CHECKING:
-    from ha.protocol.remoting import RemotingCommand
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 

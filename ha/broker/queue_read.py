@@ -14,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,11 +23,9 @@ from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import ResponseCode
 from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
-
-if TYPE_CHECKING:
-    from ha.store.commitlog import CommitLog
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.mapped_file import RunBlocking
+from ha.store.commitlog import CommitLog
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.mapped_file import RunBlocking
 
 Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
 """Rewrites the entry at a queue offset from the log; returns False if that is impossible or it was correct."""

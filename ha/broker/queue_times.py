@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.record import decode_record
-
-if TYPE_CHECKING:
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.message_store import MessageStore
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.message_store import MessageStore
 
 UNKNOWN_TIME_MS = 1 << 62
 

@@ -10,7 +10,6 @@ meanwhile. Sources: ReplyMessageProcessor, Broker2Client.callClient.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -26,9 +25,7 @@ from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import decode_properties, encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +49,7 @@ class ReplyProcessor:
         self._answered_properties = answered_properties(options)
         self._reply_count = 0
         self._send, self._receive = trio.open_memory_channel[
-            tuple["RemotingConnection", RemotingCommand, SendMessageRequest, int]
+            tuple[RemotingConnection, RemotingCommand, SendMessageRequest, int]
         ](options.replies_in_flight_max)
 
     def handlers(self) -> dict[int, RequestHandler]:

@@ -8,7 +8,6 @@ for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreS
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
 from ha.broker.message_queries import find_record
@@ -19,9 +18,7 @@ from ha.protocol.codes import VERSION_DEFAULT, RequestCode, ResponseCode
 from ha.protocol.config_body import change_fault, encode_config
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 VERSION_TEXT = "V5_3_3"
 """The name of VERSION_DEFAULT."""

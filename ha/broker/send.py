@@ -9,7 +9,6 @@ checked, for the log, for room among the connection's sends in flight or for its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -32,10 +31,8 @@ from ha.protocol.remoting import (
     json_text,
 )
 from ha.protocol.send_parser import SendCommand, send_request
+from ha.remoting import RemotingConnection
 from ha.store.record_maker import AppendResult
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 _GATHERED_FROM = 4

@@ -12,7 +12,6 @@ a client that knows the offset of any message can copy it into its group's retry
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
 
 from ha.broker.core import BrokerCore
 from ha.broker.detour import store_delayed
@@ -38,9 +37,7 @@ from ha.protocol.properties import (
 from ha.protocol.record import Message, MessageRecord, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 FIRST_RETRY_LEVEL = 3
 """The delay level of the first retry, unless the consumer sets another one."""

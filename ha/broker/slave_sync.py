@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
+from ha.broker.options import BrokerOptions
+from ha.broker.tables import Tables
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import NAME_SIZE_MAX
-
-if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
-    from ha.broker.tables import Tables
-    from ha.remoting import RemotingClient
+from ha.remoting import RemotingClient
 
 logger = logging.getLogger(__name__)
 

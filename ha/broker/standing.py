@@ -14,15 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.options import BrokerRole
+from ha.broker.options import BrokerOptions, BrokerRole
 from ha.protocol.codes import MASTER_ID, ResponseCode
-
-if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
 
 FOREVER = math.inf
 NEVER = -math.inf

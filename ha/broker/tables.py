@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile
@@ -15,6 +15,7 @@ from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.group_replay import LoadedTables, cut_offsets
 from ha.broker.group_state import DELAYS, GROUPS, OFFSETS, TOPICS, Replica, TablesState, TablesView
 from ha.broker.groups import SubscriptionGroups
+from ha.broker.journal import Journal
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing, fixed_standing
@@ -24,11 +25,7 @@ from ha.broker.world import World
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPosition, TopicConfigTable
 from ha.protocol.group_records import TablesRecord
-
-if TYPE_CHECKING:
-    from ha.broker.journal import Journal
-    from ha.store.message_store import MessageStore
-
+from ha.store.message_store import MessageStore
 
 FILES = {
     TOPICS: "topics.json",

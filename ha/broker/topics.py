@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -36,9 +35,7 @@ from ha.protocol.topic_names import (
     TABLES_TOPIC,
     TIMER_TOPIC,
 )
-
-if TYPE_CHECKING:
-    from ha.store.consume_queues import ConsumeQueues
+from ha.store.consume_queues import ConsumeQueues
 
 logger = logging.getLogger(__name__)
 

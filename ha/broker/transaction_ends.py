@@ -5,7 +5,7 @@ Source: EndTransactionProcessor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
@@ -23,9 +23,7 @@ from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, decode_properties
 from ha.protocol.record import Message, MessageRecord
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection, RequestHandler
+from ha.remoting import RemotingConnection, RequestHandler
 
 DISPATCH_WAIT_S = 1.0
 """Maximum time that 37 waits for its half message to be dispatched."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from itertools import count
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -42,11 +41,9 @@ from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, find_property
 from ha.protocol.record import MessageRecord, decode_record, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
-
-if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.dispatch import Arrival
+from ha.remoting import RemotingConnection
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.dispatch import Arrival
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_DONE = 0
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
@@ -16,3 +19,12 @@ EXIT_INTERRUPTED = 130
 
 class UsageError(Exception):
     """The command line is invalid; the message says what is accepted."""
+
+
+@contextmanager
+def needs_extra(command: str) -> Iterator[None]:
+    """Turns a failed import into a UsageError that names the extra `spark`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{command} needs {error.name}: pip install 'halog[spark]'") from None

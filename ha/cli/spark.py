@@ -29,6 +29,7 @@ from ha.cli.exits import (
     EXIT_UNREADABLE,
     EXIT_USAGE,
     UsageError,
+    needs_extra,
 )
 from ha.cli.showing import WIDTH, bars, size, stoppable
 
@@ -72,20 +73,16 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 @contextmanager
 def _session(name: str, where: Where) -> Iterator[SparkSession]:
     settings = _settings(where.conf)
-    try:
+    with needs_extra("ha spark"):
         from ha.spark.session import open_session
-    except ModuleNotFoundError as error:
-        raise UsageError(f"ha spark needs {error.name}: pip install 'halog[spark]'") from None
     with open_session(f"ha spark {name}", where.master, settings) as session:
         yield session
 
 
 def _check_stores(*paths: str) -> None:
     """Raise StoreUnreadable before a JVM is started for a wrong path."""
-    try:
+    with needs_extra("ha spark"):
         from ha.arrow import LogReader
-    except ModuleNotFoundError as error:
-        raise UsageError(f"ha spark needs {error.name}: pip install 'halog[spark]'") from None
     for path in paths:
         LogReader(path).close()
 

@@ -6,7 +6,6 @@ Each call computes one page, and yields to other tasks every few queues.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -24,6 +23,7 @@ from ha.admin.dashboard.source import (
     TopicDetail,
     Topics,
 )
+from ha.broker.clients import ConsumerGroup
 from ha.broker.queue_times import offset_at
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission
@@ -33,10 +33,6 @@ from .messages import MessageBrowser, queue_range
 from .node import Node
 from .ports import join
 from .status import describe
-
-if TYPE_CHECKING:
-    from ha.broker.clients import ConsumerGroup
-
 
 QUEUES_PER_SLICE = 64
 KEYS_PER_SLICE = 4096

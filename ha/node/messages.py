@@ -7,7 +7,6 @@ unconfirmed ones are not returned. A search reads at most READ_BYTES_MAX, or one
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 from ha.admin.dashboard.source import FoundMessages, MessageDetail, MessageLine, Missing, Queue, QueuePart
 from ha.broker.batch_reader import BatchReader
@@ -20,10 +19,8 @@ from ha.protocol.compression import Compression, inflated_begin, kind_of
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_records, encode_host
-
-if TYPE_CHECKING:
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.message_store import MessageStore
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of records after which a search for a key reads no further message."""

@@ -22,20 +22,17 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import trio
 from trio_util import AsyncValue
 
 from ha.protocol.auto_switch_frame import SlaveHandshake
+from ha.replication.connection import HAConnection
 from ha.replication.epoch_frames import EpochFrames
 from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.progress import CloseReason, SlaveProgress
 from ha.replication.statistics import SyncStateStatistics
 from ha.replication.sync_state import SyncStateSet
-
-if TYPE_CHECKING:
-    from ha.replication.connection import HAConnection
 
 logger = logging.getLogger(__name__)
 

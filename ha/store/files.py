@@ -177,9 +177,6 @@ class Disk(Protocol):
     def unlink(self, path: Path) -> None:
         """Removes a file's name, durable on return; open and mapped files stay usable."""
 
-    def remove_dir(self, path: Path) -> None:
-        """Removes an empty directory."""
-
     def usage(self, path: Path) -> DiskUsage:
         """Returns how full the file system of `path` is."""
 
@@ -457,9 +454,6 @@ class OsDisk:
     def unlink(self, path: Path) -> None:
         os.unlink(path)
         self._sync_dir(path.parent)
-
-    def remove_dir(self, path: Path) -> None:
-        os.rmdir(path)
 
     def usage(self, path: Path) -> DiskUsage:
         found = os.statvfs(path)

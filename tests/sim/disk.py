@@ -443,9 +443,6 @@ class SimDisk:
         del self.inodes[path]
         self.on_unlink(path)
 
-    def remove_dir(self, path: Path) -> None:
-        pass
-
     def usage(self, path: Path) -> DiskUsage:
         return DiskUsage(TOTAL_BYTES, 0 if self.faults.is_full else TOTAL_BYTES // 2)
 

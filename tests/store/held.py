@@ -79,9 +79,6 @@ class HeldFiles(Generic[Inode]):
     def make_dirs(self, path: Path) -> None:
         pass
 
-    def remove_dir(self, path: Path) -> None:
-        pass
-
     def list_dir(self, path: Path) -> list[str]:
         depth, parts = len(path.parts), path.parts
         return sorted({p.parts[depth] for p in self.inodes if len(p.parts) > depth and p.parts[:depth] == parts})

@@ -222,6 +222,17 @@ def _text(part: _Part, token: str, test: Callable[[str, str], bool], *, has: boo
     return _made(evaluate, part)
 
 
+_Alternative: TypeAlias = Callable[["_Compiler", list[Any]], _Part]
+
+
+def _ordering(holds: Callable[[int, int], bool]) -> _Alternative:
+    return lambda _, children: _sized(holds, *children)
+
+
+def _search(test: Callable[[str, str], bool], *, has: bool) -> _Alternative:
+    return lambda _, children: _text(children[0], children[-1], test, has=has)
+
+
 class _Compiler:
     """Called by lark: one method per alternative of the grammar, with its parts and named tokens."""
 
@@ -249,17 +260,10 @@ class _Compiler:
     def is_not_null(self, children: list[Any]) -> _Part:
         return _negation(_equal(children[0], _constant(None)))
 
-    def greater(self, children: list[Any]) -> _Part:
-        return _sized(gt, *children)
-
-    def greater_or_equal(self, children: list[Any]) -> _Part:
-        return _sized(ge, *children)
-
-    def less(self, children: list[Any]) -> _Part:
-        return _sized(lt, *children)
-
-    def less_or_equal(self, children: list[Any]) -> _Part:
-        return _sized(le, *children)
+    greater = _ordering(gt)
+    greater_or_equal = _ordering(ge)
+    less = _ordering(lt)
+    less_or_equal = _ordering(le)
 
     def between(self, children: list[Any]) -> _Part:
         value, _, low, _, high = children
@@ -284,23 +288,12 @@ class _Compiler:
     def is_not_in(self, children: list[Any]) -> _Part:
         return _in(children[0], tuple(children[3:]), is_listed=False)
 
-    def contains(self, children: list[Any]) -> _Part:
-        return _text(children[0], children[-1], str.__contains__, has=True)
-
-    def not_contains(self, children: list[Any]) -> _Part:
-        return _text(children[0], children[-1], str.__contains__, has=False)
-
-    def starts_with(self, children: list[Any]) -> _Part:
-        return _text(children[0], children[-1], str.startswith, has=True)
-
-    def not_starts_with(self, children: list[Any]) -> _Part:
-        return _text(children[0], children[-1], str.startswith, has=False)
-
-    def ends_with(self, children: list[Any]) -> _Part:
-        return _text(children[0], children[-1], str.endswith, has=True)
-
-    def not_ends_with(self, children: list[Any]) -> _Part:
-        return _text(children[0], children[-1], str.endswith, has=False)
+    contains = _search(str.__contains__, has=True)
+    not_contains = _search(str.__contains__, has=False)
+    starts_with = _search(str.startswith, has=True)
+    not_starts_with = _search(str.startswith, has=False)
+    ends_with = _search(str.endswith, has=True)
+    not_ends_with = _search(str.endswith, has=False)
 
     def negated(self, children: list[Any]) -> _Part:
         part = children[-1]

@@ -20,6 +20,7 @@ from ha.cli.exits import (
     EXIT_NOT_READY,
     EXIT_REFUSED,
     UsageError,
+    needs_extra,
 )
 from ha.cli.showing import bars, notices, output, print_json, safe, size, stoppable
 from ha.cli.times import time_ms
@@ -40,7 +41,6 @@ Store = Annotated[Path, Parameter(help="Store directory (the broker's storePathR
 From = Annotated[int | None, Parameter(name="--from", help="Physical offset to start at, in bytes.")]
 To = Annotated[int | None, Parameter(help="Physical offset to stop before, in bytes.")]
 Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
-_NO_EXTRA = "ha log needs {}: pip install 'halog[spark]'"
 _GAPS_SHOWN_MAX = 20
 
 
@@ -77,10 +77,8 @@ def dump(
     store; 130 Ctrl-C, with the offset to resume from.
     """
     choice = _choice(from_, to, topic, queue, queue_offset, key, tag, since, until, count, body, max_message_size)
-    try:
+    with needs_extra("ha log"):
         from ha.cli.log.dump import dump as run
-    except ModuleNotFoundError as error:
-        raise UsageError(_NO_EXTRA.format(error.name)) from None
     errors = notices()
     with stoppable() as stop:
         done = run(path, choice, stop)
@@ -114,10 +112,8 @@ def verify(
     """
     if examples < 1:
         raise UsageError("--examples is 1 or more")
-    try:
+    with needs_extra("ha log"):
         from ha.cli.log.verify import verify as run
-    except ModuleNotFoundError as error:
-        raise UsageError(_NO_EXTRA.format(error.name)) from None
     with stoppable() as stop, bars() as show:
         result = run(
             path,
@@ -144,10 +140,8 @@ def diff(left: Store, right: Store, *, from_: From = None, to: To = None, json: 
     Exit codes: 0 no difference; 1 they differ; 2 usage; 4 they share no offset, so nothing was compared; 66 no store;
     130 Ctrl-C, with the differences up to then and the options to resume with.
     """
-    try:
+    with needs_extra("ha log"):
         from ha.cli.log.diff import diff as run
-    except ModuleNotFoundError as error:
-        raise UsageError(_NO_EXTRA.format(error.name)) from None
     with stoppable() as stop, bars() as show:
         result = run(
             left, right, from_=from_, to=to, stop=stop, progress=lambda done, total: show("compare", done, total)
@@ -179,10 +173,8 @@ def _choice(
     body: bool,
     max_message_size: int,
 ) -> Choice:
-    try:
+    with needs_extra("ha log"):
         from ha.cli.log.dump import Choice
-    except ModuleNotFoundError as error:
-        raise UsageError(_NO_EXTRA.format(error.name)) from None
 
     if count is not None and count < 1:
         raise UsageError("--count is 1 or more")

@@ -210,24 +210,39 @@ def _queue_lags(
         first: _age_s(_stored_ms(reader, topic, queue_id, first, end), now_ms) if first < end else 0.0
         for first in sizes
     }
+    queue = MessageQueue(topic, reader.broker_name, queue_id)
     return [
-        QueueLag(
-            group=group,
-            topic=topic,
-            queue_id=queue_id,
-            broker_name=reader.broker_name,
-            committed=offset,
-            begin=begin,
-            end=end,
-            messages=end - firsts[group],
-            lost=max(0, min(begin, end) - offset) if is_known else 0,
-            ahead=max(0, offset - end) if is_known else 0,
-            bytes=sizes[firsts[group]],
-            seconds=ages[firsts[group]],
-            is_unknown=not is_known,
-        )
+        _lag_in(queue, group, offset, (begin, end), sizes[firsts[group]], ages[firsts[group]], is_known=is_known)
         for group, offset in committed.items()
     ]
+
+
+def _lag_in(
+    queue: MessageQueue,
+    group: str,
+    committed: int,
+    bounds: tuple[int, int],
+    size: int | None,
+    seconds: float | None,
+    *,
+    is_known: bool = True,
+) -> QueueLag:
+    begin, end = bounds
+    return QueueLag(
+        group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        broker_name=queue.broker_name,
+        committed=committed,
+        begin=begin,
+        end=end,
+        messages=end - min(max(committed, begin), end),
+        lost=max(0, min(begin, end) - committed) if is_known else 0,
+        ahead=max(0, committed - end) if is_known else 0,
+        bytes=size,
+        seconds=seconds,
+        is_unknown=not is_known,
+    )
 
 
 def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int], end: int) -> dict[int, int]:
@@ -287,7 +302,8 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
                     try:
                         queues = await looking.queues(topic)
                     except RouteNotFound:
-                        found.append(_unknown(group, topic))
+                        nowhere = MessageQueue(topic, "", -1)
+                        found.append(_lag_in(nowhere, group, 0, (0, 0), None, None, is_known=False))
                         continue
                     for queue in queues:
                         committed = await consumer.committed_offset(queue)
@@ -298,22 +314,9 @@ async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
                         begin, end = bounds[queue]
                         first = min(max(committed, begin), end)
                         stored_ms = await _oldest_ms(looking, queue, first) if first < end else None
-                        found.append(
-                            QueueLag(
-                                group=group,
-                                topic=topic,
-                                queue_id=queue.queue_id,
-                                broker_name=queue.broker_name,
-                                committed=committed,
-                                begin=begin,
-                                end=end,
-                                messages=end - first,
-                                lost=max(0, min(begin, end) - committed),
-                                ahead=max(0, committed - end),
-                                bytes=None if first < end else 0,
-                                seconds=_age_s(stored_ms, now_ms) if first < end else 0.0,
-                            )
-                        )
+                        age_s = _age_s(stored_ms, now_ms) if first < end else 0.0
+                        size = None if first < end else 0
+                        found.append(_lag_in(queue, group, committed, (begin, end), size, age_s))
             progress("groups", (done + 1) * len(options.topics), total)
     return _result(";".join(servers), found, now_ms, None)
 
@@ -323,24 +326,6 @@ async def _oldest_ms(consumer: PullConsumer, queue: MessageQueue, queue_offset: 
     if result.status is not PullStatus.FOUND or not result.messages:
         return None
     return result.messages[0].store_timestamp_ms
-
-
-def _unknown(group: str, topic: str) -> QueueLag:
-    return QueueLag(
-        group=group,
-        topic=topic,
-        queue_id=-1,
-        broker_name="",
-        committed=0,
-        begin=0,
-        end=0,
-        messages=0,
-        lost=0,
-        ahead=0,
-        bytes=None,
-        seconds=None,
-        is_unknown=True,
-    )
 
 
 def _result(source: str, queues: list[QueueLag], now_ms: int, newest_ms: int | None) -> LagResult:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,7 @@ import pyarrow.compute as pc
 from ha.protocol.properties import find_property
 from ha.spark.sink.control import ControlRecord
 from ha.spark.sink.identity import SINK_PROPERTY, SINK_PROPERTY_BYTES, SinkPart, parse_sink_property
-
-if TYPE_CHECKING:
-    from ha.spark.source.log_source import QueueSlice
+from ha.spark.source.log_source import QueueSlice
 
 COLUMNS_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "propertiesString")
 
