@@ -5,13 +5,12 @@ Nothing here asserts how long something takes; what it took is in the report of 
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 import trio
 
-from ha.client import Admin, PullConsumer
+from ha.client import PullConsumer
 from tests.failover.etcd_servers import require_etcd
 from tests.failover.members import LEASE_S, TOPIC, open_members, until
 
@@ -80,47 +79,6 @@ async def test_a_master_that_loses_power_is_not_elected_over_one_that_has_its_me
         await members.wait_equal(1, 2, 3)
 
 
-async def test_nobody_is_elected_by_a_backup_of_etcd_in_which_the_set_was_larger(tmp_path: Path) -> None:
-    async with open_members(tmp_path, 1, 2, 3) as (members, load):
-        master = members.master_id
-        assert master is not None
-        await members.etcd.back_up(tmp_path / "backup")
-        await members.wait_set(1, 2, 3)
-        stale = [id_ for id_ in (1, 2, 3) if id_ != master]
-        for id_ in stale:
-            await members.processes[id_].kill()
-        await members.wait_set(master)
-        await load.go_on()
-        await load.stop()
-        await members.etcd.restore(tmp_path / "backup")
-        members.start_soon(*stale)
-        for id_ in (1, 2, 3):
-            what = f"member {id_}'s reason"
-            await until(what, lambda id_=id_: "restored from an older state" in members.why_not_master(id_))  # type: ignore[misc]
-        await members.put_record_back(master)
-        await until("the master again", lambda: members.master_id == master and members.epoch > 1)
-        await members.wait_set(1, 2, 3)
-        assert not await load.lost()
-        await members.wait_equal(1, 2, 3)
-
-
-async def test_a_frozen_master_notices_that_it_was_replaced(tmp_path: Path) -> None:
-    async with open_members(tmp_path, 1, 2, 3) as (members, load):
-        stopped = members.master_id
-        assert stopped is not None
-        process = members.master
-        process.send_signal(signal.SIGSTOP)
-        await members.wait_another(stopped)
-        await load.go_on()
-        process.send_signal(signal.SIGCONT)
-        await members.wait_set(1, 2, 3)
-        await load.go_on()
-        await load.stop()
-        assert "state=fenced" in process.tail(400)
-        assert not await load.lost()
-        await members.wait_equal(1, 2, 3)
-
-
 async def test_neither_a_planned_switch_nor_a_stop_fails_a_send(tmp_path: Path) -> None:
     async with open_members(tmp_path, 1, 2, 3, in_flight=32) as (members, load):
         first = members.master_id
@@ -141,50 +99,6 @@ async def test_neither_a_planned_switch_nor_a_stop_fails_a_send(tmp_path: Path) 
         await load.stop()
         assert not load.failed
         assert not await load.lost()
-
-
-async def test_a_frozen_slave_is_not_waited_for_longer_than_its_lease(tmp_path: Path) -> None:
-    never_ms = 3_600_000
-    keys = {"haMaxTimeSlaveNotCatchup": never_ms, "haHousekeepingInterval": never_ms}
-    async with open_members(tmp_path, 1, 2, 3, keys=keys) as (members, load):
-        slave = next(id_ for id_ in (1, 2, 3) if id_ != members.master_id)
-        members.processes[slave].send_signal(signal.SIGSTOP)
-        await until("the set without it", lambda: members.sync_state_set == {1, 2, 3} - {slave})
-        await load.go_on()
-        members.processes[slave].send_signal(signal.SIGCONT)
-        await members.wait_set(1, 2, 3)
-        await load.stop()
-        assert not await load.lost()
-        await members.wait_equal(1, 2, 3)
-
-
-@pytest.mark.parametrize("with_copy", [False, True])
-async def test_duplicate_broker_id_is_rejected(with_copy: bool, tmp_path: Path) -> None:
-    """Of a slave and of the master: the first process continues, name servers know only it, and nothing is lost."""
-    async with open_members(tmp_path, 1, 2, 3) as (members, load):
-        master = members.master_id
-        assert master is not None
-        term = members.view.master_revision
-        closed_counts = {id_: members.status(id_)["ha"]["closed_counts"] for id_ in (1, 2, 3)}
-        for id_ in (master, next(id_ for id_ in (1, 2, 3) if id_ != master)):
-            duplicate = members.start_duplicate_soon(id_, with_copy=with_copy)
-            await members.check_refused(duplicate, id_)
-            assert members.processes[id_].exit_code is None
-            assert str(members.ports[id_]) in members.view.members[id_].broker_address
-        assert members.view.master_revision == term
-        assert members.sync_state_set == {1, 2, 3}
-        for id_ in (1, 2, 3):
-            assert members.status(id_)["member"]["id_taken_by"] is None
-            assert members.status(id_)["ha"]["closed_counts"] == closed_counts[id_]
-        async with Admin(members.name_server) as admin:
-            [group] = await admin.brokers()
-        ports = sorted(int(address.rpartition(":")[2]) for address in group.addresses.values())
-        assert ports == sorted(members.ports.values())
-        await load.go_on()
-        await load.stop()
-        assert not load.failed
-        assert not await load.lost()
-        await members.wait_equal(1, 2, 3)
 
 
 async def test_without_etcd_nothing_is_acknowledged_after_the_lease(tmp_path: Path) -> None:

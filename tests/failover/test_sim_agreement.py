@@ -6,12 +6,11 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 import trio
 import trio.testing
 
-from ha.failover.agreement import Agreement, AgreementUnavailable, LeaseLost, SwitchRequest
+from ha.failover.agreement import Agreement, AgreementUnavailable, LeaseLost
 from tests.failover.contract import CONTRACT, EMPTY, MEMBER, Check
 from tests.sim.agreement import Link, SimAgreementService
 from tests.sim.world import Timers
@@ -78,63 +77,6 @@ async def test_a_request_may_be_executed_after_its_timeout(autojump_clock: trio.
         assert service.view().group == EMPTY
 
 
-async def test_the_last_member_record_counts(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_place() as place:
-        agreement = place.service.client("n1")
-        lease = await agreement.grant_lease(60)
-        link = place.service.links["n1"]
-        link.delay_s = (5.0, 5.0)
-        with pytest.raises(AgreementUnavailable):
-            await agreement.put_member(1, msgspec.structs.replace(MEMBER, max_offset=900), lease=lease, timeout_s=1)
-        link.delay_s = (0.001, 0.001)
-        await agreement.put_member(1, MEMBER, lease=lease)
-        await trio.sleep(10)
-        assert place.service.view().members == {1: MEMBER}
-
-
-async def test_a_late_watch_keeps_the_order(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_place() as place:
-        service = place.service
-        agreement = service.client("n1")
-        async with agreement.watch() as watch:
-            await watch.__anext__()
-            service.links["n1"].watch_delay_s = (0.0, 3.0)
-            for number in range(20):
-                await agreement.request_switch(SwitchRequest(to=number))
-            assert [(await watch.__anext__()).view for _ in range(20)] == service.history
-
-
-@pytest.mark.parametrize(("share", "is_there"), [(1.0, True), (0.0, False)])
-async def test_requests_sent_while_cut_arrive_later_or_never(
-    share: float, is_there: bool, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with open_place() as place:
-        agreement = place.service.client("n1")
-        place.service.links["n1"].held_share = share
-        place.cut("n1")
-        with pytest.raises(AgreementUnavailable):
-            await agreement.create_group(EMPTY)
-        assert place.service.view().group is None
-        place.heal("n1")
-        await trio.sleep(1)
-        assert (place.service.view().group == EMPTY) == is_there
-
-
-async def test_a_watch_has_its_links_delay(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_place() as place:
-        agreement, late = place.service.client("n1"), place.service.client("n2")
-        async with late.watch() as watch:
-            await watch.__anext__()
-            place.service.links["n2"].watch_delay_s = (3.0, 3.0)
-            await agreement.create_group(EMPTY)
-            changed_at = trio.current_time()
-            assert (await watch.__anext__()).view.group == EMPTY
-            assert 2.9 < trio.current_time() - changed_at < 3.1
-            # Only the watch lags; reads are up to date.
-            await agreement.request_switch(SwitchRequest(to=1))
-            assert (await late.view()).switch == SwitchRequest(to=1)
-
-
 @pytest.mark.parametrize("late_s", [0.0, 0.7])
 async def test_a_lease_that_is_not_renewed_ends(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
     """Its holder is paused until long after."""
@@ -183,24 +125,3 @@ async def test_without_a_quorum_no_lease_ends_and_all_are_renewed_after(autojump
         assert service.view().members == {1: MEMBER}
         await trio.sleep(0.2)
         assert service.view().members == {}
-
-
-async def test_a_seed_decides_everything() -> None:
-    async def history(seed: int) -> list[tuple[float, int]]:
-        times = []
-        async with open_place(seed) as place:
-            agreement = place.service.client("n1")
-            place.service.links["n1"].lost_answer_share = 0.3
-            for number in range(20):
-                try:
-                    await agreement.request_switch(SwitchRequest(to=number), timeout_s=0.5)
-                except AgreementUnavailable:
-                    pass
-                times.append((trio.current_time(), place.service.revision))
-        return times
-
-    def run(seed: int) -> list[tuple[float, int]]:
-        return trio.run(history, seed, clock=trio.testing.MockClock(autojump_threshold=0))
-
-    first, again, other = [await trio.to_thread.run_sync(run, seed) for seed in (3, 3, 4)]
-    assert first == again != other

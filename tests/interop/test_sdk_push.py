@@ -229,59 +229,6 @@ async def test_failing_message_is_redelivered_and_becomes_a_dead_letter(cluster:
 
 
 @on_both_backends()
-async def test_a_body_that_inflates_beyond_the_bound_ends_as_a_dead_letter(cluster: SdkCluster) -> None:
-    topic, group = cluster.name("bomb"), cluster.name("g")
-    async with Producer(cluster.name_server, options=ClientOptions(message_size_max=8 << 20)) as producer:
-        for content in (b"before", bytes(5 << 20), b"behind"):
-            await producer.send(Message(topic, content))
-    bodies: list[bytes] = []
-
-    async def handle(message: ReceivedMessage) -> None:
-        bodies.append(message.body)
-
-    async with consumer(cluster, handle, group, topic) as push:
-        (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
-        await until(lambda: len(bodies) == 2)
-        assert push.statistics().handling.failed == {topic: 1}
-    assert sorted(bodies) == [b"before", b"behind"]
-    assert dead.properties["RETRY_TOPIC"] == topic
-    assert dead.body_error is not None
-    assert "inflates to more than 4194304 bytes" in dead.body_error
-
-
-@on_both_backends()
-async def test_exception_in_the_handler_is_a_failure(cluster: SdkCluster) -> None:
-    topic, group = cluster.name("raising"), cluster.name("g")
-
-    def refuse(message: ReceivedMessage) -> None:
-        if message.reconsume_times == 0:
-            raise LookupError("not today")
-
-    await send_all(cluster, topic, [b"x"])
-    inbox = Inbox(refuse)
-    async with consumer(cluster, inbox, group, topic) as push:
-        await inbox.wait(2)  # after the delay of level 3
-        assert push.statistics().handling.failed == {topic: 1}
-    assert [message.reconsume_times for message in inbox.messages] == [0, 1]
-
-
-@on_both_backends()
-async def test_a_slow_consumer_holds_no_more_than_it_may(cluster: SdkCluster) -> None:
-    topic, group = cluster.name("slow"), cluster.name("g")
-    options = PushOptions(concurrency=2, queue_count_max=10, total_count_max=25, pull_count=5)
-    await send_all(cluster, topic, numbered(200))
-    held: list[int] = []
-
-    async def handle(message: ReceivedMessage) -> None:
-        held.append(push.statistics().held.message_count)
-        await anyio.sleep(0.005)
-
-    async with consumer(cluster, handle, group, topic, push=options) as push:
-        await until(lambda: len(held) == 200)
-    assert max(held) <= 25 + 4 * 5
-
-
-@on_both_backends()
 async def test_group_can_start_at_a_time(cluster: SdkCluster) -> None:
     topic, group = cluster.name("moment"), cluster.name("g")
     async with Producer(cluster.name_server) as producer:

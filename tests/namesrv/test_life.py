@@ -10,7 +10,7 @@ import trio.testing
 
 from ha.namesrv import NameServerOptions
 from ha.protocol.remoting import RemotingCommand
-from tests.namesrv.brokers import VERSION, broker_fields, open_site, register, route_of, topic_json, unregister
+from tests.namesrv.brokers import VERSION, Site, broker_fields, open_site, register, route_of, topic_json, unregister
 from tests.remoting.wire import Peer
 
 
@@ -30,22 +30,18 @@ async def perm(peer: Peer, topic: str = "T1") -> int:
     return int(found["queueDatas"][0]["perm"])
 
 
-async def test_a_slave_that_becomes_master_leaves_its_old_id() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(register(broker_id=1))
-        await peer.ask(register(broker_id=0))
-        assert await addresses(peer) == {"0": "10.0.0.1:10911"}
+async def test_a_slave_that_becomes_master_leaves_its_old_id(peer: Peer) -> None:
+    await peer.ask(register(broker_id=1))
+    await peer.ask(register(broker_id=0))
+    assert await addresses(peer) == {"0": "10.0.0.1:10911"}
 
 
-async def test_a_second_address_takes_an_id_over() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(register(address="a:1"))
-        assert (await peer.ask(register(address="b:1"))).code == 0
-        assert await addresses(peer) == {"0": "b:1"}
-        await peer.ask(unregister(address="a:1"))  # the loser's leaving harms nobody
-        assert await addresses(peer) == {"0": "b:1"}
+async def test_a_second_address_takes_an_id_over(peer: Peer) -> None:
+    await peer.ask(register(address="a:1"))
+    assert (await peer.ask(register(address="b:1"))).code == 0
+    assert await addresses(peer) == {"0": "b:1"}
+    await peer.ask(unregister(address="a:1"))  # the loser's leaving harms nobody
+    assert await addresses(peer) == {"0": "b:1"}
 
 
 async def test_a_loser_that_held_another_id_leaves_nothing_behind() -> None:
@@ -75,114 +71,101 @@ async def test_a_second_address_with_an_older_state_version_is_ignored() -> None
         assert await addresses(peer) == {"0": "a:1"}
 
 
-async def test_topics_come_from_the_master_and_only_when_its_version_changed() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(register())
-        await peer.ask(register(["S1", "S2"], broker_id=1, address="b:1"))
-        assert await route_of(peer, "S1") is None
-        await peer.ask(register([topic_json("T1", perm=4), "T2"]))
-        assert await perm(peer) == 6
-        await peer.ask(register([topic_json("T1", perm=4), "T2"], version={**VERSION, "counter": 3}))
-        assert await perm(peer) == 4
-        await peer.ask(register(["T1", "T2", "T3"], version={**VERSION, "counter": 3}))
-        assert await route_of(peer, "T3") is not None  # a topic that the broker did not have is taken in any case
+async def test_topics_come_from_the_master_and_only_when_its_version_changed(peer: Peer) -> None:
+    await peer.ask(register())
+    await peer.ask(register(["S1", "S2"], broker_id=1, address="b:1"))
+    assert await route_of(peer, "S1") is None
+    await peer.ask(register([topic_json("T1", perm=4), "T2"]))
+    assert await perm(peer) == 6
+    await peer.ask(register([topic_json("T1", perm=4), "T2"], version={**VERSION, "counter": 3}))
+    assert await perm(peer) == 4
+    await peer.ask(register(["T1", "T2", "T3"], version={**VERSION, "counter": 3}))
+    assert await route_of(peer, "T3") is not None  # a topic that the broker did not have is taken in any case
 
 
-async def test_the_lowest_slave_acts_for_a_master_that_left_and_is_read_only() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        acting: dict[str, Any] = {"enableActingMaster": "true"}
-        await peer.ask(register(**acting))
-        await peer.ask(register(["T1", "T2"], broker_id=2, address="c:1", **acting))
-        assert await perm(peer) == 6
-        await peer.ask(unregister())
-        assert await perm(peer) == 4
-        await peer.ask(register(["T1", "T4"], broker_id=1, address="b:1", **acting))
-        assert await perm(peer, "T4") == 4
-        await peer.ask(register(**acting))
-        assert await perm(peer) == 6
+async def test_the_lowest_slave_acts_for_a_master_that_left_and_is_read_only(peer: Peer) -> None:
+    acting: dict[str, Any] = {"enableActingMaster": "true"}
+    await peer.ask(register(**acting))
+    await peer.ask(register(["T1", "T2"], broker_id=2, address="c:1", **acting))
+    assert await perm(peer) == 6
+    await peer.ask(unregister())
+    assert await perm(peer) == 4
+    await peer.ask(register(["T1", "T4"], broker_id=1, address="b:1", **acting))
+    assert await perm(peer, "T4") == 4
+    await peer.ask(register(**acting))
+    assert await perm(peer) == 6
 
 
-async def test_a_slave_that_acts_not_read_only() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(register(broker_id=1, enableActingMaster="false"))
-        assert await perm(peer) == 6
+async def test_a_slave_that_acts_not_read_only(peer: Peer) -> None:
+    await peer.ask(register(broker_id=1, enableActingMaster="false"))
+    assert await perm(peer) == 6
 
 
-async def test_a_renamed_broker_leaves_its_old_name() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(register(["T1", "T2"]))
-        await peer.ask(register(["T8", "T9"], name="b9"))
-        assert await route_of(peer, "T1") is None
-        assert await addresses(peer, "T9") == {"0": "10.0.0.1:10911"}
+async def test_a_renamed_broker_leaves_its_old_name(peer: Peer) -> None:
+    await peer.ask(register(["T1", "T2"]))
+    await peer.ask(register(["T8", "T9"], name="b9"))
+    assert await route_of(peer, "T1") is None
+    assert await addresses(peer, "T9") == {"0": "10.0.0.1:10911"}
 
 
-async def test_a_silent_broker_is_dropped_after_120_seconds(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:
-        broker, other = site.connect(), site.connect()
-        await trio.sleep(3)
-        await broker.ask(register())
-        await trio.sleep(60)
-        await broker.ask(register())
-        await other.ask(register(name="b1", address="d:1", topics=["O1", "O2"]))
-        await trio.sleep(100)
-        assert (await other.ask(RemotingCommand(904, ext_fields=broker_fields("b1", 0, "d:1")))).code == 0
-        client = site.connect()
-        await trio.sleep(19.9)
-        assert await addresses(client) == {"0": "10.0.0.1:10911"}
-        assert await broker.receive() is None
-        assert trio.current_time() == pytest.approx(3 + 60 + 120)
-        assert await addresses(client) is None
-        assert await addresses(client, "O1") == {"0": "d:1"}
+async def test_a_silent_broker_is_dropped_after_120_seconds(site: Site, autojump_clock: trio.testing.MockClock) -> None:
+    broker, other = site.connect(), site.connect()
+    await trio.sleep(3)
+    await broker.ask(register())
+    await trio.sleep(60)
+    await broker.ask(register())
+    await other.ask(register(name="b1", address="d:1", topics=["O1", "O2"]))
+    await trio.sleep(100)
+    assert (await other.ask(RemotingCommand(904, ext_fields=broker_fields("b1", 0, "d:1")))).code == 0
+    client = site.connect()
+    await trio.sleep(19.9)
+    assert await addresses(client) == {"0": "10.0.0.1:10911"}
+    assert await broker.receive() is None
+    assert trio.current_time() == pytest.approx(3 + 60 + 120)
+    assert await addresses(client) is None
+    assert await addresses(client, "O1") == {"0": "d:1"}
 
 
-async def test_a_broker_may_ask_for_a_shorter_time(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:
-        client, broker, other = site.connect(), site.connect(), site.connect()
-        await other.ask(register(["O1", "O2"], name="b1", address="d:1"))
-        await trio.sleep(1)
-        await broker.ask(register(heartbeatTimeoutMillis="10000"))
-        assert await broker.receive() is None
-        assert trio.current_time() == pytest.approx(11)
-        assert await addresses(client) is None
-        assert await addresses(client, "O1") == {"0": "d:1"}
+async def test_a_broker_may_ask_for_a_shorter_time(site: Site, autojump_clock: trio.testing.MockClock) -> None:
+    client, broker, other = site.connect(), site.connect(), site.connect()
+    await other.ask(register(["O1", "O2"], name="b1", address="d:1"))
+    await trio.sleep(1)
+    await broker.ask(register(heartbeatTimeoutMillis="10000"))
+    assert await broker.receive() is None
+    assert trio.current_time() == pytest.approx(11)
+    assert await addresses(client) is None
+    assert await addresses(client, "O1") == {"0": "d:1"}
 
 
 @pytest.mark.parametrize("asked_ms", ["0", "-5", "-9223372036854775808", "9223372036854775807"])
-async def test_absurd_times_harm_nobody(asked_ms: str, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:
-        broker = site.connect()
-        assert (await broker.ask(register(heartbeatTimeoutMillis=asked_ms))).code == 0
-        await trio.sleep(1.1)
-        client = site.connect()
-        assert (await addresses(client) is None) == (not asked_ms.startswith("9"))
+async def test_absurd_times_harm_nobody(site: Site, asked_ms: str, autojump_clock: trio.testing.MockClock) -> None:
+    broker = site.connect()
+    assert (await broker.ask(register(heartbeatTimeoutMillis=asked_ms))).code == 0
+    await trio.sleep(1.1)
+    client = site.connect()
+    assert (await addresses(client) is None) == (not asked_ms.startswith("9"))
 
 
-async def test_an_unchanged_version_is_a_sign_of_life(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:
-        broker = site.connect()
-        await broker.ask(register())
-        query = RemotingCommand(322, ext_fields=broker_fields(), body=b'{"counter":2,"stateVersion":0,"timestamp":1}')
-        for _ in range(5):
-            await trio.sleep(100)
-            assert (await broker.ask(query)).ext_fields == {"changed": "false"}
-        assert await addresses(broker) == {"0": "10.0.0.1:10911"}
+async def test_an_unchanged_version_is_a_sign_of_life(site: Site, autojump_clock: trio.testing.MockClock) -> None:
+    broker = site.connect()
+    await broker.ask(register())
+    query = RemotingCommand(322, ext_fields=broker_fields(), body=b'{"counter":2,"stateVersion":0,"timestamp":1}')
+    for _ in range(5):
+        await trio.sleep(100)
+        assert (await broker.ask(query)).ext_fields == {"changed": "false"}
+    assert await addresses(broker) == {"0": "10.0.0.1:10911"}
 
 
-async def test_a_closed_connection_drops_what_it_registered_last() -> None:
-    async with open_site() as site:
-        client, first, second = site.connect(), site.connect(), site.connect()
-        await first.ask(register())
-        await second.ask(register())  # the broker came back before the old connection was seen to close
-        await first.stream.aclose()
-        await trio.testing.wait_all_tasks_blocked()
-        assert await addresses(client) == {"0": "10.0.0.1:10911"}
-        await second.stream.aclose()
-        await trio.testing.wait_all_tasks_blocked()
-        assert await addresses(client) is None
+async def test_a_closed_connection_drops_what_it_registered_last(site: Site) -> None:
+    client, first, second = site.connect(), site.connect(), site.connect()
+    await first.ask(register())
+    await second.ask(register())  # the broker came back before the old connection was seen to close
+    await first.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert await addresses(client) == {"0": "10.0.0.1:10911"}
+    await second.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert await addresses(client) is None
 
 
 async def test_statistics() -> None:

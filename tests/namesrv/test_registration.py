@@ -90,40 +90,39 @@ async def test_a_broker_is_known_once_it_started_and_forgotten_once_it_stopped()
             assert await route_of(site.connect(), "T1") is None
 
 
-async def test_it_registers_every_30_seconds(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:  # noqa: SIM117
-        async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2")) as registration:
-            await trio.sleep(29.9)
-            assert registration.states["n1"].registered_count == 1
-            await trio.sleep(0.2)
-            assert registration.states["n1"].registered_count == 2
-            await trio.sleep(1000)
-            assert await route_of(site.connect(), "T1") is not None
-            assert registration.states["n1"].registered_count == 2 + 33
+async def test_it_registers_every_30_seconds(site: Site, autojump_clock: trio.testing.MockClock) -> None:
+    async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2")) as registration:
+        await trio.sleep(29.9)
+        assert registration.states["n1"].registered_count == 1
+        await trio.sleep(0.2)
+        assert registration.states["n1"].registered_count == 2
+        await trio.sleep(1000)
+        assert await route_of(site.connect(), "T1") is not None
+        assert registration.states["n1"].registered_count == 2 + 33
 
 
-async def test_new_topics_are_registered_at_once_and_together() -> None:
-    async with open_site() as site:
-        topics = Topics("T1", "T2")
-        async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
-            for n in range(100):
-                topics.add(f"new{n}")
-                registration.topics_changed()
-            await trio.testing.wait_all_tasks_blocked()
-            assert await route_of(site.connect(), "new99") is not None
-            assert registration.states["n1"].registered_count == 2
-
-
-async def test_who_changed_a_topic_can_wait_until_it_is_known(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:
-        net, topics = Net(n1=site.listener), Topics("T1", "T2")
-        async with registered(net, MASTER, ["n1", "down"], topics) as registration:
-            await registration.wait_told()
-            topics.add("T3")
+async def test_new_topics_are_registered_at_once_and_together(site: Site) -> None:
+    topics = Topics("T1", "T2")
+    async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
+        for n in range(100):
+            topics.add(f"new{n}")
             registration.topics_changed()
-            await registration.wait_told()
-            assert await route_of(site.connect(), "T3") is not None
-            assert trio.current_time() < 1, "a name server that is down is not waited for"
+        await trio.testing.wait_all_tasks_blocked()
+        assert await route_of(site.connect(), "new99") is not None
+        assert registration.states["n1"].registered_count == 2
+
+
+async def test_who_changed_a_topic_can_wait_until_it_is_known(
+    site: Site, autojump_clock: trio.testing.MockClock
+) -> None:
+    net, topics = Net(n1=site.listener), Topics("T1", "T2")
+    async with registered(net, MASTER, ["n1", "down"], topics) as registration:
+        await registration.wait_told()
+        topics.add("T3")
+        registration.topics_changed()
+        await registration.wait_told()
+        assert await route_of(site.connect(), "T3") is not None
+        assert trio.current_time() < 1, "a name server that is down is not waited for"
 
 
 async def test_topics_that_change_while_registering_are_not_lost(autojump_clock: trio.testing.MockClock) -> None:
@@ -174,37 +173,34 @@ async def test_a_name_server_that_is_down_delays_no_other(
             ]
 
 
-async def test_a_refusal_is_told_and_tried_again(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:
-        topics = Topics("T1")  # a single topic of an unknown broker is refused
-        async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
-            assert registration.states["n1"].error == "code 1 register broker failed"
-            topics.add("T2")
-            await trio.sleep(5.1)
-            assert registration.states["n1"].is_registered
+async def test_a_refusal_is_told_and_tried_again(site: Site, autojump_clock: trio.testing.MockClock) -> None:
+    topics = Topics("T1")  # a single topic of an unknown broker is refused
+    async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
+        assert registration.states["n1"].error == "code 1 register broker failed"
+        topics.add("T2")
+        await trio.sleep(5.1)
+        assert registration.states["n1"].is_registered
 
 
-async def test_a_slave_learns_its_master(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_site() as site:  # noqa: SIM117
-        async with registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2")) as registration:
-            assert registration.master.value is None
-            master = site.connect()
-            await master.ask(register(topics=["T1", "T2"]))
-            await registration.master.wait_value(MasterAddresses("10.0.0.1:10911", "10.0.0.1:10912"))
-            assert trio.current_time() == pytest.approx(5)
-            await master.ask(register(topics=["T1", "T2"], ha="10.0.0.1:20912"))
-            await registration.master.wait_value(MasterAddresses("10.0.0.1:10911", "10.0.0.1:20912"))
-            assert trio.current_time() == pytest.approx(35)
-            await master.stream.aclose()
-            await trio.sleep(60)
-            assert registration.master.value is not None  # kept: it may be the name server that lost it
+async def test_a_slave_learns_its_master(site: Site, autojump_clock: trio.testing.MockClock) -> None:
+    async with registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2")) as registration:
+        assert registration.master.value is None
+        master = site.connect()
+        await master.ask(register(topics=["T1", "T2"]))
+        await registration.master.wait_value(MasterAddresses("10.0.0.1:10911", "10.0.0.1:10912"))
+        assert trio.current_time() == pytest.approx(5)
+        await master.ask(register(topics=["T1", "T2"], ha="10.0.0.1:20912"))
+        await registration.master.wait_value(MasterAddresses("10.0.0.1:10911", "10.0.0.1:20912"))
+        assert trio.current_time() == pytest.approx(35)
+        await master.stream.aclose()
+        await trio.sleep(60)
+        assert registration.master.value is not None  # kept: it may be the name server that lost it
 
 
-async def test_a_master_is_told_of_no_master() -> None:
-    async with open_site() as site:
-        await site.connect().ask(register(topics=["T1", "T2"], address="other:1"))
-        async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2")) as registration:
-            assert registration.master.value is None
+async def test_a_master_is_told_of_no_master(site: Site) -> None:
+    await site.connect().ask(register(topics=["T1", "T2"], address="other:1"))
+    async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2")) as registration:
+        assert registration.master.value is None
 
 
 async def answer_nothing(peer: Peer) -> None:
@@ -506,27 +502,25 @@ async def test_two_brokers_of_one_name_and_id_find_out_and_the_name_server_tells
             assert await duplicates_of(site) == {}
 
 
-async def test_a_broker_that_comes_back_at_another_address_is_no_duplicate() -> None:
-    async with open_site() as site:
-        net = Net(n1=site.listener)
-        async with registered(net, MASTER, ["n1"], Topics("T1", "T2")):
-            pass
-        async with registered(net, OTHER, ["n1"], Topics("T1", "T2")) as moved:
-            assert moved.states["n1"].other_address == ""
-            assert await duplicates_of(site) == {}
+async def test_a_broker_that_comes_back_at_another_address_is_no_duplicate(site: Site) -> None:
+    net = Net(n1=site.listener)
+    async with registered(net, MASTER, ["n1"], Topics("T1", "T2")):
+        pass
+    async with registered(net, OTHER, ["n1"], Topics("T1", "T2")) as moved:
+        assert moved.states["n1"].other_address == ""
+        assert await duplicates_of(site) == {}
 
 
-async def test_a_master_of_a_newer_term_is_no_duplicate() -> None:
-    async with open_site() as site:
-        net = Net(n1=site.listener)
-        old, new = (Standing("b0", id_, is_slave=False, is_elected=True, epoch=id_) for id_ in (1, 2))
-        async with (
-            registered(net, MASTER, ["n1"], Topics("T1", "T2"), old),
-            registered(net, OTHER, ["n1"], Topics("T1", "T2"), new) as newer,
-        ):
-            assert newer.states["n1"].other_address == ""
-            assert await address_of(site, 0) == OTHER.broker_address
-            assert await duplicates_of(site) == {}
+async def test_a_master_of_a_newer_term_is_no_duplicate(site: Site) -> None:
+    net = Net(n1=site.listener)
+    old, new = (Standing("b0", id_, is_slave=False, is_elected=True, epoch=id_) for id_ in (1, 2))
+    async with (
+        registered(net, MASTER, ["n1"], Topics("T1", "T2"), old),
+        registered(net, OTHER, ["n1"], Topics("T1", "T2"), new) as newer,
+    ):
+        assert newer.states["n1"].other_address == ""
+        assert await address_of(site, 0) == OTHER.broker_address
+        assert await duplicates_of(site) == {}
 
 
 async def test_a_broker_that_must_not_go_by_its_id_leaves_name_servers_as_they_are() -> None:

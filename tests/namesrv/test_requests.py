@@ -13,6 +13,7 @@ from ha.namesrv import NameServerOptions
 from ha.protocol.remoting import RemotingCommand
 from tests.namesrv.brokers import (
     VERSION,
+    Site,
     broker_fields,
     compressed_body,
     open_site,
@@ -23,6 +24,7 @@ from tests.namesrv.brokers import (
     topic_json,
     unregister,
 )
+from tests.remoting.wire import Peer
 
 ROUTE = (
     '{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.1:10911",1:"10.0.0.2:10911"},"brokerName":"b0","cluster":"C",'
@@ -38,22 +40,20 @@ MASTER = register()
 SLAVE = register(broker_id=1, address="10.0.0.2:10911", ha="10.0.0.2:10912")
 
 
-async def test_a_master_registers_without_an_answer_and_its_slave_is_told_of_it() -> None:
-    async with open_site() as site:
-        broker = site.connect()
-        answer = await broker.ask(MASTER)
-        assert (answer.code, answer.remark, answer.ext_fields, answer.body) == (0, None, {}, b"")
-        answer = await broker.ask(SLAVE)
-        assert (answer.code, answer.ext_fields) == (
-            0,
-            {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"},
-        )
+async def test_a_master_registers_without_an_answer_and_its_slave_is_told_of_it(site: Site) -> None:
+    broker = site.connect()
+    answer = await broker.ask(MASTER)
+    assert (answer.code, answer.remark, answer.ext_fields, answer.body) == (0, None, {}, b"")
+    answer = await broker.ask(SLAVE)
+    assert (answer.code, answer.ext_fields) == (
+        0,
+        {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"},
+    )
 
 
-async def test_a_slave_without_a_master_is_told_nothing() -> None:
-    async with open_site() as site:
-        answer = await site.connect().ask(SLAVE)
-        assert (answer.code, answer.ext_fields) == (0, {})
+async def test_a_slave_without_a_master_is_told_nothing(site: Site) -> None:
+    answer = await site.connect().ask(SLAVE)
+    assert (answer.code, answer.ext_fields) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -68,59 +68,49 @@ async def test_a_slave_without_a_master_is_told_nothing() -> None:
         (317, {"acceptStandardJsonOnly": "false"}, ROUTE),
     ],
 )
-async def test_a_route_in_the_dialect_of_the_client(version: int, ext: dict[str, str], text: str) -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(MASTER)
-        await peer.ask(SLAVE)
-        answer = await peer.ask(route("T1", version=version, **ext))
-        assert answer.code == 0
-        assert bytes(answer.body).decode() == text
+async def test_a_route_in_the_dialect_of_the_client(peer: Peer, version: int, ext: dict[str, str], text: str) -> None:
+    await peer.ask(MASTER)
+    await peer.ask(SLAVE)
+    answer = await peer.ask(route("T1", version=version, **ext))
+    assert answer.code == 0
+    assert bytes(answer.body).decode() == text
 
 
 @pytest.mark.parametrize("version", [317, 479])
-async def test_the_cluster_always_has_bare_keys(version: int) -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(MASTER)
-        await peer.ask(SLAVE)
-        answer = await peer.ask(RemotingCommand(106, version=version))
-        assert bytes(answer.body).decode() == CLUSTER
+async def test_the_cluster_always_has_bare_keys(peer: Peer, version: int) -> None:
+    await peer.ask(MASTER)
+    await peer.ask(SLAVE)
+    answer = await peer.ask(RemotingCommand(106, version=version))
+    assert bytes(answer.body).decode() == CLUSTER
 
 
-async def test_an_unknown_topic_has_no_route() -> None:
-    async with open_site() as site:
-        answer = await site.connect().ask(route("Tx"))
-        assert answer.code == 17
-        assert answer.remark is not None
-        assert answer.remark.startswith("No topic route info in name server for the topic: Tx")
+async def test_an_unknown_topic_has_no_route(site: Site) -> None:
+    answer = await site.connect().ask(route("Tx"))
+    assert answer.code == 17
+    assert answer.remark is not None
+    assert answer.remark.startswith("No topic route info in name server for the topic: Tx")
 
 
-async def test_an_unknown_code_is_not_supported() -> None:
-    async with open_site() as site:
-        answer = await site.connect().ask(RemotingCommand(9999, 8))
-        assert (answer.code, answer.opaque, answer.remark) == (3, 8, " request type 9999 not supported")
+async def test_an_unknown_code_is_not_supported(site: Site) -> None:
+    answer = await site.connect().ask(RemotingCommand(9999, 8))
+    assert (answer.code, answer.opaque, answer.remark) == (3, 8, " request type 9999 not supported")
 
 
-async def test_one_topic_from_an_unknown_id_is_refused() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        answer = await peer.ask(register(["T1"]))
-        assert (answer.code, answer.remark) == (1, "register broker failed")
-        assert await route_of(peer, "T1") is None
-        await peer.ask(MASTER)
-        newer = {**VERSION, "counter": 3}
-        assert (await peer.ask(register(["T3"], version=newer))).code == 0  # now it tells of one new topic
-        assert await route_of(peer, "T3") is not None
-        assert await route_of(peer, "T1") is not None  # topics that a table lacks stay
+async def test_one_topic_from_an_unknown_id_is_refused(peer: Peer) -> None:
+    answer = await peer.ask(register(["T1"]))
+    assert (answer.code, answer.remark) == (1, "register broker failed")
+    assert await route_of(peer, "T1") is None
+    await peer.ask(MASTER)
+    newer = {**VERSION, "counter": 3}
+    assert (await peer.ask(register(["T3"], version=newer))).code == 0  # now it tells of one new topic
+    assert await route_of(peer, "T3") is not None
+    assert await route_of(peer, "T1") is not None  # topics that a table lacks stay
 
 
-async def test_a_wrong_checksum_is_refused_and_zero_is_not_checked() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        answer = await peer.ask(register(bodyCrc32="12345"))
-        assert (answer.code, answer.remark) == (1, "crc32 not match")
-        assert (await peer.ask(register(bodyCrc32="0"))).code == 0
+async def test_a_wrong_checksum_is_refused_and_zero_is_not_checked(peer: Peer) -> None:
+    answer = await peer.ask(register(bodyCrc32="12345"))
+    assert (answer.code, answer.remark) == (1, "crc32 not match")
+    assert (await peer.ask(register(bodyCrc32="0"))).code == 0
 
 
 async def test_the_checksum_of_the_golden_body() -> None:
@@ -129,14 +119,12 @@ async def test_the_checksum_of_the_golden_body() -> None:
     assert zlib.crc32(body) & 0x7FFFFFFF == 1645359917
 
 
-async def test_a_compressed_registration() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        body = compressed_body(["T1", "T2"])
-        command = register(compressed="true", bodyCrc32=str(zlib.crc32(body) & 0x7FFFFFFF))
-        command.body = body
-        assert (await peer.ask(command)).code == 0
-        assert (await route_of(peer, "T2")) == json.loads(ROUTE_STANDARD.replace(',"1":"10.0.0.2:10911"', ""))
+async def test_a_compressed_registration(peer: Peer) -> None:
+    body = compressed_body(["T1", "T2"])
+    command = register(compressed="true", bodyCrc32=str(zlib.crc32(body) & 0x7FFFFFFF))
+    command.body = body
+    assert (await peer.ask(command)).code == 0
+    assert (await route_of(peer, "T2")) == json.loads(ROUTE_STANDARD.replace(',"1":"10.0.0.2:10911"', ""))
 
 
 @pytest.mark.parametrize(
@@ -147,112 +135,98 @@ async def test_a_compressed_registration() -> None:
         {"brokerId": "99999999999999999999999"},
     ],
 )
-async def test_a_registration_that_can_not_be_understood(change: dict[str, Any]) -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        assert (await peer.ask(register(**change))).code == 1
-        assert (await peer.ask(MASTER)).code == 0
+async def test_a_registration_that_can_not_be_understood(peer: Peer, change: dict[str, Any]) -> None:
+    assert (await peer.ask(register(**change))).code == 1
+    assert (await peer.ask(MASTER)).code == 0
 
 
 @pytest.mark.parametrize("missing", ["brokerName", "brokerAddr", "clusterName", "haServerAddr", "brokerId"])
-async def test_a_missing_field_is_named(missing: str) -> None:
-    async with open_site() as site:
-        command = register()
-        del command.ext_fields[missing]
-        answer = await site.connect().ask(command)
-        assert answer.code == 1
-        assert answer.remark is not None
-        assert missing in answer.remark
+async def test_a_missing_field_is_named(site: Site, missing: str) -> None:
+    command = register()
+    del command.ext_fields[missing]
+    answer = await site.connect().ask(command)
+    assert answer.code == 1
+    assert answer.remark is not None
+    assert missing in answer.remark
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"topicConfigSerializeWrapper":7}']
 )
-async def test_any_body_gets_an_answer(body: bytes) -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        command = register(bodyCrc32="0")
-        command.body = body
-        assert (await peer.ask(command)).code in (0, 1)
-        assert (await peer.ask(RemotingCommand(322, ext_fields=broker_fields(), body=body))).code in (0, 1)
-        assert (await peer.ask(MASTER)).code == 0
+async def test_any_body_gets_an_answer(peer: Peer, body: bytes) -> None:
+    command = register(bodyCrc32="0")
+    command.body = body
+    assert (await peer.ask(command)).code in (0, 1)
+    assert (await peer.ask(RemotingCommand(322, ext_fields=broker_fields(), body=body))).code in (0, 1)
+    assert (await peer.ask(MASTER)).code == 0
 
 
-async def test_data_versions_are_compared() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        query = RemotingCommand(322, ext_fields=broker_fields(), body=json.dumps(VERSION).encode())
-        answer = await peer.ask(query)
-        assert (answer.ext_fields, answer.body) == ({"changed": "true"}, b"")
-        await peer.ask(MASTER)
-        answer = await peer.ask(query)
-        assert answer.ext_fields == {"changed": "false"}
-        assert answer.body == b'{"counter":2,"stateVersion":0,"timestamp":1}'
-        query.body = b'{"counter":3,"stateVersion":0,"timestamp":1}'
-        answer = await peer.ask(query)
-        assert answer.ext_fields == {"changed": "true"}
-        assert answer.body == b'{"counter":2,"stateVersion":0,"timestamp":1}'
+async def test_data_versions_are_compared(peer: Peer) -> None:
+    query = RemotingCommand(322, ext_fields=broker_fields(), body=json.dumps(VERSION).encode())
+    answer = await peer.ask(query)
+    assert (answer.ext_fields, answer.body) == ({"changed": "true"}, b"")
+    await peer.ask(MASTER)
+    answer = await peer.ask(query)
+    assert answer.ext_fields == {"changed": "false"}
+    assert answer.body == b'{"counter":2,"stateVersion":0,"timestamp":1}'
+    query.body = b'{"counter":3,"stateVersion":0,"timestamp":1}'
+    answer = await peer.ask(query)
+    assert answer.ext_fields == {"changed": "true"}
+    assert answer.body == b'{"counter":2,"stateVersion":0,"timestamp":1}'
 
 
-async def test_write_permission_off_and_on() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(MASTER)
+async def test_write_permission_off_and_on(peer: Peer) -> None:
+    await peer.ask(MASTER)
 
-        async def perm() -> int:
-            found = await route_of(peer, "T1")
-            assert found is not None
-            return int(found["queueDatas"][0]["perm"])
-
-        answer = await peer.ask(RemotingCommand(205, ext_fields={"brokerName": "b0"}))
-        assert (answer.ext_fields, await perm()) == ({"wipeTopicCount": "2"}, 4)
-        await peer.ask(MASTER)  # the same version: nothing is taken anew
-        assert await perm() == 4
-        answer = await peer.ask(RemotingCommand(327, ext_fields={"brokerName": "b0"}))
-        assert (answer.ext_fields, await perm()) == ({"addTopicCount": "2"}, 6)
-
-
-async def test_the_master_leaves_and_the_slave_stays_then_its_connection_closes() -> None:
-    async with open_site() as site:
-        client, master, slave = site.connect(), site.connect(), site.connect()
-        await master.ask(MASTER)
-        await slave.ask(SLAVE)
-        assert (await master.ask(unregister())).code == 0
-        found = await route_of(client, "T1")
+    async def perm() -> int:
+        found = await route_of(peer, "T1")
         assert found is not None
-        assert found["brokerDatas"][0]["brokerAddrs"] == {"1": "10.0.0.2:10911"}
-        await slave.stream.aclose()
-        assert await route_of(client, "T1") is None
-        answer = await client.ask(RemotingCommand(106))
-        assert bytes(answer.body) == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+        return int(found["queueDatas"][0]["perm"])
+
+    answer = await peer.ask(RemotingCommand(205, ext_fields={"brokerName": "b0"}))
+    assert (answer.ext_fields, await perm()) == ({"wipeTopicCount": "2"}, 4)
+    await peer.ask(MASTER)  # the same version: nothing is taken anew
+    assert await perm() == 4
+    answer = await peer.ask(RemotingCommand(327, ext_fields={"brokerName": "b0"}))
+    assert (answer.ext_fields, await perm()) == ({"addTopicCount": "2"}, 6)
 
 
-async def test_lists_of_topics() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(MASTER)
-        await peer.ask(register(["T2", "T3"], name="b1", cluster="D", address="10.0.0.5:10911"))
-        assert (await peer.ask(RemotingCommand(206))).body == b'{"topicList":["T1","T2","T3"]}'
-        assert (await peer.ask(RemotingCommand(224, ext_fields={"cluster": "D"}))).body == b'{"topicList":["T2","T3"]}'
-        assert (await peer.ask(RemotingCommand(224, ext_fields={"cluster": "E"}))).body == b'{"topicList":[]}'
-        answer = await peer.ask(RemotingCommand(304))
-        assert json.loads(bytes(answer.body)) == {"brokerAddr": "10.0.0.1:10911", "topicList": ["C", "b0", "D", "b1"]}
-        assert (await peer.ask(RemotingCommand(216, ext_fields={"topic": "T2", "clusterName": "C"}))).code == 0
-        found = await route_of(peer, "T2")
-        assert found is not None
-        assert [queues["brokerName"] for queues in found["queueDatas"]] == ["b1"]
-        await peer.ask(RemotingCommand(216, ext_fields={"topic": "T2"}))
-        assert await route_of(peer, "T2") is None
+async def test_the_master_leaves_and_the_slave_stays_then_its_connection_closes(site: Site) -> None:
+    client, master, slave = site.connect(), site.connect(), site.connect()
+    await master.ask(MASTER)
+    await slave.ask(SLAVE)
+    assert (await master.ask(unregister())).code == 0
+    found = await route_of(client, "T1")
+    assert found is not None
+    assert found["brokerDatas"][0]["brokerAddrs"] == {"1": "10.0.0.2:10911"}
+    await slave.stream.aclose()
+    assert await route_of(client, "T1") is None
+    answer = await client.ask(RemotingCommand(106))
+    assert bytes(answer.body) == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
 
 
-async def test_the_replicas_of_a_name() -> None:
-    async with open_site() as site:
-        peer = site.connect()
-        await peer.ask(MASTER)
-        answer = await peer.ask(RemotingCommand(901, ext_fields={"brokerName": "b0", "clusterName": "C"}))
-        assert answer.body == (
-            b'{"brokerMemberGroup":{"brokerAddrs":{0:"10.0.0.1:10911"},"brokerName":"b0","cluster":"C"}}'
-        )
+async def test_lists_of_topics(peer: Peer) -> None:
+    await peer.ask(MASTER)
+    await peer.ask(register(["T2", "T3"], name="b1", cluster="D", address="10.0.0.5:10911"))
+    assert (await peer.ask(RemotingCommand(206))).body == b'{"topicList":["T1","T2","T3"]}'
+    assert (await peer.ask(RemotingCommand(224, ext_fields={"cluster": "D"}))).body == b'{"topicList":["T2","T3"]}'
+    assert (await peer.ask(RemotingCommand(224, ext_fields={"cluster": "E"}))).body == b'{"topicList":[]}'
+    answer = await peer.ask(RemotingCommand(304))
+    assert json.loads(bytes(answer.body)) == {"brokerAddr": "10.0.0.1:10911", "topicList": ["C", "b0", "D", "b1"]}
+    assert (await peer.ask(RemotingCommand(216, ext_fields={"topic": "T2", "clusterName": "C"}))).code == 0
+    found = await route_of(peer, "T2")
+    assert found is not None
+    assert [queues["brokerName"] for queues in found["queueDatas"]] == ["b1"]
+    await peer.ask(RemotingCommand(216, ext_fields={"topic": "T2"}))
+    assert await route_of(peer, "T2") is None
+
+
+async def test_the_replicas_of_a_name(peer: Peer) -> None:
+    await peer.ask(MASTER)
+    answer = await peer.ask(RemotingCommand(901, ext_fields={"brokerName": "b0", "clusterName": "C"}))
+    assert answer.body == (
+        b'{"brokerMemberGroup":{"brokerAddrs":{0:"10.0.0.1:10911"},"brokerName":"b0","cluster":"C"}}'
+    )
 
 
 def queue_body(*brokers: str, queues: int = 8) -> bytes:
