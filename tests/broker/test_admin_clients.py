@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,15 +18,9 @@ from ha.protocol.group_requests import encode_consumer_status, read_queue_map
 from ha.protocol.record import decode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, RemotingConnection, open_remoting_client
-from tests.broker.node import Node, open_node
+from tests.broker.node import Node
 
 Answer = Callable[[RemotingCommand], Awaitable[RemotingCommand | None]]
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 def heartbeat(client_id: str, *, model: str = "CLUSTERING") -> bytes:

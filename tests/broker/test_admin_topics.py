@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,6 @@ CREATE: dict[str, Any] = {
     "topicSysFlag": 0,
     "order": False,
 }
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 async def update(node: Node, **changes: Any) -> RemotingCommand:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol import java_json
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
 from tests.broker.node import Node, open_node
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 class Client:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ from tests.broker.test_put import slave_of
 
 DELAY_3 = "TAGS\x01TagA\x02DELAY\x013\x02"
 LEVELS: dict[str, Any] = {"store_changes": {"delay_levels_ms": (1_000, 5_000, 10_000)}}
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(tmp_path, **LEVELS) as node:
+        yield node
 
 
 def delay(level: int | str, **more: str) -> str:
@@ -92,13 +98,12 @@ async def test_levels_are_independent_and_in_order(tmp_path: Path, autojump_cloc
         assert at - began == pytest.approx(due, abs=0.02)
 
 
-async def test_levels_beyond_the_last_become_the_last(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        began = trio.current_time()
-        assert (await node.send(i=delay(99))).code == 0
-        [(at, record)] = await arrivals(node)
-        assert at - began == pytest.approx(10, abs=0.01)
-        assert record.property_map()["DELAY"] == "3"
+async def test_levels_beyond_the_last_become_the_last(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    assert (await node.send(i=delay(99))).code == 0
+    [(at, record)] = await arrivals(node)
+    assert at - began == pytest.approx(10, abs=0.01)
+    assert record.property_map()["DELAY"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -137,24 +142,23 @@ async def test_system_topics_take_no_sends(tmp_path: Path, autojump_clock: objec
         assert (await node.send(b=SCHEDULE_TOPIC, i=delay(1))).code == 16
 
 
-async def test_thousand_messages_due_at_once(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        messages = []
-        for number in range(1000):
-            properties = encode_properties({"DELAY": "2", "REAL_TOPIC": "TT", "REAL_QID": "0"})
-            messages.append(Message(SCHEDULE_TOPIC, 1, b"%d" % number + bytes(500), properties))
-        await node.broker.topics.ensure("TT", 1)
-        await node.broker.put_service.put(messages)
-        found = await arrivals(node, 1000)
-        assert [int(record.body.rstrip(b"\x00")) for _, record in found] == list(range(1000))
-        assert node.broker.delay.statistics().delivered_count == 1000
-        assert node.broker.delay.statistics().waiting_counts == {}
-        await node.send(i=delay(1))
-        await node.dispatched()
-        assert node.broker.delay.statistics().waiting_counts == {1: 1}
-        table = json.loads(bytes((await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body))["table"]
-        shown = {name: value for name, value in table.items() if name.startswith("schedule")}
-        assert shown == {"scheduleMessageOffset_1": "0,1", "scheduleMessageOffset_2": "1000,1000"}
+async def test_thousand_messages_due_at_once(node: Node, autojump_clock: object) -> None:
+    messages = []
+    for number in range(1000):
+        properties = encode_properties({"DELAY": "2", "REAL_TOPIC": "TT", "REAL_QID": "0"})
+        messages.append(Message(SCHEDULE_TOPIC, 1, b"%d" % number + bytes(500), properties))
+    await node.broker.topics.ensure("TT", 1)
+    await node.broker.put_service.put(messages)
+    found = await arrivals(node, 1000)
+    assert [int(record.body.rstrip(b"\x00")) for _, record in found] == list(range(1000))
+    assert node.broker.delay.statistics().delivered_count == 1000
+    assert node.broker.delay.statistics().waiting_counts == {}
+    await node.send(i=delay(1))
+    await node.dispatched()
+    assert node.broker.delay.statistics().waiting_counts == {1: 1}
+    table = json.loads(bytes((await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body))["table"]
+    shown = {name: value for name, value in table.items() if name.startswith("schedule")}
+    assert shown == {"scheduleMessageOffset_1": "0,1", "scheduleMessageOffset_2": "1000,1000"}
 
 
 async def test_large_messages(tmp_path: Path, autojump_clock: object) -> None:
@@ -293,46 +297,44 @@ async def test_deleted_messages_are_skipped(tmp_path: Path, autojump_clock: obje
         assert record.body == b"next"
 
 
-async def test_refused_put_is_retried(tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        for number in range(6):
-            await node.send(b"%d" % number, i=delay(1))
-        append, began = node.store.log.append, trio.current_time()
+async def test_refused_put_is_retried(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        await node.send(b"%d" % number, i=delay(1))
+    append, began = node.store.log.append, trio.current_time()
 
-        def refuse_some(messages: Sequence[Message], _: float | None = None) -> list[AppendResult]:
-            results = []
-            for message in messages:
-                if message.body == b"3":
-                    results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark="never"))
-                elif int(message.body) % 2 and trio.current_time() < began + 5:
-                    results.append(AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="not now"))
-                else:
-                    results += append([message])
-            return results
+    def refuse_some(messages: Sequence[Message], _: float | None = None) -> list[AppendResult]:
+        results = []
+        for message in messages:
+            if message.body == b"3":
+                results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark="never"))
+            elif int(message.body) % 2 and trio.current_time() < began + 5:
+                results.append(AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="not now"))
+            else:
+                results += append([message])
+        return results
 
-        monkeypatch.setattr(node.store.log, "append", refuse_some)
-        found = await arrivals(node, 5)
-        assert [record.body for _, record in found] == [b"0", b"2", b"4", b"1", b"5"]
-        assert found[2][0] - began == pytest.approx(1, abs=0.01)
-        assert 5 <= found[3][0] - began < 7.1
-        await trio.sleep(1)
-        assert node.broker.delay_offsets.get(1) == 6
-        statistics = node.broker.delay.statistics()
-        assert (statistics.delivered_count, statistics.dropped_count) == (5, 1)
+    monkeypatch.setattr(node.store.log, "append", refuse_some)
+    found = await arrivals(node, 5)
+    assert [record.body for _, record in found] == [b"0", b"2", b"4", b"1", b"5"]
+    assert found[2][0] - began == pytest.approx(1, abs=0.01)
+    assert 5 <= found[3][0] - began < 7.1
+    await trio.sleep(1)
+    assert node.broker.delay_offsets.get(1) == 6
+    statistics = node.broker.delay.statistics()
+    assert (statistics.delivered_count, statistics.dropped_count) == (5, 1)
 
 
 async def test_delivery_waits_while_the_store_is_not_writable(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        await node.send(i=delay(1))
-        with monkeypatch.context() as patch:
-            patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
-            await trio.sleep(30)
-            assert node.store.queues.get("TT", 0) is None
-        began = trio.current_time()
-        [(at, _)] = await arrivals(node)
-        assert at - began <= 2.01
+    await node.send(i=delay(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
+        await trio.sleep(30)
+        assert node.store.queues.get("TT", 0) is None
+    began = trio.current_time()
+    [(at, _)] = await arrivals(node)
+    assert at - began <= 2.01
 
 
 class BadReads:
@@ -354,73 +356,68 @@ def unreadable(queue_offset: int) -> QueueRead:
     return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, 0, 9)
 
 
-async def test_delivery_waits_for_repairable_damage(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        for number in range(3):
-            await node.send(b"%d" % number, i=delay(1))
-        damage = node.store.damage.add(1, 2, file="f", reason="r", found_by="scrub", by_checksum=True)
-        reads = BadReads(node, lambda offset: unreadable(offset) if node.store.damage else None)
-        await trio.sleep(300)
-        assert 140 < reads.count < 160  # every 2 s
-        began = trio.current_time()
-        node.store.damage.healed(damage, "a peer")
-        found = await arrivals(node, 3)
-        assert [record.body for _, record in found] == [b"0", b"1", b"2"]
-        assert found[-1][0] - began < 0.1
-        assert node.broker.delay.statistics().dropped_count == 0
+async def test_delivery_waits_for_repairable_damage(node: Node, autojump_clock: object) -> None:
+    for number in range(3):
+        await node.send(b"%d" % number, i=delay(1))
+    damage = node.store.damage.add(1, 2, file="f", reason="r", found_by="scrub", by_checksum=True)
+    reads = BadReads(node, lambda offset: unreadable(offset) if node.store.damage else None)
+    await trio.sleep(300)
+    assert 140 < reads.count < 160  # every 2 s
+    began = trio.current_time()
+    node.store.damage.healed(damage, "a peer")
+    found = await arrivals(node, 3)
+    assert [record.body for _, record in found] == [b"0", b"1", b"2"]
+    assert found[-1][0] - began < 0.1
+    assert node.broker.delay.statistics().dropped_count == 0
 
 
-async def test_unreadable_message_is_dropped_after_a_minute(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        for number in range(3):
-            await node.send(b"%d" % number, i=delay(1))
-        BadReads(node, lambda offset: unreadable(offset) if offset == 0 else None)
-        began = trio.current_time()
-        await trio.sleep(30)
-        found = await arrivals(node, 2)
-        assert [record.body for _, record in found] == [b"1", b"2"]
-        assert 61 <= found[0][0] - began < 64
-        assert node.broker.delay.statistics().dropped_count == 1
+async def test_unreadable_message_is_dropped_after_a_minute(node: Node, autojump_clock: object) -> None:
+    for number in range(3):
+        await node.send(b"%d" % number, i=delay(1))
+    BadReads(node, lambda offset: unreadable(offset) if offset == 0 else None)
+    began = trio.current_time()
+    await trio.sleep(30)
+    found = await arrivals(node, 2)
+    assert [record.body for _, record in found] == [b"1", b"2"]
+    assert 61 <= found[0][0] - began < 64
+    assert node.broker.delay.statistics().dropped_count == 1
 
 
-async def test_failed_reads_of_the_disk_are_retried(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        await node.send(i=delay(1))
-        began = trio.current_time()
+async def test_failed_reads_of_the_disk_are_retried(node: Node, autojump_clock: object) -> None:
+    await node.send(i=delay(1))
+    began = trio.current_time()
 
-        def fail(queue_offset: int) -> None:
-            if trio.current_time() < began + 30:
-                raise OSError(errno.EIO, "a bad sector")
+    def fail(queue_offset: int) -> None:
+        if trio.current_time() < began + 30:
+            raise OSError(errno.EIO, "a bad sector")
 
-        reads = BadReads(node, fail)
-        [(at, _)] = await arrivals(node)
-        assert 30 <= at - began <= 32
-        assert reads.count < 25
-
-
-async def test_messages_deleted_by_retention_are_counted(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        for number in range(4):
-            await node.send(b"%d" % number, i=delay(1))
-        gone = QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 3, 0, 4)
-        BadReads(node, lambda offset: gone if offset == 0 else None)
-        [(_, record)] = await arrivals(node)
-        assert record.body == b"3"
-        assert node.broker.delay.statistics().dropped_count == 3
+    reads = BadReads(node, fail)
+    [(at, _)] = await arrivals(node)
+    assert 30 <= at - began <= 32
+    assert reads.count < 25
 
 
-async def test_undeliverable_messages_are_dropped(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, **LEVELS) as node:
-        targets = [("TT", "x"), ("", "0"), (SCHEDULE_TOPIC, "0"), ("RMQ_SYS_TRANS_HALF_TOPIC", "0"), ("TT", "-1")]
-        messages = [
-            Message(SCHEDULE_TOPIC, 0, b"x", encode_properties({"DELAY": "1", "REAL_TOPIC": topic, "REAL_QID": queue}))
-            for topic, queue in [*targets, ("T" * 200, "0"), ("TT", "0")]
-        ]
-        await node.broker.put_service.put(messages)
-        await node.broker.topics.ensure("TT", 1)
-        assert len(await arrivals(node)) == 1
-        assert node.broker.delay.statistics().dropped_count == 6
-        assert node.broker.delay_offsets.get(1) == 7
+async def test_messages_deleted_by_retention_are_counted(node: Node, autojump_clock: object) -> None:
+    for number in range(4):
+        await node.send(b"%d" % number, i=delay(1))
+    gone = QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 3, 0, 4)
+    BadReads(node, lambda offset: gone if offset == 0 else None)
+    [(_, record)] = await arrivals(node)
+    assert record.body == b"3"
+    assert node.broker.delay.statistics().dropped_count == 3
+
+
+async def test_undeliverable_messages_are_dropped(node: Node, autojump_clock: object) -> None:
+    targets = [("TT", "x"), ("", "0"), (SCHEDULE_TOPIC, "0"), ("RMQ_SYS_TRANS_HALF_TOPIC", "0"), ("TT", "-1")]
+    messages = [
+        Message(SCHEDULE_TOPIC, 0, b"x", encode_properties({"DELAY": "1", "REAL_TOPIC": topic, "REAL_QID": queue}))
+        for topic, queue in [*targets, ("T" * 200, "0"), ("TT", "0")]
+    ]
+    await node.broker.put_service.put(messages)
+    await node.broker.topics.ensure("TT", 1)
+    assert len(await arrivals(node)) == 1
+    assert node.broker.delay.statistics().dropped_count == 6
+    assert node.broker.delay_offsets.get(1) == 7
 
 
 async def test_levels_no_longer_configured_are_delivered(tmp_path: Path, autojump_clock: object) -> None:

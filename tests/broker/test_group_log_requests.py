@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ from tests.broker.test_put import slave_of
 
 IN_LOG: dict[str, Any] = {"keeps_tables_in_log": True}
 SYNC: dict[str, Any] = {"role": BrokerRole.SYNC_MASTER, "keeps_tables_in_log": True}
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(tmp_path, **IN_LOG) as node:
+        yield node
 
 
 async def commit(node: Node, offset: int, group: str = "g") -> RemotingCommand:
@@ -96,24 +103,23 @@ async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockCl
         assert await committed(node) == 2, "it is stored, and may survive"
 
 
-async def test_commits_of_one_chunk_become_one_record(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with open_node(tmp_path, **IN_LOG) as node:
-        assert (await node.send()).code == 0
+async def test_commits_of_one_chunk_become_one_record(node: Node, autojump_clock: MockClock) -> None:
+    assert (await node.send()).code == 0
+    for number in range(50):
+        await node.broker.groups.find_or_create(f"g{number}")
+    before = await written(node)
+    answers: list[int] = []
+
+    async def one(number: int) -> None:
+        answers.append((await commit(node, 1, f"g{number}")).code)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
         for number in range(50):
-            await node.broker.groups.find_or_create(f"g{number}")
-        before = await written(node)
-        answers: list[int] = []
-
-        async def one(number: int) -> None:
-            answers.append((await commit(node, 1, f"g{number}")).code)
-
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            for number in range(50):
-                nursery.start_soon(one, number)
-        assert answers == [0] * 50
-        assert trio.current_time() - began <= 2 * GAP_S
-        assert await written(node) - before <= 2
+            nursery.start_soon(one, number)
+    assert answers == [0] * 50
+    assert trio.current_time() - began <= 2 * GAP_S
+    assert await written(node) - before <= 2
 
 
 async def test_only_the_master_answers_commits(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -180,25 +186,24 @@ async def test_copy_never_replaces_tables_from_the_log(tmp_path: Path, autojump_
         assert await committed(slave) == 9
 
 
-async def test_copied_tables_state_their_log_position(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with open_node(tmp_path, **IN_LOG) as node:
-        assert (await node.send()).code == 0
-        await node.broker.groups.find_or_create("g")
-        assert (await commit(node, 1)).code == 0
-        count = await written(node)
-        topics = java_json.read_as(TopicConfigTable, (await node.ask(21)).body)
-        groups = java_json.read_as(GroupTable, (await node.ask(201)).body)
-        offsets = java_json.read_as(ConsumerOffsets, (await node.ask(43)).body)
-        for table in (topics, groups, offsets):
-            assert table.log_position is not None
-            assert table.log_position.queue_offset == count - 1
-            assert table.log_position.is_whole
-        assert "TT" in topics.topic_config_table
-        assert "g" in groups.subscription_group_table
-        assert offsets.offset_table["TT@g"] == {0: 1}
-        await trio.sleep(6)  # the files are written every 5 s
-        written_offsets = java_json.read_as(ConsumerOffsets, (tmp_path / "config/consumerOffset.json").read_bytes())
-        assert written_offsets == offsets
+async def test_copied_tables_state_their_log_position(node: Node, tmp_path: Path, autojump_clock: MockClock) -> None:
+    assert (await node.send()).code == 0
+    await node.broker.groups.find_or_create("g")
+    assert (await commit(node, 1)).code == 0
+    count = await written(node)
+    topics = java_json.read_as(TopicConfigTable, (await node.ask(21)).body)
+    groups = java_json.read_as(GroupTable, (await node.ask(201)).body)
+    offsets = java_json.read_as(ConsumerOffsets, (await node.ask(43)).body)
+    for table in (topics, groups, offsets):
+        assert table.log_position is not None
+        assert table.log_position.queue_offset == count - 1
+        assert table.log_position.is_whole
+    assert "TT" in topics.topic_config_table
+    assert "g" in groups.subscription_group_table
+    assert offsets.offset_table["TT@g"] == {0: 1}
+    await trio.sleep(6)  # the files are written every 5 s
+    written_offsets = java_json.read_as(ConsumerOffsets, (tmp_path / "config/consumerOffset.json").read_bytes())
+    assert written_offsets == offsets
 
 
 async def test_clients_can_not_send_to_the_tables_topic(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -246,25 +251,24 @@ async def test_admin_changes_are_answered_when_they_are_in_the_log(tmp_path: Pat
         assert node.broker.offsets.groups_of("TT") == []
 
 
-async def test_delay_progress_may_be_ahead_of_dispatch(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_delay_progress_may_be_ahead_of_dispatch(node: Node, autojump_clock: MockClock) -> None:
     """The log of a new master says that a message was delivered, which it has not dispatched yet."""
-    async with open_node(tmp_path, **IN_LOG) as node:
-        delayed: dict[str, Any] = {"i": "DELAY\x011\x02"}
-        assert (await node.send(b"first", **delayed)).code == 0
-        await trio.sleep(5)
-        assert node.broker.delay.statistics().delivered_count == 1
-        log = node.store.log
-        log.limit_dispatch(log.max_offset.value)
-        assert (await node.send(b"delivered by another", **delayed)).code == 0
-        node.broker.delay_offsets.set(1, 2)
-        node.broker.delay._levels[1].arrived.set()
-        await trio.sleep(5)
-        assert node.broker.delay_offsets.get(1) == 2
-        log.limit_dispatch(UNLIMITED)
-        assert (await node.send(b"third", **delayed)).code == 0
-        await trio.sleep(5)
-        assert node.broker.delay.statistics().delivered_count == 2
-        assert node.broker.delay_offsets.get(1) == 3
+    delayed: dict[str, Any] = {"i": "DELAY\x011\x02"}
+    assert (await node.send(b"first", **delayed)).code == 0
+    await trio.sleep(5)
+    assert node.broker.delay.statistics().delivered_count == 1
+    log = node.store.log
+    log.limit_dispatch(log.max_offset.value)
+    assert (await node.send(b"delivered by another", **delayed)).code == 0
+    node.broker.delay_offsets.set(1, 2)
+    node.broker.delay._levels[1].arrived.set()
+    await trio.sleep(5)
+    assert node.broker.delay_offsets.get(1) == 2
+    log.limit_dispatch(UNLIMITED)
+    assert (await node.send(b"third", **delayed)).code == 0
+    await trio.sleep(5)
+    assert node.broker.delay.statistics().delivered_count == 2
+    assert node.broker.delay_offsets.get(1) == 3
 
 
 async def test_waiting_commits_are_bounded(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import PULL, SEND_V1, SEND_V2, open_node, text
+from tests.broker.node import PULL, SEND_V1, SEND_V2, Node, open_node, text
 
 HEADERS: dict[int, dict[str, object]] = {
     10: {**SEND_V1, "properties": "", "reconsumeTimes": 0},
@@ -51,19 +51,18 @@ INTEGERS = {"queueId", "sysFlag", "d", "e", "f", "g", "h", "bornTimestamp", "que
 
 
 @pytest.mark.parametrize("code", REQUIRED)
-async def test_missing_and_ill_typed_fields(tmp_path: Path, autojump_clock: object, code: int) -> None:
-    async with open_node(tmp_path) as node:
-        for name in REQUIRED[code]:
-            fields = {key: text(value) for key, value in HEADERS[code].items()}
-            variants = [{key: value for key, value in fields.items() if key != name}]
-            if name in INTEGERS:
-                variants += [{**fields, name: value} for value in ("", "x", "1.5", "9" * 30)]
-            for ext_fields in variants:
-                command = RemotingCommand(code, ext_fields=ext_fields, body=b"body")
-                answer = await node.client.invoke("broker", command, 10)
-                assert answer.code == 1, ext_fields
-                assert answer.remark
-                assert name in answer.remark
+async def test_missing_and_ill_typed_fields(node: Node, autojump_clock: object, code: int) -> None:
+    for name in REQUIRED[code]:
+        fields = {key: text(value) for key, value in HEADERS[code].items()}
+        variants = [{key: value for key, value in fields.items() if key != name}]
+        if name in INTEGERS:
+            variants += [{**fields, name: value} for value in ("", "x", "1.5", "9" * 30)]
+        for ext_fields in variants:
+            command = RemotingCommand(code, ext_fields=ext_fields, body=b"body")
+            answer = await node.client.invoke("broker", command, 10)
+            assert answer.code == 1, ext_fields
+            assert answer.remark
+            assert name in answer.remark
 
 
 VALUES = st.one_of(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +9,9 @@ import pytest
 from ha.broker import message_queries
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import Node, open_node
+from tests.broker.node import Node
 
 ALWAYS = {"beginTimestamp": 0, "endTimestamp": (1 << 63) - 1, "maxNum": 64}
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 async def send(node: Node, body: bytes, keys: str, unique_key: str, **changes: Any) -> RemotingCommand:

@@ -42,12 +42,6 @@ async def committed(node: Node) -> str:
     return (await node.ask(14, consumerGroup="g", topic="TT", queueId=0)).ext_fields["offset"]
 
 
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
-
-
 async def test_broker_resets_the_group_itself(node: Node, autojump_clock: object) -> None:
     times = await fill(node)
     answer = await reset(node, times[1])

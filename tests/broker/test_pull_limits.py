@@ -23,21 +23,19 @@ async def counts(node: Node, **changes: Any) -> tuple[int, str, str]:
     return len(node.records(answer)), answer.ext_fields["nextBeginOffset"], answer.ext_fields["suggestWhichBrokerId"]
 
 
-async def test_message_count(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await fill(node, 50)
-        assert await counts(node) == (32, "32", "0")
-        assert await counts(node, maxMsgNums=1000) == (32, "32", "0")
-        assert await counts(node, maxMsgNums=5) == (5, "5", "0")
-        assert await counts(node, maxMsgNums=0) == (1, "1", "0")
-        assert await counts(node, maxMsgNums=2**31 - 1) == (32, "32", "0")
+async def test_message_count(node: Node, autojump_clock: object) -> None:
+    await fill(node, 50)
+    assert await counts(node) == (32, "32", "0")
+    assert await counts(node, maxMsgNums=1000) == (32, "32", "0")
+    assert await counts(node, maxMsgNums=5) == (5, "5", "0")
+    assert await counts(node, maxMsgNums=0) == (1, "1", "0")
+    assert await counts(node, maxMsgNums=2**31 - 1) == (32, "32", "0")
 
 
-async def test_message_bytes(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await fill(node, 5, 100_000)
-        assert await counts(node) == (2, "2", "0")
-        assert await counts(node, maxMsgBytes=1) == (1, "1", "0"), "one message always"
+async def test_message_bytes(node: Node, autojump_clock: object) -> None:
+    await fill(node, 5, 100_000)
+    assert await counts(node) == (2, "2", "0")
+    assert await counts(node, maxMsgBytes=1) == (1, "1", "0"), "one message always"
 
 
 @pytest.mark.parametrize("slave_read_enable", [False, True])
@@ -56,23 +54,21 @@ async def test_new_group_skips_messages_no_longer_in_memory(tmp_path: Path, auto
         assert (await node.ask(14, **place)).code == 22
 
 
-async def test_interleaved_queues(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        for number in range(20):
-            await node.send(b"%d" % number, e=number % 3)
-        await node.dispatched()
-        answer = await node.pull(0, queueId=1)
-        assert [record.body for record in node.records(answer)] == [b"%d" % n for n in range(1, 20, 3)]
+async def test_interleaved_queues(node: Node, autojump_clock: object) -> None:
+    for number in range(20):
+        await node.send(b"%d" % number, e=number % 3)
+    await node.dispatched()
+    answer = await node.pull(0, queueId=1)
+    assert [record.body for record in node.records(answer)] == [b"%d" % n for n in range(1, 20, 3)]
 
 
-async def test_filtered_entries_are_skipped(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        for number in range(100):
-            await node.send(b"%d" % number, i=f"TAGS\x01{'rare' if number == 90 else 'common'}\x02")
-        await node.dispatched()
-        answer = await node.pull(0, subscription="rare")
-        assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (0, "100")
-        assert [record.body for record in node.records(answer)] == [b"90"]
+async def test_filtered_entries_are_skipped(node: Node, autojump_clock: object) -> None:
+    for number in range(100):
+        await node.send(b"%d" % number, i=f"TAGS\x01{'rare' if number == 90 else 'common'}\x02")
+    await node.dispatched()
+    answer = await node.pull(0, subscription="rare")
+    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (0, "100")
+    assert [record.body for record in node.records(answer)] == [b"90"]
 
 
 async def test_slave_reads(tmp_path: Path, autojump_clock: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ from ha.protocol import java_json
 from ha.protocol.group_requests import QueueBody
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
 from tests.broker.node import Node, open_node
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 def body(client_id: object, *queue_ids: int, group: object = "g", topic: str = "TT") -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ class Asker:
         assert pushed.code == 326
         await self.stream.send_all(encode_command(pushed.reply(code, remark)))
         return pushed
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 async def asking(node: Node, *groups: str, client_id: str = "asker") -> Asker:

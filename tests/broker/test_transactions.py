@@ -79,143 +79,136 @@ def asked_place(command: RemotingCommand) -> dict[str, Any]:
     return {name: int(command.ext_fields[name]) for name in ("tranStateTableOffset", "commitLogOffset")}
 
 
-async def test_half_message_is_invisible_to_consumers(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        answer = await send_half(node, h=7)
-        assert (answer.code, answer.ext_fields["queueId"], answer.ext_fields["queueOffset"]) == (0, "1", "0")
-        assert await records(node) == []
-        [half] = await records(node, HALF_TOPIC, 0)
-        found = half.property_map()
-        assert (found["REAL_TOPIC"], found["REAL_QID"], found["TRAN_MSG"], found["PGROUP"]) == ("TT", "1", "true", "pg")
-        assert found["__transactionId__"] == found["UNIQ_KEY"] == answer.ext_fields["transactionId"]
-        assert (half.sys_flag, half.flag, half.body) == (0, 7, b"half")
+async def test_half_message_is_invisible_to_consumers(node: Node, autojump_clock: object) -> None:
+    answer = await send_half(node, h=7)
+    assert (answer.code, answer.ext_fields["queueId"], answer.ext_fields["queueOffset"]) == (0, "1", "0")
+    assert await records(node) == []
+    [half] = await records(node, HALF_TOPIC, 0)
+    found = half.property_map()
+    assert (found["REAL_TOPIC"], found["REAL_QID"], found["TRAN_MSG"], found["PGROUP"]) == ("TT", "1", "true", "pg")
+    assert found["__transactionId__"] == found["UNIQ_KEY"] == answer.ext_fields["transactionId"]
+    assert (half.sys_flag, half.flag, half.body) == (0, 7, b"half")
 
 
-async def test_commit(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        answer = await send_half(node, h=7)
-        assert (await end(node, answer, COMMIT)).code == 0
-        [record] = await records(node)
-        [half] = await records(node, HALF_TOPIC, 0)
-        assert (record.body, record.flag, record.sys_flag) == (b"half", 7, 8)
-        assert record.properties == half.properties
-        assert record.prepared_transaction_offset == half.physical_offset
-        assert (record.born_timestamp_ms, record.born_host) == (half.born_timestamp_ms, half.born_host)
-        await trio.sleep(1)
-        [op] = await records(node, OP_TOPIC, 0)
-        assert (op.body, op.properties, op.born_host) == (b"0,", b"WAIT\x01true\x02TAGS\x01d\x02", op.store_host)
-        assert 0 <= op.store_timestamp_ms - op.born_timestamp_ms < 1000
-        assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
+async def test_commit(node: Node, autojump_clock: object) -> None:
+    answer = await send_half(node, h=7)
+    assert (await end(node, answer, COMMIT)).code == 0
+    [record] = await records(node)
+    [half] = await records(node, HALF_TOPIC, 0)
+    assert (record.body, record.flag, record.sys_flag) == (b"half", 7, 8)
+    assert record.properties == half.properties
+    assert record.prepared_transaction_offset == half.physical_offset
+    assert (record.born_timestamp_ms, record.born_host) == (half.born_timestamp_ms, half.born_host)
+    await trio.sleep(1)
+    [op] = await records(node, OP_TOPIC, 0)
+    assert (op.body, op.properties, op.born_host) == (b"0,", b"WAIT\x01true\x02TAGS\x01d\x02", op.store_host)
+    assert 0 <= op.store_timestamp_ms - op.born_timestamp_ms < 1000
+    assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
 
 
-async def test_a_committed_timer_message_waits_from_the_commit_on(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        answer = await send_half(node, more={"TIMER_DELAY_SEC": "60"})
-        await trio.sleep(1)
-        assert (await end(node, answer, COMMIT)).code == 0
-        await trio.sleep(59.9)
-        assert await records(node) == []
-        await trio.sleep(0.2)
-        [record] = await records(node)
-        assert (record.body, record.sys_flag) == (b"half", 8)
+async def test_a_committed_timer_message_waits_from_the_commit_on(node: Node, autojump_clock: object) -> None:
+    answer = await send_half(node, more={"TIMER_DELAY_SEC": "60"})
+    await trio.sleep(1)
+    assert (await end(node, answer, COMMIT)).code == 0
+    await trio.sleep(59.9)
+    assert await records(node) == []
+    await trio.sleep(0.2)
+    [record] = await records(node)
+    assert (record.body, record.sys_flag) == (b"half", 8)
 
 
-async def test_rollback(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        answer = await send_half(node)
-        assert (await end(node, answer, ROLLBACK)).code == 0
-        [op] = await records(node, OP_TOPIC, 0)  # which the answer has waited for
-        assert op.body == b"0,"
-        await trio.sleep(1000)
-        assert not asked(node)
-        assert not await records(node)
+async def test_rollback(node: Node, autojump_clock: object) -> None:
+    await be_producer(node)
+    answer = await send_half(node)
+    assert (await end(node, answer, ROLLBACK)).code == 0
+    [op] = await records(node, OP_TOPIC, 0)  # which the answer has waited for
+    assert op.body == b"0,"
+    await trio.sleep(1000)
+    assert not asked(node)
+    assert not await records(node)
 
 
-async def test_invalid_ends_are_refused(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        answer = await send_half(node)
-        other = await node.send(b"no half message", i=half_properties(TRAN_MSG="false"))
-        where = place(answer)
-        for changes, remark in (
-            ({"producerGroup": "other"}, "The producer group wrong"),
-            ({"tranStateTableOffset": 1}, "The transaction state table offset wrong"),
-            ({"commitLogOffset": where["commitLogOffset"] + 1}, "Find prepared transaction message failed"),
-            ({"commitLogOffset": 10**12}, "Find prepared transaction message failed"),
-            ({"commitLogOffset": -1}, "Find prepared transaction message failed"),
-            (place(other), "Find prepared transaction message failed"),
-        ):
-            for what in (COMMIT, ROLLBACK):
-                refused = await end(node, {**where, **changes}, what)
-                assert (refused.code, (refused.remark or "").partition(":")[0]) == (1, remark)
-        assert (await end(node, answer, COMMIT, commitLogOffset="x")).code == 1
-        with trio.move_on_after(5) as waited:
-            await end(node, answer, UNKNOWN)
-        assert waited.cancelled_caught
-        with trio.move_on_after(5) as waited:
-            await end(node, answer, 3)
-        assert waited.cancelled_caught
-        await trio.sleep(1)
-        assert await records(node) == await records(node, OP_TOPIC, 0) == []
+async def test_invalid_ends_are_refused(node: Node, autojump_clock: object) -> None:
+    answer = await send_half(node)
+    other = await node.send(b"no half message", i=half_properties(TRAN_MSG="false"))
+    where = place(answer)
+    for changes, remark in (
+        ({"producerGroup": "other"}, "The producer group wrong"),
+        ({"tranStateTableOffset": 1}, "The transaction state table offset wrong"),
+        ({"commitLogOffset": where["commitLogOffset"] + 1}, "Find prepared transaction message failed"),
+        ({"commitLogOffset": 10**12}, "Find prepared transaction message failed"),
+        ({"commitLogOffset": -1}, "Find prepared transaction message failed"),
+        (place(other), "Find prepared transaction message failed"),
+    ):
+        for what in (COMMIT, ROLLBACK):
+            refused = await end(node, {**where, **changes}, what)
+            assert (refused.code, (refused.remark or "").partition(":")[0]) == (1, remark)
+    assert (await end(node, answer, COMMIT, commitLogOffset="x")).code == 1
+    with trio.move_on_after(5) as waited:
+        await end(node, answer, UNKNOWN)
+    assert waited.cancelled_caught
+    with trio.move_on_after(5) as waited:
+        await end(node, answer, 3)
+    assert waited.cancelled_caught
+    await trio.sleep(1)
+    assert await records(node) == await records(node, OP_TOPIC, 0) == []
 
 
-async def test_many_ends_share_op_messages(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        halves = [await send_half(node, b"%d" % number) for number in range(OFFSET_COUNT_MAX + 44)]
-        for half in halves:
-            assert (await end(node, half, COMMIT)).code == 0
-        await trio.sleep(1)
-        found = await records(node, OP_TOPIC, 0)
-        assert len(found) <= 3
-        said = [int(part) for op in found for part in op.body.split(b",")[:-1]]
-        assert sorted(said) == list(range(len(halves)))
-        assert len(await records(node)) == len(halves)
+async def test_many_ends_share_op_messages(node: Node, autojump_clock: object) -> None:
+    halves = [await send_half(node, b"%d" % number) for number in range(OFFSET_COUNT_MAX + 44)]
+    for half in halves:
+        assert (await end(node, half, COMMIT)).code == 0
+    await trio.sleep(1)
+    found = await records(node, OP_TOPIC, 0)
+    assert len(found) <= 3
+    said = [int(part) for op in found for part in op.body.split(b",")[:-1]]
+    assert sorted(said) == list(range(len(halves)))
+    assert len(await records(node)) == len(halves)
 
 
-async def test_check_is_sent_to_a_producer_of_the_group(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        await trio.sleep(20)
-        answer = await send_half(node, more={"KEYS": "k"}, h=7)
-        await trio.sleep(9.9)
-        assert not asked(node)
-        await trio.sleep(0.2)
-        [first, copy] = await records(node, HALF_TOPIC, 0)
-        [command] = asked(node)
-        assert command.flag & FLAG_ONEWAY
-        assert {name: value for name, value in command.ext_fields.items() if name != "offsetMsgId"} == {
-            "topic": HALF_TOPIC,
-            "bname": "b0",
-            "tranStateTableOffset": "1",
-            "commitLogOffset": str(copy.physical_offset),
-            "msgId": answer.ext_fields["transactionId"],
-            "transactionId": answer.ext_fields["transactionId"],
-        }
-        assert decode_message_id(command.ext_fields["offsetMsgId"])[2] == copy.physical_offset
-        told = decode_record(command.body)
-        assert (told.topic, told.queue_id, told.queue_offset, told.physical_offset) == (
-            "TT",
-            1,
-            1,
-            copy.physical_offset,
-        )
-        assert (told.body, told.flag, told.sys_flag, told.properties) == (
-            b"half",
-            7,
-            0,
-            copy.properties + b"WAIT\x01false\x02",
-        )
-        assert copy.property_map() == {**first.property_map(), "TRANSACTION_CHECK_TIMES": "1"}
-        assert (copy.flag, copy.born_timestamp_ms) == (7, first.born_timestamp_ms)
-        assert (await end(node, asked_place(command), COMMIT, fromTransactionCheck=True)).code == 0
-        [record] = await records(node)
-        assert record.prepared_transaction_offset == copy.physical_offset
-        await trio.sleep(200)
-        assert len(asked(node)) == 1
-        assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 2}
-        assert node.broker.offsets.of(PROGRESS_GROUP, OP_TOPIC) == {0: 1}
-        statistics = node.broker.transactions.statistics()
-        assert (statistics.asked_count, statistics.committed_count, statistics.open_count) == (1, 1, 0)
+async def test_check_is_sent_to_a_producer_of_the_group(node: Node, autojump_clock: object) -> None:
+    await be_producer(node)
+    await trio.sleep(20)
+    answer = await send_half(node, more={"KEYS": "k"}, h=7)
+    await trio.sleep(9.9)
+    assert not asked(node)
+    await trio.sleep(0.2)
+    [first, copy] = await records(node, HALF_TOPIC, 0)
+    [command] = asked(node)
+    assert command.flag & FLAG_ONEWAY
+    assert {name: value for name, value in command.ext_fields.items() if name != "offsetMsgId"} == {
+        "topic": HALF_TOPIC,
+        "bname": "b0",
+        "tranStateTableOffset": "1",
+        "commitLogOffset": str(copy.physical_offset),
+        "msgId": answer.ext_fields["transactionId"],
+        "transactionId": answer.ext_fields["transactionId"],
+    }
+    assert decode_message_id(command.ext_fields["offsetMsgId"])[2] == copy.physical_offset
+    told = decode_record(command.body)
+    assert (told.topic, told.queue_id, told.queue_offset, told.physical_offset) == (
+        "TT",
+        1,
+        1,
+        copy.physical_offset,
+    )
+    assert (told.body, told.flag, told.sys_flag, told.properties) == (
+        b"half",
+        7,
+        0,
+        copy.properties + b"WAIT\x01false\x02",
+    )
+    assert copy.property_map() == {**first.property_map(), "TRANSACTION_CHECK_TIMES": "1"}
+    assert (copy.flag, copy.born_timestamp_ms) == (7, first.born_timestamp_ms)
+    assert (await end(node, asked_place(command), COMMIT, fromTransactionCheck=True)).code == 0
+    [record] = await records(node)
+    assert record.prepared_transaction_offset == copy.physical_offset
+    await trio.sleep(200)
+    assert len(asked(node)) == 1
+    assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 2}
+    assert node.broker.offsets.of(PROGRESS_GROUP, OP_TOPIC) == {0: 1}
+    statistics = node.broker.transactions.statistics()
+    assert (statistics.asked_count, statistics.committed_count, statistics.open_count) == (1, 1, 0)
 
 
 async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Path, autojump_clock: object) -> None:
@@ -244,17 +237,16 @@ async def test_half_message_is_given_up_after_the_maximum_of_checks(tmp_path: Pa
         assert len(await records(node)) == 1
 
 
-async def test_no_producer_is_connected(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node, "another")
-        await send_half(node)
-        await trio.sleep(70)
-        assert asked(node) == []
-        await be_producer(node)
-        await trio.sleep(30)
-        [command] = asked(node)
-        assert command.ext_fields["tranStateTableOffset"] == "3"
-        assert node.broker.transactions.statistics().unasked_count == 2
+async def test_no_producer_is_connected(node: Node, autojump_clock: object) -> None:
+    await be_producer(node, "another")
+    await send_half(node)
+    await trio.sleep(70)
+    assert asked(node) == []
+    await be_producer(node)
+    await trio.sleep(30)
+    [command] = asked(node)
+    assert command.ext_fields["tranStateTableOffset"] == "3"
+    assert node.broker.transactions.statistics().unasked_count == 2
 
 
 async def test_young_half_messages_are_not_checked(tmp_path: Path, autojump_clock: object) -> None:
@@ -270,27 +262,26 @@ async def test_young_half_messages_are_not_checked(tmp_path: Path, autojump_cloc
 
 
 @pytest.mark.parametrize(("immunity", "asked_at"), [("60", 90), ("-1", 30), ("x", 30), ("0", 30)])
-async def test_immunity_of_one_message(tmp_path: Path, autojump_clock: object, immunity: str, asked_at: float) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        await trio.sleep(1)
-        await send_half(node, more={"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity})
-        await send_half(node, b"another")
-        await trio.sleep(asked_at - 1.1)
-        assert b"half" not in [decode_record(command.body).body for command in asked(node)]
-        await trio.sleep(0.2)
-        assert b"half" in [decode_record(command.body).body for command in asked(node)]
-        last = (await records(node, HALF_TOPIC, 0))[-1]
-        if asked_at == 90:
-            found = [record for record in await records(node, HALF_TOPIC, 0) if record.body == b"half"]
-            assert [record.property_map().get("TRAN_PREPARED_QUEUE_OFFSET") for record in found] == [
-                None,
-                "0",
-                "0",
-                "0",
-            ]
-            assert found[-1].property_map()["TRANSACTION_CHECK_TIMES"] == "1"
-        assert last.property_map()["TRANSACTION_CHECK_TIMES"]
+async def test_immunity_of_one_message(node: Node, autojump_clock: object, immunity: str, asked_at: float) -> None:
+    await be_producer(node)
+    await trio.sleep(1)
+    await send_half(node, more={"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity})
+    await send_half(node, b"another")
+    await trio.sleep(asked_at - 1.1)
+    assert b"half" not in [decode_record(command.body).body for command in asked(node)]
+    await trio.sleep(0.2)
+    assert b"half" in [decode_record(command.body).body for command in asked(node)]
+    last = (await records(node, HALF_TOPIC, 0))[-1]
+    if asked_at == 90:
+        found = [record for record in await records(node, HALF_TOPIC, 0) if record.body == b"half"]
+        assert [record.property_map().get("TRAN_PREPARED_QUEUE_OFFSET") for record in found] == [
+            None,
+            "0",
+            "0",
+            "0",
+        ]
+        assert found[-1].property_map()["TRANSACTION_CHECK_TIMES"] == "1"
+    assert last.property_map()["TRANSACTION_CHECK_TIMES"]
 
 
 async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_clock: object) -> None:
@@ -313,23 +304,22 @@ async def test_end_by_an_earlier_offset_ends_the_copy(tmp_path: Path, autojump_c
 
 
 async def test_checks_go_to_producers_round_robin(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        counts: dict[object, int] = {}
+    counts: dict[object, int] = {}
 
-        def count(connection: RemotingConnection, command: RemotingCommand) -> None:
-            counts[connection] = counts.get(connection, 0) + 1
+    def count(connection: RemotingConnection, command: RemotingCommand) -> None:
+        counts[connection] = counts.get(connection, 0) + 1
 
-        monkeypatch.setattr(RemotingConnection, "send_oneway", count)
-        for number in range(3):
-            body = java_json.dumps({"clientID": f"c{number}", "producerDataSet": [{"groupName": "pg"}]})
-            command = RemotingCommand(RequestCode.HEART_BEAT, body=body)
-            assert (await node.client.invoke(f"broker{number}", command, 60)).code == 0
-        for number in range(9):
-            await send_half(node, b"%d" % number)
-        await trio.sleep(31)
-        assert list(counts.values()) == [3, 3, 3]
+    monkeypatch.setattr(RemotingConnection, "send_oneway", count)
+    for number in range(3):
+        body = java_json.dumps({"clientID": f"c{number}", "producerDataSet": [{"groupName": "pg"}]})
+        command = RemotingCommand(RequestCode.HEART_BEAT, body=body)
+        assert (await node.client.invoke(f"broker{number}", command, 60)).code == 0
+    for number in range(9):
+        await send_half(node, b"%d" % number)
+    await trio.sleep(31)
+    assert list(counts.values()) == [3, 3, 3]
 
 
 async def test_checks_continue_after_a_restart(tmp_path: Path, autojump_clock: object) -> None:
@@ -389,63 +379,60 @@ async def test_op_messages_of_either_form(tmp_path: Path, autojump_clock: object
 
 
 async def test_progress_is_committed_only_when_safe(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        await send_half(node)
-        safe = [0]
-        monkeypatch.setattr(Acknowledgements, "replicated_offset", property(lambda self: safe[0]))
-        await trio.sleep(31)
-        assert len(asked(node)) == 1
-        assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {}
-        safe[0] = node.store.log.max_offset.value
-        await trio.sleep(30)
-        assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 1}
+    await be_producer(node)
+    await send_half(node)
+    safe = [0]
+    monkeypatch.setattr(Acknowledgements, "replicated_offset", property(lambda self: safe[0]))
+    await trio.sleep(31)
+    assert len(asked(node)) == 1
+    assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {}
+    safe[0] = node.store.log.max_offset.value
+    await trio.sleep(30)
+    assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {0: 1}
 
 
 async def test_checks_wait_while_the_store_is_not_writable(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        halves = [await send_half(node, b"%d" % number) for number in range(3)]
-        with monkeypatch.context() as patch:
-            patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
-            assert (await end(node, halves[0], COMMIT)).code == 14
-            assert (await end(node, halves[1], ROLLBACK)).code == 14
-            await trio.sleep(70)
-            assert asked(node) == []
-        await trio.sleep(35)
-        assert [decode_record(command.body).body for command in asked(node)] == [b"0", b"2"]
-        assert [op.body for op in await records(node, OP_TOPIC, 0)] == [b"1,"]
-        assert await records(node) == []
+    await be_producer(node)
+    halves = [await send_half(node, b"%d" % number) for number in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
+        assert (await end(node, halves[0], COMMIT)).code == 14
+        assert (await end(node, halves[1], ROLLBACK)).code == 14
+        await trio.sleep(70)
+        assert asked(node) == []
+    await trio.sleep(35)
+    assert [decode_record(command.body).body for command in asked(node)] == [b"0", b"2"]
+    assert [op.body for op in await records(node, OP_TOPIC, 0)] == [b"1,"]
+    assert await records(node) == []
 
 
 async def test_half_message_that_can_not_be_copied_is_given_up(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        await send_half(node, b"long", more={"p": "x" * (32767 - 260)})
-        [half] = await records(node, HALF_TOPIC, 0)
-        await send_half(node, b"next")
-        append = node.store.log.append
+    await be_producer(node)
+    await send_half(node, b"long", more={"p": "x" * (32767 - 260)})
+    [half] = await records(node, HALF_TOPIC, 0)
+    await send_half(node, b"next")
+    append = node.store.log.append
 
-        def refuse_some(messages: Sequence[Message], _: float | None = None) -> list[AppendResult]:
-            results = []
-            for message in messages:
-                if message.body == b"long" and message.topic == HALF_TOPIC:
-                    results.append(AppendResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, remark="too long"))
-                else:
-                    results += append([message])
-            return results
+    def refuse_some(messages: Sequence[Message], _: float | None = None) -> list[AppendResult]:
+        results = []
+        for message in messages:
+            if message.body == b"long" and message.topic == HALF_TOPIC:
+                results.append(AppendResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, remark="too long"))
+            else:
+                results += append([message])
+        return results
 
-        monkeypatch.setattr(node.store.log, "append", refuse_some)
-        await trio.sleep(31)
-        [record] = await records(node, GIVEN_UP_TOPIC, 0)
-        assert record.properties == half.properties
-        assert [decode_record(command.body).body for command in asked(node)] == [b"next"]
+    monkeypatch.setattr(node.store.log, "append", refuse_some)
+    await trio.sleep(31)
+    [record] = await records(node, GIVEN_UP_TOPIC, 0)
+    assert record.properties == half.properties
+    assert [decode_record(command.body).body for command in asked(node)] == [b"next"]
 
 
 async def test_half_messages_with_other_flags(tmp_path: Path, autojump_clock: object) -> None:
@@ -471,19 +458,18 @@ async def test_slave_refuses_ends(tmp_path: Path, autojump_clock: object) -> Non
         assert (await end(node, where, COMMIT)).code == 11
 
 
-async def test_delayed_half_message_of_another_broker(tmp_path: Path, autojump_clock: object) -> None:
+async def test_delayed_half_message_of_another_broker(node: Node, autojump_clock: object) -> None:
     """The delay starts with the commit, as in RocketMQ."""
-    async with open_node(tmp_path) as node:
-        await node.broker.topics.ensure("TT", 2)
-        properties = half_properties(DELAY="2", REAL_TOPIC="TT", REAL_QID="1").encode()
-        [put] = await node.broker.put_service.put([Message(HALF_TOPIC, 0, b"half", properties)])
-        where = {"tranStateTableOffset": put.queue_offset, "commitLogOffset": put.physical_offset}
-        assert (await end(node, where, COMMIT)).code == 0
-        await trio.sleep(4)
-        assert await records(node) == []
-        await trio.sleep(2)
-        [record] = await records(node)
-        assert (record.body, record.sys_flag) == (b"half", 8)
+    await node.broker.topics.ensure("TT", 2)
+    properties = half_properties(DELAY="2", REAL_TOPIC="TT", REAL_QID="1").encode()
+    [put] = await node.broker.put_service.put([Message(HALF_TOPIC, 0, b"half", properties)])
+    where = {"tranStateTableOffset": put.queue_offset, "commitLogOffset": put.physical_offset}
+    assert (await end(node, where, COMMIT)).code == 0
+    await trio.sleep(4)
+    assert await records(node) == []
+    await trio.sleep(2)
+    [record] = await records(node)
+    assert (record.body, record.sys_flag) == (b"half", 8)
 
 
 async def test_thousand_open_half_messages(tmp_path: Path, autojump_clock: object) -> None:
@@ -510,14 +496,13 @@ async def test_thousand_open_half_messages(tmp_path: Path, autojump_clock: objec
 
 
 async def test_producer_that_does_not_read_is_not_asked(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await be_producer(node)
-        await send_half(node)
-        with monkeypatch.context() as patch:
-            patch.setattr(RemotingConnection, "outbox_bytes", OUTBOX_BYTES_MAX + 1)
-            await trio.sleep(35)
-            assert asked(node) == []
-        await trio.sleep(30)
-        assert len(asked(node)) == 1
+    await be_producer(node)
+    await send_half(node)
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotingConnection, "outbox_bytes", OUTBOX_BYTES_MAX + 1)
+        await trio.sleep(35)
+        assert asked(node) == []
+    await trio.sleep(30)
+    assert len(asked(node)) == 1

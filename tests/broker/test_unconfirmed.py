@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import Node, open_node
+from tests.broker.node import Node
 
 ALWAYS: dict[str, Any] = {"beginTimestamp": 0, "endTimestamp": (1 << 63) - 1, "maxNum": 64}
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 async def max_queue_offset(node: Node) -> int:
