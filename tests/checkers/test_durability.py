@@ -236,22 +236,6 @@ def test_two_consumers_given_different_messages_at_one_offset_are_found() -> Non
 # ---- prefix, soundness, convergence
 
 
-def test_a_slave_with_one_other_byte_is_found() -> None:
-    cluster = three()
-    cluster.files["s2"]["commitlog/00000000000000004096"][100] ^= 1
-    [violation] = prefix.check(cluster.history, cluster.images(), MASTER)
-    assert "s2 differs from m at physical offset 4196" in violation.text
-
-
-def test_bytes_at_the_wrong_place_are_found_by_the_slave_alone() -> None:
-    cluster = three()
-    at = cluster.image().records()[25].physical_offset - 8192
-    assert at > 0
-    segment = cluster.files["s1"][f"commitlog/{8192:020d}"]
-    segment[at + 10 :] = segment[at:-10]
-    assert {"soundness", "prefix"} <= checkers(judge(cluster))
-
-
 def test_a_slave_ahead_of_a_master_that_lost_its_tail_is_lawful_until_it_grows() -> None:
     cluster = Cluster("s1")
     for _ in range(10):
@@ -395,13 +379,6 @@ def test_unconsumed_message_is_found() -> None:
     topics = frozenset({"T"})
     found = convergence.check(cluster.history, cluster.images(), MASTER, consumed_topics=topics)
     assert "1 messages of m were never consumed, the first is T-2 offset 9" in str(found)
-
-
-def test_a_refused_message_that_is_stored_is_found() -> None:
-    cluster = three()
-    cluster.put("SERVICE_NOT_AVAILABLE")
-    [violation, *_] = statuses.check_refused(cluster.history, cluster.images())
-    assert "it was refused, but m holds it" in violation.text
 
 
 def test_an_entry_beyond_the_flushed_end_is_found() -> None:

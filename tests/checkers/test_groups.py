@@ -91,18 +91,6 @@ def accepted(cluster: Cluster) -> Accepted:
     return cluster.history.answers[-1]
 
 
-def test_each_member_of_the_set_has_acknowledged_messages() -> None:
-    cluster = Cluster("s1", "s2")
-    judge = in_sync_of(cluster)
-    assert judge.on_set(frozenset({MASTER, "s1"})) == []
-    cluster.put(on=(MASTER, "s1"))
-    assert judge.on_acknowledged(accepted(cluster)) == []
-    assert judge.on_set(frozenset({MASTER, "s1", "s2"})), "s2 comes in without it"
-    assert judge.on_set(frozenset({MASTER, "s1"})) == []
-    cluster.put(on=(MASTER,))
-    assert judge.on_acknowledged(accepted(cluster)), "s1 was not waited for"
-
-
 def test_message_acknowledged_by_n_members_is_on_n() -> None:
     cluster = Cluster("s1", "s2")
     judge = in_sync_of(cluster, ack_count=2)

@@ -167,17 +167,6 @@ def test_start_offset_is_adopted_once_and_not_before_the_request() -> None:
     assert "has sent it bytes only up to 2000" in wire.report(3000)
 
 
-def test_an_acknowledgement_of_unflushed_bytes_is_found_where_slaves_flush() -> None:
-    wire = Wire(600, flushed=599)
-    wire.report(500)
-    wire.frame(500, 100)
-    assert "[500, 600) is not flushed there" in wire.report(600)
-    wire = Wire(600, flushed=600)
-    wire.report(500)
-    wire.frame(500, 100)
-    assert wire.report(600) == ""
-
-
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
@@ -228,13 +217,6 @@ def test_true_answers_pass() -> None:
     for status in ("FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"):
         answers.cluster.put(status, on=(MASTER,))
         assert answers.judge() == ""
-
-
-def test_put_ok_before_the_flush_is_found() -> None:
-    answers = Answers(Cluster(is_sync_flush=True))
-    answers.cluster.put()
-    answers.flushed_to = answers.cluster.ends[MASTER] - 1
-    assert "a power cut now would take an acknowledged message" in answers.judge()
 
 
 def test_put_ok_with_too_few_slaves_is_found() -> None:
@@ -307,37 +289,6 @@ def test_message_consumed_before_the_flush_is_found() -> None:
 
 
 # ---- tasks
-
-
-async def test_task_outliving_its_node_is_found() -> None:
-    watch = tasks.TaskWatch()
-
-    async def node(leak: trio.Nursery | None, ended: trio.Event) -> None:
-        async with trio.open_nursery() as own:
-            own.start_soon(trio.sleep_forever)
-            await trio.lowlevel.checkpoint()
-            assert len(watch.left("m")) == 2
-            if leak is not None:
-                leak.start_soon(trio.sleep_forever)
-            own.cancel_scope.cancel()
-        ended.set()
-
-    async def live(leak: trio.Nursery | None) -> None:
-        ended = trio.Event()
-        with watch.of("m"):
-            outside.start_soon(node, leak, ended)
-        await ended.wait()
-        await trio.testing.wait_all_tasks_blocked()
-
-    async with trio.open_nursery() as outside:
-        await live(None)
-        assert watch.check("m") == []
-        await live(outside)
-        [violation] = watch.check("m")
-        assert "m has ended, but 1 of its tasks still run: " in violation.text
-        assert "sleep_forever" in violation.text
-        assert watch.check("s") == []
-        outside.cancel_scope.cancel()
 
 
 async def test_a_system_task_of_a_package_is_found() -> None:

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
 import trio
@@ -126,46 +125,6 @@ async def in_trio(run: Callable[[], None]) -> None:
     run()
 
 
-def test_power_loss_drops_unsynced_data_and_a_kill_none() -> None:
-    def run() -> None:
-        first = disk()
-        file = first.create(PATH, 4 * PAGE, allocate=True)
-        view = file.map(4 * PAGE)
-        view[:5] = b"first"
-        file.sync()
-        view[2 * PAGE : 2 * PAGE + 6] = b"second"
-        assert first.synced_log_end(PATH.parent) == 2 * PAGE
-        assert first.after_kill().read_bytes(PATH)[2 * PAGE :].startswith(b"second")
-        found = set()
-        for seed in range(40):
-            again = disk()
-            again.chance = Random(seed)
-            again.inodes = {path: inode.copy() for path, inode in first.inodes.items()}
-            after = again.after_power_loss().read_bytes(PATH)
-            assert after.startswith(b"first")
-            found.add(after[2 * PAGE : 2 * PAGE + 6])
-        assert found == {b"second", bytes(6)}
-        with pytest.raises(OSError, match="dead"):
-            file.sync()
-
-    trio.run(in_trio, run)
-
-
-def test_failed_sync_marks_pages_clean() -> None:
-    inode = Inode(bytearray(64 * PAGE))
-    inode.content[:] = b"x" * len(inode.content)
-    inode.fail_sync(Random(1))
-    lost = inode.dirty_pages()
-    assert 0 < len(lost) < 64
-    inode.sync()  # reports success
-    assert inode.dirty_pages() == lost
-    inode.content[lost[0] : lost[0] + 1] = b"y"  # written to again
-    inode.sync()
-    assert inode.dirty_pages() == lost[1:]
-    after = inode.after_power_loss(Random(1), 1.0)
-    assert all(after.content[page] == 0 for page in lost[1:])
-
-
 def test_full_disk_rejects_writes_that_need_space() -> None:
     def run() -> None:
         full = disk()
@@ -230,48 +189,6 @@ async def read_all(stream: SimStream, size: int) -> bytes:
     return found
 
 
-def test_bytes_arrive_in_order_however_they_are_split() -> None:
-    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
-        client, server = await pair(network, nursery)
-        sent = Random(1).randbytes(20_000)
-        nursery.start_soon(client.send_all, sent)
-        assert await read_all(server, len(sent)) == sent
-        await client.aclose()
-        assert await server.receive_some(10) == b""
-
-    simulate(run)
-
-
-def test_a_sender_waits_for_a_reader() -> None:
-    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
-        client, server = await pair(network, nursery)
-        with trio.move_on_after(5) as scope:
-            await client.send_all(bytes(1001))
-        assert scope.cancelled_caught
-        with trio.fail_after(5):
-            await read_all(server, 1000)
-            await client.send_all(b"more")
-
-    simulate(run)
-
-
-def test_bytes_on_a_cut_link_arrive_after_it_heals() -> None:
-    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
-        client, server = await pair(network, nursery)
-        network.cut(client.host, server.host)
-        await client.send_all(b"hello")
-        with trio.move_on_after(5) as scope:
-            await server.receive_some(10)
-        assert scope.cancelled_caught
-        await server.send_all(b"the other way works")
-        assert await read_all(client, 19)
-        network.heal(client.host, server.host)
-        with trio.fail_after(2):
-            assert await read_all(server, 5) == b"hello"
-
-    simulate(run)
-
-
 def test_machine_without_power_is_silent_and_resets_connections_later() -> None:
     async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
         client, server = await pair(network, nursery)
@@ -283,17 +200,6 @@ def test_machine_without_power_is_silent_and_resets_connections_later() -> None:
         network.power_on(server.host)
         with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
             await client.receive_some(10)
-
-    simulate(run)
-
-
-def test_a_dead_process_closes_its_connections_and_refuses_new_ones() -> None:
-    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
-        client, server = await pair(network, nursery)
-        network.close_all(server.host)
-        assert await client.receive_some(10) == b""
-        with pytest.raises(ConnectionRefusedError):
-            await network.connect(client.host, "10.0.0.2:80")
 
     simulate(run)
 
