@@ -88,6 +88,3 @@ def _log_ignored(twin: str, reason: str) -> None:
     logger.warning(
         'compiled.module_ignored module=%s reason=%r fallback=python hint="install halog again"', twin, reason
     )
-
-
-__all__ = ["TWINS", "compiled_twin", "pure", "with_compiled_twin"]

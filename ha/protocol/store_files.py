@@ -70,14 +70,7 @@ class IndexHeader(msgspec.Struct, gc=False):
 
     def pack(self) -> bytes:
         """Return the 40 bytes."""
-        return INDEX_HEADER.pack(
-            self.begin_timestamp_ms,
-            self.end_timestamp_ms,
-            self.begin_physical_offset,
-            self.end_physical_offset,
-            self.hash_slot_count,
-            self.index_count,
-        )
+        return INDEX_HEADER.pack(*msgspec.structs.astuple(self))
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> IndexHeader:
@@ -129,14 +122,7 @@ class Checkpoint(msgspec.Struct, gc=False):
 
     def pack(self) -> bytes:
         """Return the 4096 bytes of the file."""
-        return _CHECKPOINT.pack(
-            self.physic_msg_timestamp_ms,
-            self.logics_msg_timestamp_ms,
-            self.index_msg_timestamp_ms,
-            self.master_flushed_offset,
-            self.confirm_physical_offset,
-            self.logics_physical_offset,
-        ).ljust(CHECKPOINT_SIZE, b"\0")
+        return _CHECKPOINT.pack(*msgspec.structs.astuple(self)).ljust(CHECKPOINT_SIZE, b"\0")
 
     @classmethod
     def unpack(cls, raw: bytes | bytearray | memoryview) -> Checkpoint:

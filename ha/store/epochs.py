@@ -170,6 +170,3 @@ def _ends(entries: Sequence[EpochEntry], log_end: int) -> list[tuple[EpochEntry,
     """Returns each term with the physical offset where it ends."""
     ends = [entry.start_offset for entry in entries[1:]] + [log_end]
     return [(entry, min(end, log_end)) for entry, end in zip(entries, ends, strict=False)]
-
-
-__all__ = ["BACKUP_SUFFIX", "EPOCH_FILE", "EpochHistory"]

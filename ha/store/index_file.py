@@ -329,5 +329,3 @@ def _unpacked(raw: bytes | bytearray) -> list[tuple[int, int, int, int]]:
 
 
 assert array("i").itemsize == INDEX_SLOT_SIZE
-
-__all__ = ["IndexFile", "Unwritten", "blank_slots"]

@@ -152,6 +152,3 @@ def _rewrite(segment: Segment, position: int, raw: bytes) -> None:
     segment.file.sync()
     if segment.file.pread(len(raw), position) != raw:
         raise OSError(f"{segment.file.path} does not keep what is written at {position}")
-
-
-__all__ = ["PIECE_BYTES", "LogRepair"]

@@ -278,6 +278,3 @@ def _store_ms(raw: bytes, at: int) -> int:
     (sys_flag,) = _INT32.unpack_from(raw, at + 36)
     (store_ms,) = _INT64.unpack_from(raw, at + 56 + 12 * (sys_flag >> 4 & 1))
     return int(store_ms)
-
-
-__all__ = ["DAMAGE_COUNT_MAX", "LogEnd", "LogScan"]

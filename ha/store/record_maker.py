@@ -181,6 +181,3 @@ class RecordMaker:
                 return None
             remark = f"topic of {topic_size} bytes is too long"
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)
-
-
-__all__ = ["NO_ROOM", "RECORD_OVERHEAD_MAX", "AppendResult", "RecordMaker"]

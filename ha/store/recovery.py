@@ -365,6 +365,3 @@ class LogRecovery:
         """Returns the error, with file and position."""
         segment = self.scan.segment_at(end.position) or self.scan.segments[-1]
         return CorruptLog(segment.file.path, end.position - segment.start, reason)
-
-
-__all__ = ["LogRecovery", "Recovered"]

@@ -196,6 +196,3 @@ class SegmentedLog:
                 first = max(self._released_to, old.start)
                 last = min(release_to, old.end)
                 await self._run_blocking(old.file.cool, first - old.start, last - first)
-
-
-__all__ = ["UNLIMITED", "SegmentedLog"]

@@ -232,14 +232,3 @@ class Truncation:
     def _boundary(self, offset: int) -> int:
         parts = self._parts
         return boundary_before(parts.log.segments, parts.options, parts.queues, offset)
-
-
-__all__ = [
-    "INTENT_FILE",
-    "Truncation",
-    "boundary_before",
-    "finish_files",
-    "load_intent",
-    "record_end",
-    "save_intent",
-]

@@ -78,6 +78,3 @@ def _count(
             segment = log.segment_at(base)
             raise CorruptLog(segment.file.path, base + at - segment.start, f"no record is there: {reason}")
     return at, last_ms
-
-
-__all__ = ["Undispatched", "read_undispatched"]

@@ -185,6 +185,7 @@ def test_name_servers_that_do_not_answer_name_the_option() -> None:
         ("pullTimeout", "soon"),
         ("pullTimeout", "1ms"),
         ("pullBatchSize", "0"),
+        ("pullBatchSize", "4097"),
         ("pullBatchSize", "many"),
     ],
 )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -75,6 +76,38 @@ def test_topics() -> None:
     assert parse(topic="a").subscribe == ("a",)
     assert parse(subscribePattern="fl.*").subscribe_pattern == "fl.*"
     assert parse(assign='{"a":[0,"1","broker-a:2"]}').assign == {"a": ("0", "1", "broker-a:2")}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "changed"),
+    [
+        ("brokerName", "m, m", {"broker_names": ("m", "m")}),
+        ("startingOffsetsByTimestampStrategy", "Latest", {"no_match": "latest"}),
+        ("minPartitions", "3", {"min_partitions": 3}),
+        ("maxRecordsPerPartition", "1", {"max_records_per_partition": 1}),
+        ("maxBytesPerPartition", "1k", {"max_bytes_per_partition": 1024}),
+        ("maxOffsetsPerTrigger", "5", {"max_offsets_per_trigger": 5}),
+        ("minOffsetsPerTrigger", "5", {"min_offsets_per_trigger": 5}),
+        ("maxBytesPerTrigger", "1k", {"max_bytes_per_trigger": 1024}),
+        ("failOnDataLoss", "FALSE", {"fail_on_data_loss": False}),
+        ("isolation", "read_committed", {"isolation": "read_committed"}),
+        ("fetchOffset.numRetries", "0", {"offset_retries": 0}),
+        ("fetchOffset.retryIntervalMs", "0", {"offset_retry_interval_ms": 0}),
+        ("damagedRecords", "skip", {"damaged_records": "skip"}),
+        ("verifyCrc", "true", {"verify_crc": True}),
+        ("decompress", "false", {"decompress": False}),
+        ("maxMessageSize", "1", {"message_size_max": 1}),
+        ("maxRecordsPerBatch", "7", {"batch_rows": 7}),
+        ("startingTimestamp", "0", {"starting": AtTime(0), "starting_option": "startingTimestamp"}),
+    ],
+)
+def test_an_option_changes_its_field_alone(option: str, text: str, changed: dict[str, Any]) -> None:
+    before, after = msgspec.structs.asdict(parse("stream")), msgspec.structs.asdict(parse("stream", **{option: text}))
+    assert {field: value for field, value in after.items() if value != before[field]} == changed
+
+
+def test_the_smallest_batch_may_be_the_largest() -> None:
+    assert parse("stream", minOffsetsPerTrigger="9", maxOffsetsPerTrigger="9").min_offsets_per_trigger == 9
 
 
 def test_paths() -> None:

@@ -1,25 +1,22 @@
 """Builds index files from keys in the order of the log: an entry's place depends only on its number.
 
 Pass 1 leaves, for each range of the log, a file of `record_digest.KEY` in physical order. Their counts determine which
-keys belong to which index file, so each file is built independently, from slices of one or several of them. Within a
-file an entry points to the one before it in its slot (`ha.protocol.index_entries`). Memory: the slot table (4 B a slot)
-and a chunk, regardless of the file's size. Sources: IndexFile, IndexService.
+keys belong to which index file, so each file is built independently, from slices of one or several of them, by the
+store's own `IndexFile`. Memory: the slot table (4 B a slot) and a chunk, regardless of the file's size.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from ha.protocol.index_entries import PAGE_SLOTS, chain_keys, link_slots
 from ha.protocol.record_digest import KEY, KEY_SIZE
-from ha.protocol.store_files import IndexHeader, index_entry_position, index_file_size, index_slot_position
+from ha.protocol.store_files import index_file_size
+from ha.store.files import OsDisk
+from ha.store.index_file import IndexFile, blank_slots
 
 _CHUNK_KEYS = 1 << 19
 _EARLIEST_ZONE_S = -12 * 3600
@@ -96,46 +93,24 @@ def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, e
     if path.exists():
         return sum(part.end - part.begin for part in plan.slices)
     partial = directory / f"{plan.name}.partial"
-    header = IndexHeader()
+    partial.unlink(missing_ok=True)
+    created = OsDisk().create(partial, index_file_size(slot_count, entry_count_max), allocate=False)
+    file = IndexFile(created, slot_count, entry_count_max)
+    file.slots = blank_slots(slot_count)
     if plan.before is not None:
-        _, _, header.begin_timestamp_ms = KEY.unpack(read_keys(plan.before))
-    slots = array("i", bytes(4 * slot_count))
-    dirty_pages = bytearray(-(-slot_count // PAGE_SLOTS))
-    with partial.open("wb") as file, memoryview(slots) as view:
-        file.truncate(index_file_size(slot_count, entry_count_max))
-        for keys in _chunks(plan.slices):
-            first = header.index_count
-            entries, free_count = chain_keys(keys, view, first, header.begin_timestamp_ms)
-            link_slots(keys, view, first, dirty_pages)
-            if first == 1:
-                _, header.begin_physical_offset, header.begin_timestamp_ms = KEY.unpack_from(keys)
-            _, header.end_physical_offset, header.end_timestamp_ms = KEY.unpack_from(keys, len(keys) - KEY_SIZE)
-            header.hash_slot_count += free_count
-            header.index_count += len(keys) // KEY_SIZE
-            file.seek(index_entry_position(slot_count, first))
-            file.write(entries)
-        _write_slots(file.fileno(), slots, dirty_pages)
-        file.seek(0)
-        file.write(header.pack())
-        file.flush()
-        os.fsync(file.fileno())
+        _, _, file.begin_timestamp_ms = KEY.unpack(read_keys(plan.before))
+    for keys in _chunks(plan.slices):
+        file.put(keys, new_bytes_max=0)
+    file.write(file.take_unwritten())
+    created.sync()
     partial.rename(path)
-    return header.index_count - 1
+    return file.next_entry - 1
 
 
 def _chunks(slices: Sequence[KeySlice]) -> Iterator[bytes]:
     for part in slices:
         for begin in range(part.begin, part.end, _CHUNK_KEYS):
             yield read_keys(KeySlice(part.path, begin, min(part.end, begin + _CHUNK_KEYS)))
-
-
-def _write_slots(descriptor: int, slots: array[int], dirty_pages: bytearray) -> None:
-    """Write the pages that have used slots, so that a file of few keys stays as small on disk as a broker's."""
-    if sys.byteorder == "little":
-        slots.byteswap()
-    for page in (number for number, is_dirty in enumerate(dirty_pages) if is_dirty):
-        first = page * PAGE_SLOTS
-        os.pwrite(descriptor, slots[first : first + PAGE_SLOTS].tobytes(), index_slot_position(first))
 
 
 def _name(store_ms: int) -> str:

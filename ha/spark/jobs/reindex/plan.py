@@ -22,6 +22,7 @@ from ha.protocol.properties import DELAY_LEVELS_MS
 from ha.protocol.record import MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import ENTRY_SIZE, index_file_size
 from ha.spark.jobs.reindex.scan import LogRange, ScanTask
+from ha.store.files import OsDisk
 
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _MAGICS = {(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)}
@@ -129,16 +130,13 @@ def store_lock(store: Path) -> Iterator[None]:
     """Hold the lock that marks a store as in use. StoreLocked if a broker holds it, StoreUnreadable if there is no
     store."""
     _check_is_store(store)
-    path = store / "lock"
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    held = OsDisk().lock(store / "lock", b"")
+    if held is None:
+        raise StoreLocked(store / "lock")
     try:
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-        except (BlockingIOError, PermissionError):
-            raise StoreLocked(path) from None
         yield
     finally:
-        os.close(descriptor)
+        held.release()
 
 
 def swap_in(store: Path, target: Path) -> None:

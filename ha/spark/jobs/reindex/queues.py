@@ -3,7 +3,7 @@
 Entry n of a queue is at byte 20·n of its concatenated files, and a record holds its n, so ranges are independent as
 long as a queue's offsets are dense: each range reports where its part of a queue begins and ends, and the parts must
 join. A queue whose parts do not (damage, or a log that lost records) is built again by one task that reads its records
-in order, like a broker's dispatch: a record whose place is taken is dropped, gaps are filled.
+in order, with the store's own `ConsumeQueue`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 import msgspec
 
 from ha.protocol.record_digest import QueueRun
-from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
+from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import OpenFiles, OsDisk
 
 QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _BUFFERED_BYTES_MAX = 20 << 20
@@ -150,19 +152,21 @@ def sync_files(directory: Path) -> None:
 
 
 class OrderedQueue:
-    """Builds one queue from its records in order, whatever their queue offsets are, like a broker's dispatch.
+    """Builds one queue from its records in order, whatever their queue offsets are, as the store does at dispatch.
 
-    A record whose place is taken is dropped. A gap is filled with blank entries that hold their physical position;
-    after a gap longer than a file the queue begins again.
+    A record whose place is taken is dropped; `ConsumeQueue` treats gaps.
     """
 
     def __init__(self, root: Path, file_entries: int, topic: str, queue_id: int) -> None:
-        self._directory = queue_directory(root, topic, queue_id)
-        self._file_entries = file_entries
-        self.begin: int | None = None
-        self.end = 0
+        disk = OsDisk()
+        directory = queue_directory(root, topic, queue_id)
+        self._queue = ConsumeQueue(disk, OpenFiles(disk), directory, topic, queue_id, file_entries)
         self.dropped = 0
-        self._physical_end = 0
+
+    @property
+    def entry_count(self) -> int:
+        """Number of entries, blank ones in gaps included."""
+        return self._queue.max_offset - self._queue.min_offset
 
     def add(self, run: QueueRun) -> None:
         """Add the queue's next records."""
@@ -179,30 +183,11 @@ class OrderedQueue:
     def _add_run(self, first: int, raw: bytes) -> None:
         """Add entries of consecutive queue offsets; drop those whose place is taken or out of range."""
         count = len(raw) // ENTRY_SIZE
-        taken = min(max(self.end - first, 0), count)
+        taken = min(max(self._queue.max_offset - first, 0), count)
         beyond = min(max(first + count - 1 - QUEUE_OFFSET_MAX, 0), count - taken)
         self.dropped += taken + beyond
-        raw = raw[taken * ENTRY_SIZE : (count - beyond) * ENTRY_SIZE]
-        if not raw:
-            return
-        first += taken
-        if first != self.end or self.begin is None:
-            self._leap(first)
-        write_entries(self._directory, self._file_entries, first, raw)
-        self.end = first + len(raw) // ENTRY_SIZE
-        physical_offset, size, _ = ENTRY.unpack_from(raw, len(raw) - ENTRY_SIZE)
-        self._physical_end = physical_offset + size
-
-    def _leap(self, first: int) -> None:
-        if self.begin is None or first - self.end > self._file_entries:
-            remove_queue(self._directory)
-            self.begin = first
-            if first % self._file_entries:
-                start = first - first % self._file_entries
-                write_entries(self._directory, self._file_entries, start, ENTRY_FILL * (first - start))
-            return
-        blank = ENTRY.pack(self._physical_end, BLANK_SIZE, 0)
-        write_entries(self._directory, self._file_entries, self.end, blank * (first - self.end))
+        if taken + beyond < count:
+            self._queue.append(first + taken, [raw[taken * ENTRY_SIZE : (count - beyond) * ENTRY_SIZE]])
 
 
 def remove_queue(directory: Path) -> None:

@@ -137,11 +137,10 @@ def build_in_order(task: ScanTask, ranges: Sequence[LogRange], queues: Sequence[
                 if queue is not None:
                     queue.add(run)
     for (topic, queue_id), queue in ordered.items():
-        if queue.begin is not None:
+        if queue.entry_count:
             sync_files(queue_directory(root, topic, queue_id))
     return [
-        OrderedResult(topic, queue_id, 0 if queue.begin is None else queue.end - queue.begin, queue.dropped)
-        for (topic, queue_id), queue in ordered.items()
+        OrderedResult(topic, queue_id, queue.entry_count, queue.dropped) for (topic, queue_id), queue in ordered.items()
     ]
 
 
