@@ -160,7 +160,7 @@ def _answered(path: Path) -> Iterator[RequestCode]:
 def handlers() -> dict[str, dict[RequestCode, str]]:
     """Returns kind of node -> request code -> module that handles it."""
     found: dict[str, dict[RequestCode, str]] = {}
-    rooms = {"broker": "broker/*.py", "name server": "namesrv/processor.py", "client": "client/cli*.py"}
+    rooms = {"broker": "broker/**/*.py", "name server": "namesrv/processor.py", "client": "client/cli*.py"}
     for place, pattern in rooms.items():
         found[place] = {}
         for path in sorted((ROOT / "ha").glob(pattern)):

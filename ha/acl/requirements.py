@@ -49,6 +49,7 @@ from ha.protocol.group_requests import (
     LockQueuesBody,
 )
 from ha.protocol.headers import parse_header, topic_of_send
+from ha.protocol.pop import BATCH_ACK_COUNT_MAX, BatchAckBody, popped_topic
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import REPLY_SUFFIX, RETRY_PREFIX, TRACE_TOPIC
 
@@ -111,6 +112,18 @@ def _reply(command: RemotingCommand) -> Needed:
 def _consume(command: RemotingCommand) -> Needed:
     yield command.ext_fields.get("topic", ""), Right.SUB
     yield _group_of(command.ext_fields.get("consumerGroup", ""))
+
+
+def _pop(command: RemotingCommand) -> Needed:
+    group = command.ext_fields.get("consumerGroup", "")
+    yield popped_topic(group, command.ext_fields.get("topic", ""))[0], Right.SUB
+    yield _group_of(group)
+
+
+def _batch_ack(command: RemotingCommand) -> Needed:
+    for ack in java_json.read_as(BatchAckBody, command.body).acks[:BATCH_ACK_COUNT_MAX]:
+        yield ack.topic, Right.SUB
+        yield _group_of(ack.group)
 
 
 def _read(command: RemotingCommand) -> Needed:
@@ -221,6 +234,7 @@ def _rights(words: str, needed: Callable[[RemotingCommand], Needed]) -> Rule:
 _SEND = _rights("PUB on the topic; of %RETRY%G, SUB on G", _send)
 _REPLY = _rights("PUB on the topic, which is one of replies (…_REPLY_TOPIC)", _reply)
 _CONSUME = _rights("SUB on topic and group", _consume)
+_POP = _rights("SUB on topic and group; for a message from the group's retry topic, on the topic itself", _pop)
 _TOPIC = _rights("PUB or SUB on the topic", _topic)
 _GROUP = _rights("SUB on the group", _group)
 _LOCKS = _rights("SUB on the group", _locks)
@@ -296,6 +310,13 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.RECALL_MESSAGE: _rights("PUB on the topic", _recall),
     RequestCode.EXCHANGE_BROKER_HA_INFO: _SIGNATURE,
     RequestCode.GET_BROKER_HA_STATUS: _SIGNATURE,
+    RequestCode.POP_MESSAGE: _CONSUME,
+    RequestCode.ACK_MESSAGE: _POP,
+    RequestCode.BATCH_ACK_MESSAGE: _rights("SUB on each topic and group", _batch_ack),
+    RequestCode.PEEK_MESSAGE: _CONSUME,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _POP,
+    RequestCode.NOTIFICATION: _CONSUME,
+    RequestCode.POLLING_INFO: _CONSUME,
 }
 """The permissions at a broker, by request code."""
 

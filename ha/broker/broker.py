@@ -22,6 +22,7 @@ from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
 from ha.broker.offset_requests import OffsetProcessor
 from ha.broker.options import BrokerOptions
+from ha.broker.pop.service import PopService
 from ha.broker.processor import NEEDS_DISPATCH, Processor, after, handlers_of
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
@@ -95,6 +96,7 @@ class Broker:
         self.puller = PullProcessor(core)
         self.delay = DelayService(core)
         self.timers = TimerService(core)
+        self.pop = PopService(core)
         self.transactions = TransactionService(core)
         self.replies = ReplyProcessor(core)
         self.queue_locks = QueueLocks(core)
@@ -135,6 +137,7 @@ class Broker:
                 RecallProcessor(core, self.timers),
                 MetadataProcessor(core, replication.ha_service, replication.ha_client),
                 self.admin,
+                *self.pop.families,
             )
         )
         for code in NEEDS_DISPATCH:
@@ -144,10 +147,16 @@ class Broker:
 
     async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
         """Starts the services in `nursery`, then serves the ports."""
-        for part in (self.puller, self.delay, self.timers, self.transactions):
+        for part in (self.puller, self.delay, self.timers, self.transactions, self.pop.holds):
             self.store.subscribe(part.on_arrivals)
-        self.store.set_release(self.timers.release)
-        services: list[Service] = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
+        self.store.set_release(self._release)
+        services: list[Service] = [
+            self.puller.serve,
+            self.pop.holds.serve,
+            self.clients.expire_forever,
+            self.replies.serve,
+            self.admin.serve,
+        ]
         group_log = self.group_log
         if group_log is not None:
             self.store.subscribe(group_log.on_arrivals)
@@ -177,7 +186,7 @@ class Broker:
 
     def _services_of_role(self) -> Sequence[Service]:
         if not self.standing.is_slave:
-            return self.delay.serve, self.timers.serve, self.transactions.serve
+            return self.delay.serve, self.timers.serve, self.transactions.serve, *self.pop.master_services
         return () if self.slave_sync is None else (self.slave_sync.serve,)
 
     async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:
@@ -202,6 +211,7 @@ class Broker:
             if change == self._change_count:
                 await self._role_services.begin(self._services_of_role())
             self.puller.holds.wake_all()  # their answers depend on the role
+            self.pop.holds.wake_all()
         return change == self._change_count
 
     async def become_slave(self, epoch: int, reason: str = "") -> None:
@@ -226,6 +236,11 @@ class Broker:
             if change == self._change_count:
                 await self._role_services.begin(self._services_of_role())
             self.puller.holds.wake_all()
+            self.pop.holds.wake_all()
+
+    async def _release(self, end: int) -> bool:
+        """For retention: whether the log is no longer needed before `end` (bytes)."""
+        return await self.timers.release(end) and await self.pop.release(end)
 
     def stop_reading(self) -> None:
         """Stops reading requests. Those already read are still answered."""

@@ -1,16 +1,20 @@
-"""Long polling: pulls that found nothing yet, held until a message arrives or their time is up.
+"""Long polling: requests that found nothing yet, held until a message arrives or their time is up.
 
-A hold ends with an arrival in its queue beyond its offset with a selected tag hash, at its deadline, or when its
-connection closes (then without an answer). With a condition on properties every arrival ends it; if no message is
-selected, it is held again. Arrivals come in batches from the store's dispatch; deadlines are exact, in one heap with
-one timer. RocketMQ polls every 5 s instead and answers up to 5 s late (PullRequestHoldService).
+`Holds` keeps their limits and deadlines, for pulls here and for pops in pop/pop_holds.py. A hold ends when it is woken,
+at its deadline, or when its connection closes (then without an answer). Deadlines are exact, in one heap with a timer.
+
+A held pull is woken by an arrival in its queue beyond its offset with a selected tag hash. With a condition on
+properties every arrival wakes it; if no message is selected, it is held again. Arrivals come in batches from the
+store's dispatch. RocketMQ polls every 5 s instead and answers up to 5 s late (PullRequestHoldService).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Generic, TypeVar
 
 import msgspec
 import trio
@@ -24,29 +28,24 @@ from ha.store.dispatch import Arrival
 STALE_COUNT_MIN = 64
 
 
-class PullHold(msgspec.Struct, eq=False):
-    """One held pull. `queue_offset` in entries; `deadline` by trio's clock.
-
-    To save memory, `command` has no fields and body, and `request` no subscription.
-    """
+class Hold(msgspec.Struct, eq=False, kw_only=True):
+    """One held request. `deadline` by trio's clock. To save memory, `command` has no fields and body."""
 
     connection: RemotingConnection
     command: RemotingCommand
-    request: PullMessageRequest
-    topic: str
-    queue_id: int
-    queue_offset: int
-    selection: Selection
     deadline: float
     is_waiting: bool = True
 
 
-class PullHolds:
-    """The held pulls, at most `hold_count_max`. `resume` reads again, and answers or holds again."""
+HoldT = TypeVar("HoldT", bound=Hold)
+
+
+class Holds(ABC, Generic[HoldT]):
+    """The held requests, at most `hold_count_max`. `resume` reads again, and answers or holds again."""
 
     def __init__(
         self,
-        resume: Callable[[PullHold], Awaitable[None]],
+        resume: Callable[[HoldT], Awaitable[None]],
         *,
         hold_count_max: int,
         hold_count_per_connection_max: int = 4096,
@@ -54,11 +53,10 @@ class PullHolds:
         self._resume = resume
         self._hold_count_max = hold_count_max
         self._hold_count_per_connection_max = hold_count_per_connection_max
-        self._by_queue: dict[tuple[str, int], dict[PullHold, None]] = {}
-        self._by_connection: dict[RemotingConnection, dict[PullHold, None]] = {}
-        self._deadlines: list[tuple[float, int, PullHold]] = []
+        self._by_connection: dict[RemotingConnection, dict[HoldT, None]] = {}
+        self._deadlines: list[tuple[float, int, HoldT]] = []
         self._sequence = count()
-        self._woken: list[PullHold] = []
+        self._woken: list[HoldT] = []
         self._hold_count = 0
         self._wake = trio.Event()
         self._timer_at = 0.0
@@ -66,8 +64,19 @@ class PullHolds:
     def __len__(self) -> int:
         return self._hold_count
 
-    def add(self, hold: PullHold) -> bool:
-        """Holds a pull; returns False if there are too many holds in total or of its connection."""
+    @abstractmethod
+    def _enter(self, hold: HoldT) -> None:
+        """Makes a hold findable for arrivals."""
+
+    @abstractmethod
+    def _leave(self, hold: HoldT) -> None:
+        """Reverses `_enter`."""
+
+    def _on_skipped(self, hold: HoldT) -> None:
+        """Called when a hold was woken, but its connection is closed."""
+
+    def add(self, hold: HoldT) -> bool:
+        """Holds a request; returns False if there are too many holds in total or of its connection."""
         if self._hold_count >= self._hold_count_max:
             return False
         connection = hold.connection
@@ -78,7 +87,7 @@ class PullHolds:
         if len(mine) >= self._hold_count_per_connection_max:
             return False
         mine[hold] = None
-        self._by_queue.setdefault((hold.topic, hold.queue_id), {})[hold] = None
+        self._enter(hold)
         self._hold_count += 1
         heappush(self._deadlines, (hold.deadline, next(self._sequence), hold))
         if len(self._deadlines) > 2 * self._hold_count + STALE_COUNT_MIN:
@@ -88,28 +97,11 @@ class PullHolds:
             self._wake.set()
         return True
 
-    def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
-        """Wakes pulls waiting for these messages. Called by the store once per dispatched batch; never blocks."""
-        by_queue = self._by_queue
-        if not by_queue:
-            return
-        for arrival in arrivals:
-            holds = by_queue.get((arrival.topic, arrival.queue_id))
-            if not holds:
-                continue
-            for hold in list(holds):
-                if arrival.max_queue_offset > hold.queue_offset and _wants(hold, arrival.tags_codes):
-                    self._end(hold)
-                    self._woken.append(hold)
-        if self._woken:
-            self._wake.set()
-
-    def wake_all(self, topic: str | None = None) -> None:
-        """Wakes every pull (of a topic) after a change other than an arrival."""
-        for key, holds in list(self._by_queue.items()):
-            for hold in list(holds) if topic in (None, key[0]) else ():
-                self._end(hold)
-                self._woken.append(hold)
+    def wake(self, holds: Iterable[HoldT]) -> None:
+        """Resumes these holds soon. Never blocks."""
+        for hold in list(holds):
+            self._end(hold)
+            self._woken.append(hold)
         if self._woken:
             self._wake.set()
 
@@ -117,19 +109,21 @@ class PullHolds:
         """Drops the holds of a closed connection."""
         for hold in self._by_connection.get(connection, ()):
             hold.is_waiting = False
-            self._leave_queue(hold)
+            self._leave(hold)
             self._hold_count -= 1
         self._by_connection.pop(connection, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Resumes pulls that were woken or reached their deadline, until cancelled."""
+        """Resumes requests that were woken or reached their deadline, until cancelled."""
         task_status.started()
         while True:
             self._wake = trio.Event()
             due, self._woken = self._woken, []
             due += self._take_expired()
             for hold in due:
-                if not hold.connection.is_closed:
+                if hold.connection.is_closed:
+                    self._on_skipped(hold)
+                else:
                     await self._resume(hold)
             if due:
                 await trio.lowlevel.checkpoint()
@@ -138,7 +132,7 @@ class PullHolds:
             with trio.move_on_at(self._timer_at):
                 await self._wake.wait()
 
-    def _take_expired(self) -> list[PullHold]:
+    def _take_expired(self) -> list[HoldT]:
         now = trio.current_time()
         expired = []
         while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].is_waiting):
@@ -148,15 +142,56 @@ class PullHolds:
                 expired.append(hold)
         return expired
 
-    def _end(self, hold: PullHold) -> None:
+    def _end(self, hold: HoldT) -> None:
         hold.is_waiting = False
         self._hold_count -= 1
-        self._leave_queue(hold)
+        self._leave(hold)
         mine = self._by_connection.get(hold.connection)
         if mine is not None:
             mine.pop(hold, None)  # the empty dict stays until the connection closes: it marks the registered callback
 
-    def _leave_queue(self, hold: PullHold) -> None:
+
+class PullHold(Hold):
+    """One held pull. `queue_offset` in entries. To save memory, `request` has no subscription."""
+
+    request: PullMessageRequest
+    topic: str
+    queue_id: int
+    queue_offset: int
+    selection: Selection
+
+
+class PullHolds(Holds[PullHold]):
+    """The held pulls."""
+
+    def __init__(self, resume: Callable[[PullHold], Awaitable[None]], **limits: int) -> None:
+        super().__init__(resume, **limits)
+        self._by_queue: dict[tuple[str, int], dict[PullHold, None]] = {}
+
+    def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
+        """Wakes pulls waiting for these messages. Called by the store once per dispatched batch; never blocks."""
+        by_queue = self._by_queue
+        if not by_queue:
+            return
+        for arrival in arrivals:
+            holds = by_queue.get((arrival.topic, arrival.queue_id))
+            if holds:
+                self.wake(
+                    hold
+                    for hold in list(holds)
+                    if arrival.max_queue_offset > hold.queue_offset and wants(hold.selection, arrival.tags_codes)
+                )
+
+    def wake_all(self, topic: str | None = None) -> None:
+        """Wakes every pull (of a topic) after a change other than an arrival."""
+        for key, holds in list(self._by_queue.items()):
+            if topic in (None, key[0]):
+                self.wake(holds)
+
+    def _enter(self, hold: PullHold) -> None:
+        self._by_queue.setdefault((hold.topic, hold.queue_id), {})[hold] = None
+
+    def _leave(self, hold: PullHold) -> None:
         key = (hold.topic, hold.queue_id)
         holds = self._by_queue[key]
         holds.pop(hold, None)
@@ -164,6 +199,7 @@ class PullHolds:
             del self._by_queue[key]
 
 
-def _wants(hold: PullHold, tags_codes: Iterable[int]) -> bool:
-    wanted = hold.selection.tags_codes
+def wants(selection: Selection, tags_codes: Iterable[int]) -> bool:
+    """Whether one of these tag hashes is selected; True for a condition on properties."""
+    wanted = selection.tags_codes
     return wanted is None or any(code in wanted for code in tags_codes)

@@ -55,6 +55,8 @@ class ConsumerOffsetTable:
         self._are_local_commits_dirty = False
         self.journal: Journal | None = None
         """In a failover group: collects changes for its log"""
+        self.on_removed: Callable[[str | None, str | None], None] = lambda topic, group: None
+        """Called when the offsets of a topic, or of a group, were deleted"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
 
@@ -147,6 +149,7 @@ class ConsumerOffsetTable:
                 if topic == of_topic or group == of_group:
                     del marks[mark]
                     self._are_local_commits_dirty = True
+        self.on_removed(topic, group)
 
     def clone(self, source: str, target: str, topic: str) -> bool:
         """Copies the offsets of group `source` in a topic to group `target`; returns False if there is no room."""

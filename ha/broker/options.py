@@ -93,6 +93,12 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_cold_bytes_max: int = 64 * 1024
     access_in_memory_bytes_max: int = msgspec.field(default_factory=memory_fraction_bytes)
 
+    # POP
+    enable_retry_topic_v2: bool = False
+    pop_in_flight_per_queue_max: int = 100_000
+    pop_in_flight_max: int = 1_000_000
+    pop_waiting_bytes_max: int = 64 * 1024 * 1024
+
     # transactions
     reject_transactions: bool = False
     transaction_timeout_s: float = 6.0

@@ -29,6 +29,7 @@ from ha.protocol.topic_names import (
     GIVEN_UP_TOPIC,
     HALF_TOPIC,
     OP_TOPIC,
+    POP_TOPIC,
     REPLY_SUFFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -55,6 +56,7 @@ NO_SEND_TOPICS = frozenset(
         "OFFSET_MOVED_EVENT",
         TABLES_TOPIC,
         TIMER_TOPIC,
+        POP_TOPIC,
     }
 )
 """Topics that only the broker itself may write to (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET)."""
@@ -90,6 +92,7 @@ def system_topics(options: BrokerOptions) -> list[TopicConfig]:
         _topic(options.cluster_name + REPLY_SUFFIX, 1),
         _topic(HALF_TOPIC, 1),
         _topic(OP_TOPIC, 1),
+        _topic(POP_TOPIC, 1, Permission.READ),
     ]
     if options.timer_enable:
         topics.append(_topic(TIMER_TOPIC, 1))
@@ -193,42 +196,42 @@ class Topics(ConfigTable[TopicConfig]):
             return made if isinstance(made, str) else ""
         if before == config:
             return ""
-        fault = await self._change(name, config)
-        if fault:
+        if self.journal is not None:
+            fault = await self._log(self.journal, {name: config})
+            if not fault:
+                await self.announce()
             return fault
-        if self.journal is None:
-            logger.info(
-                "topic.changed topic=%s read_queues=%d write_queues=%d perm=%d",
-                name,
-                config.read_queue_nums,
-                config.write_queue_nums,
-                config.perm,
-            )
+        self._table[name] = config
+        self._bump_version()
+        try:
+            await self._save_and_notify(self._file.save)
+        except DiskFull as error:
+            self._table[name] = before
+            return str(error)
+        logger.info(
+            "topic.changed topic=%s read_queues=%d write_queues=%d perm=%d",
+            name,
+            config.read_queue_nums,
+            config.write_queue_nums,
+            config.perm,
+        )
         await self.announce()
         return ""
 
     async def delete(self, topic: str) -> str:
         """Deletes a topic if it exists. Returns why it is not possible, or ""."""
-        if topic not in self._table:
-            return ""
-        fault = await self._change(topic, None)
-        if not fault and self.journal is None:
-            logger.info("topic.deleted topic=%s", topic)
-        return fault
-
-    async def _change(self, name: str, config: TopicConfig | None) -> str:
-        """Writes a change to the group's log or the file; None deletes the topic. Returns why it failed, or ""."""
         if self.journal is not None:
-            return await self._log(self.journal, {name: config})
-        before = self._table.get(name)
-        super()._set(name, config)
+            return await self._log(self.journal, {topic: None}) if topic in self._table else ""
+        before = self._table.pop(topic, None)
+        if before is None:
+            return ""
         self._bump_version()
         try:
             await self._save_and_notify(self._file.save)
         except DiskFull as error:
-            if self._table.get(name) is config:
-                super()._set(name, before)
+            self._table.setdefault(topic, before)
             return str(error)
+        logger.info("topic.deleted topic=%s", topic)
         return ""
 
     async def replace(self, table: TopicConfigTable) -> bool:
@@ -274,17 +277,26 @@ class Topics(ConfigTable[TopicConfig]):
     async def _create(self, config: TopicConfig) -> TopicConfig | str:
         if len(self._table) + len(self._unlogged) >= self._options.topic_count_max:
             return f"this broker holds its maximum of {self._options.topic_count_max} topics"
-        name = config.topic_name
-        if self.journal is not None and name in self._unlogged:
-            fault = (await self.journal.logged()).fault
-        else:
-            fault = await self._change(name, config)
-        if fault:
-            return fault
-        if self.journal is None:
-            logger.info("topic.created topic=%s queues=%d perm=%d", name, config.write_queue_nums, config.perm)
+        if self.journal is not None:
+            name = config.topic_name
+            if name in self._unlogged:
+                fault = (await self.journal.logged()).fault
+            else:
+                fault = await self._log(self.journal, {name: config})
+            if fault:
+                return fault
+            await self.announce()
+            return self._table.get(name) or f"the topic {name} is deleted"
+        self._table[config.topic_name] = config
+        self._bump_version()
+        try:
+            await self._save_and_notify(self._file.save)
+        except DiskFull as error:
+            self._table.pop(config.topic_name, None)
+            return str(error)
+        logger.info("topic.created topic=%s queues=%d perm=%d", config.topic_name, config.write_queue_nums, config.perm)
         await self.announce()
-        return self._table.get(name) or f"the topic {name} is deleted"
+        return config
 
     async def announce(self) -> None:
         """Waits at most ANNOUNCE_TIMEOUT_S until the name servers know the current table.

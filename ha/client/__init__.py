@@ -24,19 +24,7 @@ from ha.client.reading import Reading
 from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
 from ha.client.transactions import TransactionResult, TransactionState
-from ha.errors import (
-    BodyUnreadable,
-    BrokerError,
-    ClientError,
-    ConnectionFailed,
-    HalogError,
-    NameServersUnreachable,
-    NoMaster,
-    RemoteProtocolError,
-    RequestTimedOut,
-    RetryLater,
-    RouteNotFound,
-)
+from ha.errors import BodyUnreadable, RetryLater
 from ha.protocol.acl import AclCredentials
 from ha.protocol.compression import Compression
 
@@ -45,21 +33,15 @@ __all__ = [
     "Admin",
     "BodyUnreadable",
     "Broker",
-    "BrokerError",
     "Client",
-    "ClientError",
     "ClientOptions",
     "ClientTls",
     "Compression",
-    "ConnectionFailed",
     "ConsumeMode",
     "ConsumerProgress",
-    "HalogError",
     "Message",
     "MessageModel",
     "MessageQueue",
-    "NameServersUnreachable",
-    "NoMaster",
     "Producer",
     "PullConsumer",
     "PullResult",
@@ -72,10 +54,7 @@ __all__ = [
     "ReadFrom",
     "Reading",
     "ReceivedMessage",
-    "RemoteProtocolError",
-    "RequestTimedOut",
     "RetryLater",
-    "RouteNotFound",
     "SendResult",
     "SendStatus",
     "Sql92",

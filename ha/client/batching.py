@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from copy import copy
+from typing import NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -88,6 +88,13 @@ class _Batch:
     def fail(self, failure: HalogError) -> None:
         """Wakes all senders with `failure`."""
         self.senders.give([failure] * len(self.messages))
+
+
+def _raise_again(failure: HalogError) -> NoReturn:
+    """Raises a copy of `failure`: one exception raised in many tasks would collect the tracebacks of all."""
+    error = type(failure).__new__(type(failure), *failure.args)
+    error.__dict__.update(failure.__dict__)
+    raise error from failure.__cause__
 
 
 class _Lane:
@@ -163,8 +170,7 @@ class Batching:
             batch.withdraw(index)
             raise
         if type(result) is not SendResult:
-            # A copy: one exception raised in many tasks would collect the tracebacks of all.
-            raise copy(result) from result.__cause__
+            _raise_again(result)
         return result
 
     async def serve(self) -> None:

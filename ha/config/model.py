@@ -266,6 +266,14 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     recall_enable: bool = _key("recallMessageEnable", True)
     """whether such a message can be recalled before its time; RocketMQ's default is false"""
 
+    enable_retry_topic_v2: bool = _key("enableRetryTopicV2", False)
+    """whether retries of POP consumers go to %RETRY%group+topic instead of %RETRY%group_topic"""
+    pop_in_flight_per_queue_max: PositiveInt = _key("popInflightMessageThreshold", 100_000)
+    """POP: messages of one queue that a group may have in flight; RocketMQ has this limit only if
+    enablePopMessageThreshold is set"""
+    pop_in_flight_max: PositiveInt = _key("maxPopInFlight", 1_000_000)
+    """POP: messages that all groups together may have in flight"""
+
     @property
     def is_slave(self) -> bool:
         """Whether brokerRole is SLAVE; always false for a member, whose role elections decide."""

@@ -27,6 +27,9 @@ TABLES_TOPIC = "rmq_sys_halog_tables"
 """Holds the topics, consumer groups and offsets of a failover group (group_records.py). RocketMQ treats all topics with
 this prefix as system topics and keeps their queues."""
 
+POP_TOPIC = "rmq_sys_halog_pop"
+"""Holds what POP consumers have taken and acknowledged (pop_records.py)"""
+
 RETRY_PREFIX = "%RETRY%"
 """Prefix of a consumer group's name: the topic of its retries"""
 DLQ_PREFIX = "%DLQ%"

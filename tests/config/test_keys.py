@@ -34,6 +34,7 @@ OWN = {
     "maxSubscriptionGroups",
     "maxSendsInFlight",
     "maxHeldPulls",
+    "maxPopInFlight",
     "haRetainMaxBytes",
     "haOutOfRange",
     "haStartFrom",

@@ -19,7 +19,7 @@ from ha.protocol.message_id import decode_message_id
 from ha.protocol.record import Message, decode_record, encode_host
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TABLES_TOPIC
+from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, POP_TOPIC, SCHEDULE_TOPIC, TABLES_TOPIC
 from ha.remoting import open_remoting_client
 from tests.broker.node import HOST, PULL, SEND_V2, Node, WallClock
 from tests.broker.test_transactions import COMMIT, ROLLBACK, half_properties, place, records
@@ -114,7 +114,7 @@ async def test_revoked_right_stops_check_requests(autojump_clock: MockClock, tmp
         assert asked == []
 
 
-SYSTEM = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, TABLES_TOPIC, "rmq_sys_REVIVE_LOG_C")
+SYSTEM = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, TABLES_TOPIC, POP_TOPIC, "rmq_sys_REVIVE_LOG_C")
 
 
 @pytest.mark.parametrize("name", ["nobody", "reader"])

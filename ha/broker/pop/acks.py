@@ -1,0 +1,195 @@
+"""Acknowledgements of POP consumers: 200051 ACK, 200151 BATCH_ACK, 200053 CHANGE_MESSAGE_INVISIBLETIME.
+
+A handle counts while the message is in flight since the pop time that it states. Acknowledging twice, with a handle
+that has been replaced, or after the message was delivered again, succeeds without effect, as in RocketMQ; and so does
+changing the invisible time, where RocketMQ delivers a message again that was acknowledged before. Each request is
+answered when the record of its change is acknowledged. Sources: AckMessageProcessor, ChangeInvisibleTimeProcessor.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ha.broker.core import BrokerCore
+from ha.broker.journal import Logged
+from ha.broker.pop.pop_holds import PopHolds
+from ha.broker.pop.pop_log import PopLog
+from ha.broker.pop.revival import Revival
+from ha.broker.pop.state import PopQueue, PopState
+from ha.broker.queue_times import bounds
+from ha.broker.refused import RefusedError
+from ha.protocol import java_json
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import parse_header
+from ha.protocol.pop import (
+    BATCH_ACK_COUNT_MAX,
+    ORDER_QUEUE,
+    AckMessageRequest,
+    BatchAckBody,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+    Handle,
+    parse_handle,
+    popped_topic,
+)
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingConnection, RequestHandler
+
+
+class AckRequests:
+    """Answers acknowledgements and changes of the invisible time."""
+
+    def __init__(self, core: BrokerCore, log: PopLog, revival: Revival, holds: PopHolds) -> None:
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._wall_clock_ms = core.world.wall_clock_ms
+        self._log = log
+        self._revival = revival
+        self._holds = holds
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """Handlers by request code."""
+        return {
+            RequestCode.ACK_MESSAGE: self.acknowledge,
+            RequestCode.BATCH_ACK_MESSAGE: self.acknowledge_batch,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
+        }
+
+    async def acknowledge(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """200051: one message was processed."""
+        request = parse_header(AckMessageRequest, command.ext_fields)
+        self._check_queue(request.topic, request.queue_id, request.consumer_group)
+        begin, end = self._bounds(request.topic, request.queue_id)
+        if not begin <= request.offset <= end:
+            raise RefusedError(
+                ResponseCode.NO_MESSAGE,
+                f"offset is illegal, key:{request.topic}@{request.queue_id}, commit:{request.offset}, "
+                f"store:{begin}~{end}",
+            )
+        handle = parse_handle(request.extra_info)
+        state = await self._log.wait_ready()
+        queue = state.get((request.consumer_group, request.topic, request.queue_id))
+        if queue is not None:
+            self._finish(state, queue, request.offset, handle.pop_time_ms, is_order=handle.is_order)
+        self._log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
+        return None
+
+    async def acknowledge_batch(
+        self, connection: RemotingConnection, command: RemotingCommand
+    ) -> RemotingCommand | None:
+        """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
+        body = java_json.read_as(BatchAckBody, command.body) if command.body else BatchAckBody()
+        if not body.acks:
+            raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
+        acks = [(ack, list(ack.offsets())) for ack in body.acks[:BATCH_ACK_COUNT_MAX]]
+        count = sum(len(offsets) for _, offsets in acks)
+        if count > BATCH_ACK_COUNT_MAX or len(body.acks) > BATCH_ACK_COUNT_MAX:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"the request acknowledges {count} messages; at most {BATCH_ACK_COUNT_MAX} are accepted",
+            )
+        state = await self._log.wait_ready()
+        for ack, offsets in acks:
+            queue = state.get((ack.group, ack.real_topic(), ack.queue_id))
+            if queue is None:
+                continue
+            for offset in offsets:
+                self._finish(state, queue, offset, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
+        self._log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
+        return None
+
+    async def change(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """200053: a message becomes visible again at another time, from now on."""
+        request = parse_header(ChangeInvisibleTimeRequest, command.ext_fields)
+        self._check_queue(request.topic, request.queue_id, request.consumer_group)
+        begin, end = self._bounds(request.topic, request.queue_id)
+        if not begin <= request.offset < end:
+            raise RefusedError(
+                ResponseCode.NO_MESSAGE, f"offset {request.offset} is not in the queue's range {begin}~{end}"
+            )
+        if request.invisible_time < 0:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
+        handle = parse_handle(request.extra_info)
+        state = await self._log.wait_ready()
+        now_ms = self._wall_clock_ms()
+        queue = state.get((request.consumer_group, request.topic, request.queue_id))
+        pop_time_ms, invisible_ms = max(now_ms, handle.pop_time_ms + 1), request.invisible_time
+        if handle.is_order:
+            pop_time_ms, invisible_ms = handle.pop_time_ms, now_ms + request.invisible_time - handle.pop_time_ms
+        if queue is not None:
+            self._delay(state, queue, request, handle, pop_time_ms, now_ms + request.invisible_time)
+        header = ChangeInvisibleTimeResponse(
+            pop_time=pop_time_ms, invisible_time=invisible_ms, revive_qid=handle.revive_queue
+        )
+        answer = command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields())
+        self._log.call(partial(_reply, connection, command, answer))
+        return None
+
+    # ---- the state
+
+    def _finish(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int, *, is_order: bool) -> None:
+        if is_order:
+            self._finish_ordered(state, queue, offset, pop_time_ms)
+        elif queue.in_flight(offset, pop_time_ms) is not None:
+            state.finish(queue, offset)
+            if queue.was_full:
+                queue.was_full = False
+                self._wake(queue)
+
+    def _finish_ordered(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int) -> None:
+        order = queue.order
+        if order is None or order.pop_time_ms != pop_time_ms or offset not in order.messages:
+            return
+        order = order.acknowledge(offset)
+        state.set_order(queue, order)
+        state.move(queue, max(queue.next_offset, order.next_offset))
+        if order.due_ms(self._wall_clock_ms()) is None:
+            self._wake(queue)
+
+    def _delay(
+        self,
+        state: PopState,
+        queue: PopQueue,
+        request: ChangeInvisibleTimeRequest,
+        handle: Handle,
+        pop_time_ms: int,
+        due_ms: int,
+    ) -> None:
+        offset = request.offset
+        if not handle.is_order:
+            if queue.in_flight(offset, handle.pop_time_ms) is not None:
+                state.change(queue, offset, pop_time_ms, due_ms, is_suspended=request.suspend)
+                self._revival.wake(due_ms)
+            return
+        order = queue.order
+        if order is not None and order.pop_time_ms == handle.pop_time_ms and offset in order.messages:
+            state.set_order(queue, order.delay(offset, due_ms))
+            self._wake(queue)  # it may wait for an earlier time now
+
+    def _wake(self, queue: PopQueue) -> None:
+        group, topic, queue_id = queue.key
+        self._holds.wake_one(popped_topic(group, topic)[0], group, queue_id)
+
+    # ---- checks
+
+    def _check_queue(self, topic: str, queue_id: int, group: str) -> None:
+        config = self._topics.get(topic)
+        if config is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        if not 0 <= queue_id < config.read_queue_nums:
+            raise RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"queueId[{queue_id}] is illegal, topic:[{topic}] "
+                f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer:[{group}]",
+            )
+
+    def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The queue's first offset, and its end in the log, which a new master has not dispatched yet."""
+        begin, end = bounds(self._store.queues.get(topic, queue_id))
+        return begin, max(end, self._store.log.next_queue_offset(topic, queue_id))
+
+
+def _reply(connection: RemotingConnection, command: RemotingCommand, answer: RemotingCommand, logged: Logged) -> None:
+    if logged.fault:
+        answer = command.reply(logged.status.response_code, logged.fault)
+    connection.reply(command, answer)

@@ -1,0 +1,121 @@
+"""The messages that the last pop in order mode took from a queue: they block the queue until they are done or due.
+
+The objects are never changed: each change returns a new one, so that it can be undone. Source:
+ConsumerOrderInfoManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ha.protocol.pop_records import OrderedRecord, OrderRecord
+
+
+class OrderedMessage(msgspec.Struct, frozen=True, gc=False):
+    """One message. `count`: how often it was popped before; `due_ms`: when it is visible again."""
+
+    count: int
+    due_ms: int
+    is_acknowledged: bool = False
+
+
+class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One pop of a queue. Times in ms since the epoch, the invisible time in ms; `messages` by queue offset, ascending.
+
+    Acknowledged messages of earlier pops are kept while one before them is not acknowledged, so that they are skipped.
+    """
+
+    pop_time_ms: int
+    invisible_ms: int
+    attempt_id: str
+    messages: Mapping[int, OrderedMessage]
+
+    def due_ms(self, now_ms: int) -> int | None:
+        """When the queue is no longer blocked; None if it is not blocked at `now_ms`."""
+        due = max((each.due_ms for each in self.messages.values() if not each.is_acknowledged), default=0)
+        return due if due > now_ms else None
+
+    def is_same_attempt(self, attempt_id: str | None) -> bool:
+        """Whether a pop is a retry of this one, whose answer the client did not get."""
+        return bool(attempt_id) and attempt_id == self.attempt_id
+
+    @property
+    def next_offset(self) -> int:
+        """The first message that is not acknowledged, or the one after the last."""
+        unfinished = (offset for offset, each in self.messages.items() if not each.is_acknowledged)
+        return next(unfinished, max(self.messages, default=-1) + 1)
+
+    def is_acknowledged(self, offset: int) -> bool:
+        """Whether a message was acknowledged."""
+        message = self.messages.get(offset)
+        return message is not None and message.is_acknowledged
+
+    def count_of(self, offset: int, *, is_same_attempt: bool) -> int:
+        """How often a message was popped before, seen from the next pop."""
+        message = self.messages.get(offset)
+        return 0 if message is None else message.count + (not is_same_attempt)
+
+    def acknowledge(self, offset: int) -> OrderedBatch:
+        """Returns the batch with an acknowledged message."""
+        message = msgspec.structs.replace(self.messages[offset], is_acknowledged=True)
+        return self._with(offset, message)
+
+    def delay(self, offset: int, due_ms: int) -> OrderedBatch:
+        """Returns the batch with another due time of a message."""
+        return self._with(offset, msgspec.structs.replace(self.messages[offset], due_ms=due_ms))
+
+    def _with(self, offset: int, message: OrderedMessage) -> OrderedBatch:
+        return msgspec.structs.replace(self, messages={**self.messages, offset: message})
+
+    def to_record(self) -> OrderRecord:
+        """The batch as a record of the log has it."""
+        messages = [
+            OrderedRecord(offset, each.count, each.due_ms, int(each.is_acknowledged))
+            for offset, each in self.messages.items()
+        ]
+        return OrderRecord(self.pop_time_ms, self.invisible_ms, self.attempt_id, messages)
+
+    @classmethod
+    def of_record(cls, record: OrderRecord) -> OrderedBatch:
+        """The batch in a record of the log."""
+        messages = {
+            each.offset: OrderedMessage(each.count, each.due_ms, bool(each.is_acknowledged))
+            for each in sorted(record.messages, key=lambda each: each.offset)
+        }
+        return cls(
+            pop_time_ms=record.pop_time_ms,
+            invisible_ms=record.invisible_ms,
+            attempt_id=record.attempt_id,
+            messages=messages,
+        )
+
+
+def ordered_batch(
+    before: OrderedBatch | None,
+    offsets: Sequence[int],
+    *,
+    pop_time_ms: int,
+    invisible_ms: int,
+    attempt_id: str | None,
+) -> OrderedBatch:
+    """The batch of a pop that returns `offsets`, after the batch `before`."""
+    is_same = before is not None and before.is_same_attempt(attempt_id)
+    due_ms = pop_time_ms + invisible_ms
+    messages: dict[int, OrderedMessage] = {}
+    if before is not None:
+        messages = {
+            offset: each
+            for offset, each in before.messages.items()
+            if each.is_acknowledged and offset > before.next_offset
+        }
+    for offset in offsets:
+        count = 0 if before is None else before.count_of(offset, is_same_attempt=is_same)
+        messages[offset] = OrderedMessage(count, due_ms)
+    return OrderedBatch(
+        pop_time_ms=pop_time_ms,
+        invisible_ms=invisible_ms,
+        attempt_id=attempt_id or "",
+        messages=dict(sorted(messages.items())),
+    )

@@ -1,0 +1,115 @@
+"""Long polling of pops and notifications: requests that found nothing yet, by topic and group.
+
+A message wakes one waiting request of each group that wants it, and a pop that leaves messages wakes the next one. So a
+batch of messages for many consumers wakes as many of them as it takes to hand it out. A copy in a retry topic wakes a
+request for the topic itself. Source: PopLongPollingService.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
+
+import msgspec
+
+from ha.broker.filters import Selection
+from ha.broker.holds import Hold, Holds, wants
+from ha.protocol.pop import NotificationRequest, PopMessageRequest, retry_topic
+from ha.store.dispatch import Arrival
+
+ALL_QUEUES = -1
+
+
+class PopHold(Hold):
+    """One held request. It is answered at `ends_at` by trio's clock; `deadline` may be earlier, to try again."""
+
+    request: PopMessageRequest | NotificationRequest
+    selection: Selection
+    ends_at: float
+
+
+class _Group(msgspec.Struct, eq=False):
+    """The held requests of one group for one topic, by queue id, in order of arrival."""
+
+    topic: str
+    by_queue: dict[int, dict[PopHold, None]] = {}
+
+
+class PopHolds(Holds[PopHold]):
+    """The held requests."""
+
+    def __init__(self, resume: Callable[[PopHold], Awaitable[None]], **limits: int) -> None:
+        super().__init__(resume, **limits)
+        self._by_topic: dict[str, dict[str, _Group]] = {}
+        """Topic, or retry topic of one of its groups -> group -> its requests"""
+
+    def count(self, topic: str, group: str, queue_id: int) -> int:
+        """How many requests of a group wait for this queue id, which may be −1."""
+        found = self._by_topic.get(topic, {}).get(group)
+        return 0 if found is None else len(found.by_queue.get(queue_id, ()))
+
+    def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
+        """Wakes requests waiting for these messages. Called by the store once per dispatched batch; never blocks."""
+        by_topic = self._by_topic
+        if not by_topic:
+            return
+        for arrival in arrivals:
+            for group in list(by_topic.get(arrival.topic, {}).values()):
+                if arrival.topic == group.topic:
+                    waiting = chain(group.by_queue.get(arrival.queue_id, ()), group.by_queue.get(ALL_QUEUES, ()))
+                    self._wake_first(hold for hold in waiting if wants(hold.selection, arrival.tags_codes))
+                else:
+                    self._wake_first(chain(*group.by_queue.values()))
+
+    def wake_one(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> None:
+        """Wakes a request that waits for this queue id; −1: for any."""
+        found = self._by_topic.get(topic, {}).get(group)
+        if found is None:
+            return
+        if queue_id == ALL_QUEUES:
+            self._wake_first(chain(*found.by_queue.values()))
+        else:
+            self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
+
+    def wake_all(self) -> None:
+        """Wakes every request after a change other than an arrival."""
+        groups = [group for by_group in self._by_topic.values() for group in by_group.values()]
+        self.wake({hold: None for group in groups for holds in group.by_queue.values() for hold in holds})
+
+    def _wake_first(self, holds: Iterable[PopHold]) -> None:
+        first = next(iter(holds), None)
+        if first is not None:
+            self.wake((first,))
+
+    def _on_skipped(self, hold: PopHold) -> None:
+        self.wake_one(hold.request.topic, hold.request.consumer_group)
+
+    def _enter(self, hold: PopHold) -> None:
+        request = hold.request
+        name = request.consumer_group
+        group = self._by_topic.get(request.topic, {}).get(name)
+        if group is None:
+            group = _Group(request.topic)
+            for topic in _topics(request.topic, name):
+                self._by_topic.setdefault(topic, {})[name] = group
+        group.by_queue.setdefault(request.queue_id, {})[hold] = None
+
+    def _leave(self, hold: PopHold) -> None:
+        request = hold.request
+        name = request.consumer_group
+        group = self._by_topic[request.topic][name]
+        holds = group.by_queue[request.queue_id]
+        holds.pop(hold, None)
+        if holds:
+            return
+        del group.by_queue[request.queue_id]
+        if group.by_queue:
+            return
+        for topic in _topics(request.topic, name):
+            del self._by_topic[topic][name]
+            if not self._by_topic[topic]:
+                del self._by_topic[topic]
+
+
+def _topics(topic: str, group: str) -> tuple[str, str, str]:
+    return topic, retry_topic(group, topic, is_v2=False), retry_topic(group, topic, is_v2=True)

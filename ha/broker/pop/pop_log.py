@@ -1,0 +1,387 @@
+"""POP state in the log: what was popped and acknowledged since the last record becomes one record.
+
+    change      `PopState` changes at once; the writer puts all changes of a pass through the event loop as one record
+                of rmq_sys_halog_pop. RocketMQ writes two records per pop and two per acknowledgement
+    answer      a request is answered when the record of its change is acknowledged, as a message would be: `call`
+    failure     if a record can't be stored, its changes and all later ones are undone
+    snapshot    when much was written since the last one, and before retention deletes records that are needed
+    start       a master reads the records since the last snapshot; a slave keeps no state
+
+One record is appended at a time, so that records are in the log in the order of their changes; any number may wait for
+acknowledgement. The group's consumer offset follows once the record is stored, so that it is never ahead of the log.
+
+A broker that becomes master waits until its log is dispatched, so that all acknowledged changes count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TypeAlias
+
+import trio
+
+from ha.broker.batch_reader import BatchReader, LossDetector, split
+from ha.broker.core import BrokerCore
+from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Logged
+from ha.broker.limited_log import LimitedLog
+from ha.broker.pop.state import Limits, PopQueue, PopState
+from ha.broker.put_request import PutRequest
+from ha.broker.queue_read import ReadStatus
+from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
+from ha.errors import DamagedBytes, DiskFailed, OffsetGone, RemoteProtocolError
+from ha.protocol.codes import PutStatus
+from ha.protocol.pop_records import (
+    SNAPSHOT_END_CODE,
+    SNAPSHOT_END_PROPERTIES,
+    PopRecord,
+    decode_pop_record,
+    encode_pop_record,
+)
+from ha.protocol.record import decode_record
+from ha.protocol.topic_names import POP_TOPIC
+from ha.store.consume_queue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+PART_BYTES_MAX = 128 * 1024
+"""Approximate body of a snapshot part, unless a single queue is larger."""
+SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
+SNAPSHOT_AFTER_FACTOR = 4
+"""A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
+WAITING_COUNT_MAX = 65_536
+"""Maximum number of answers that wait for records; further requests are answered SYSTEM_BUSY."""
+READY_TIMEOUT_S = 2.0
+"""How long a request waits for a new master to read its log."""
+RELEASE_TIMEOUT_S = 10.0
+"""How long retention waits for a snapshot."""
+PAUSE_S = 0.1
+"""Time before the next attempt after a record could not be stored, or read."""
+_ENTRY_COUNT = 4096
+"""Queue entries per read in the search for a snapshot."""
+
+Waiter: TypeAlias = Callable[[Logged], None]
+
+
+class _RecordPut(PutRequest, kw_only=True, gc=False):
+    """The put of one record. `waiters`: of requests whose changes it, or an earlier one, has. `size`: of its body."""
+
+    number: int
+    waiters: list[Waiter]
+    size: int
+    is_done: bool = False
+
+
+class PopLog:
+    """`serve` while the broker is a master; `release` is for the store's retention."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        options = core.options
+        self._core = core
+        self._store = core.store
+        self._standing = core.standing
+        self._offsets = core.tables.offsets
+        self._reader = BatchReader(core.store)
+        self._losses = LossDetector(core.store)
+        self._log = LimitedLog(logger)
+        self._limits = Limits(
+            per_queue=options.pop_in_flight_per_queue_max,
+            total=options.pop_in_flight_max,
+            queue_count=options.offset_key_count_max,
+        )
+        self._part_bytes_max = min(PART_BYTES_MAX, options.message_size_max // 2, core.store.log.segment_size // 8)
+        self._numbers = count()
+        self.state: PopState | None = None
+        """None unless this broker is the master and has read its log"""
+        self._ready = trio.Event()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.state = None
+        self._ready = trio.Event()
+        self._some = trio.Event()
+        self._waiters: list[Waiter] = []
+        """Of changes that are not in a record yet"""
+        self._unanswered: dict[int, _RecordPut] = {}
+        self._waiting_count = 0
+        self._is_settled = True
+        """Whether the last answered record was acknowledged"""
+        self._is_snapshot_wanted = False
+        self._snapshot_done = trio.Event()
+        self._snapshot_begin = -1
+        """Physical offset of the first part of the newest complete snapshot; -1 if unknown"""
+        self._snapshot_bytes = self._bytes_since = 0
+
+    # ---- requests
+
+    async def wait_ready(self) -> PopState:
+        """Returns the state. Raises RefusedError on a broker that is no master, or has not read its log in time."""
+        check_stores(self._standing)
+        if self.state is None:
+            with trio.move_on_after(READY_TIMEOUT_S):
+                await self._ready.wait()
+            check_stores(self._standing)
+        if self.state is None:
+            raise RefusedError(self._standing.refusal_code, f"{REJECT_REMARK} (the broker still reads its POP log)")
+        if self._waiting_count >= WAITING_COUNT_MAX:
+            raise RefusedError(
+                self._standing.refusal_code, f"{REJECT_REMARK} ({WAITING_COUNT_MAX} POP requests wait for the log)"
+            )
+        return self.state
+
+    async def wait_loaded(self) -> None:
+        """Waits until the broker is master and has read its log."""
+        await self._ready.wait()
+
+    def call(self, waiter: Waiter) -> None:
+        """Calls `waiter` with the outcome of all earlier changes, possibly at once."""
+        state = self.state
+        if state is None:
+            waiter(NO_MASTER)
+        elif state.has_changes or self._waiters or not (self._is_settled or self._unanswered):
+            self._waiting_count += 1
+            self._waiters.append(waiter)
+            self._some.set()
+        elif self._unanswered:
+            self._waiting_count += 1
+            self._unanswered[next(reversed(self._unanswered))].waiters.append(waiter)
+        else:
+            waiter(ACKNOWLEDGED if self._standing.has_lease else NO_MASTER)
+
+    # ---- the service
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Reads the log, then writes changes until cancelled."""
+        task_status.started()
+        try:
+            state = await self._load()
+            for queue in state.queues.values():
+                self._adopt_offset(queue)
+            self.state = state
+            self._ready.set()
+            while True:
+                await self._some.wait()
+                self._some = trio.Event()
+                is_stored = not self._is_snapshot_wanted or await self._write_snapshot(state)
+                if not (await self._write_changes(state) and is_stored):
+                    await trio.sleep(PAUSE_S)
+                    self._some.set()
+        finally:
+            waiters = [*(waiter for put in self._unanswered.values() for waiter in put.waiters), *self._waiters]
+            self._reset()
+            for waiter in waiters:
+                waiter(NO_MASTER)
+
+    # ---- writing
+
+    async def _write_changes(self, state: PopState) -> bool:
+        """Writes what has changed, if anything; returns False if it can't be stored."""
+        if not (state.has_changes or self._waiters):
+            return True
+        record = state.take_changes()
+        waiters, self._waiters = self._waiters, []
+        put = self._put_of(record, waiters)
+        await self._append(put)
+        is_stored = put.next_offset >= 0
+        for queue in state.settle(is_stored=is_stored):
+            self._commit_offset(queue)
+        self._bytes_since += put.size
+        if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):
+            self._want_snapshot()
+        return is_stored
+
+    async def _write_snapshot(self, state: PopState) -> bool:
+        """Writes the whole state; returns False if a part can't be stored."""
+        first, begin, size = -1, -1, 0
+        for part in state.snapshot(self._part_bytes_max):
+            put = self._put_of(part, [])
+            await self._append(put)
+            if put.next_offset < 0:
+                return False
+            if first < 0:
+                first, begin = put.results[0].queue_offset, put.results[0].physical_offset
+            size += put.size
+            if not await self._write_changes(state):
+                return False
+        end = self._put_of(PopRecord(first=first), [], SNAPSHOT_END_PROPERTIES)
+        await self._append(end)
+        if end.next_offset < 0:
+            return False
+        self._snapshot_begin, self._snapshot_bytes, self._bytes_since = begin, size, 0
+        self._is_snapshot_wanted = False
+        self._snapshot_done.set()
+        return True
+
+    def _want_snapshot(self) -> None:
+        if not self._is_snapshot_wanted:
+            self._is_snapshot_wanted = True
+            self._snapshot_done = trio.Event()
+            self._some.set()
+
+    def _put_of(self, record: PopRecord, waiters: list[Waiter], properties: bytes = b"") -> _RecordPut:
+        body = encode_pop_record(record)
+        message = self._core.own_message(POP_TOPIC, body, properties)
+        return _RecordPut(
+            messages=(message,),
+            number=next(self._numbers),
+            waiters=waiters,
+            size=len(body),
+            on_done=self._on_done,
+            frees_space=True,
+        )
+
+    async def _append(self, put: _RecordPut) -> None:
+        """Puts a record and waits until it is appended or refused. Its waiters are called later, by `_on_done`."""
+        self._unanswered[put.number] = put
+        self._core.puts.submit([put])
+        while put.next_offset < 0 and not put.is_done:
+            await self._core.puts.wait_appended()
+
+    def _on_done(self, puts: Sequence[_RecordPut]) -> None:
+        for put in puts:
+            put.is_done = True
+            if self._unanswered.pop(put.number, None) is None:
+                continue  # of an earlier term, its waiters have been called
+            outcome = self._outcome(put)
+            self._is_settled = outcome is ACKNOWLEDGED
+            if outcome is not ACKNOWLEDGED:
+                self._log.write("pop.put_not_ok reason=%r", outcome.fault)
+            self._waiting_count -= len(put.waiters)
+            for waiter in put.waiters:
+                waiter(outcome)
+
+    def _outcome(self, put: _RecordPut) -> Logged:
+        status = put.status
+        if status is PutStatus.SLAVE_NOT_AVAILABLE and not self._standing.can_be_replaced:
+            return ACKNOWLEDGED  # a broker without its slave answers its clients, as RocketMQ does
+        return ACKNOWLEDGED if status is PutStatus.PUT_OK else Logged(status, put.remark)
+
+    def _commit_offset(self, queue: PopQueue) -> None:
+        group, topic, queue_id = queue.key
+        if self._offsets.get(group, topic, queue_id) != queue.next_offset:
+            self._offsets.commit(group, topic, queue_id, queue.next_offset)
+        queue.committed = self._offsets.get(group, topic, queue_id)
+
+    def _adopt_offset(self, queue: PopQueue) -> None:
+        group, topic, queue_id = queue.key
+        queue.committed = self._offsets.get(group, topic, queue_id)
+        if queue.committed is None or queue.committed < queue.next_offset:
+            self._commit_offset(queue)
+
+    # ---- reading
+
+    @property
+    def _queue(self) -> ConsumeQueue | None:
+        return self._store.queues.get(POP_TOPIC, 0)
+
+    async def _load(self) -> PopState:
+        """Returns the state that the log describes."""
+        began = trio.current_time()
+        log = self._store.log
+        end = log.max_offset.value
+        while log.dispatched_offset.value < end:
+            await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+        state = PopState(self._limits, lambda: self._some.set())
+        queue = self._queue
+        record_count = 0
+        if queue is not None:
+            snapshot = await self._find_snapshot(queue)
+            offset = queue.min_offset if snapshot is None else snapshot
+            while offset < queue.max_offset:
+                records = await self._read(queue, offset)
+                for raw in records:
+                    offset += 1
+                    record_count += 1
+                    self._apply(state, raw)
+                if not records:
+                    offset += 1
+        logger.info(
+            "pop.loaded records=%d queues=%d in_flight=%d duration_s=%.3f",
+            record_count,
+            len(state.queues),
+            state.in_flight_count,
+            trio.current_time() - began,
+        )
+        return state
+
+    async def _read(self, queue: ConsumeQueue, offset: int) -> list[bytes]:
+        """Returns records from `offset` on; none if the first one is lost."""
+        while True:
+            try:
+                read = await self._reader.read(queue, offset)
+            except OSError as error:
+                self._log.write("pop.read_failed offset=%d reason=%r", offset, str(error))
+            else:
+                if read.status is ReadStatus.FOUND:
+                    records = list(split(read.body))
+                    if read.next_offset == offset + len(records):
+                        return records
+                    # Some in between are lost: the others one by one.
+                    read = await self._reader.read(queue, offset, 1)
+                    if read.status is ReadStatus.FOUND:
+                        return list(split(read.body))
+                if read.status is ReadStatus.MESSAGE_WAS_REMOVING or self._losses.is_lost(offset):
+                    logger.error('pop.record_lost offset=%d hint="messages may be delivered again"', offset)
+                    return []
+            with trio.move_on_after(1.0):
+                await self._store.damage.wait_changed()
+
+    def _apply(self, state: PopState, raw: bytes) -> None:
+        try:
+            record = decode_record(raw)
+            state.apply(decode_pop_record(record.body))
+        except RemoteProtocolError as error:
+            self._log.write("pop.record_unknown reason=%r", str(error))
+        else:
+            self._bytes_since += len(record.body)
+
+    async def _find_snapshot(self, queue: ConsumeQueue) -> int | None:
+        """Returns the queue offset of the first part of the newest complete snapshot, and notes where it begins."""
+        end = queue.max_offset
+        while end > queue.min_offset:
+            begin = max(queue.min_offset, end - _ENTRY_COUNT)
+            entries = queue.read(begin, end - begin)
+            for entry in reversed(entries):
+                if entry.tags_code != SNAPSHOT_END_CODE:
+                    continue
+                try:
+                    raw = await self._store.log.read_all(entry.physical_offset, entry.size)
+                    first = decode_pop_record(decode_record(raw).body).first
+                except (DamagedBytes, OffsetGone, OSError, RemoteProtocolError):
+                    continue
+                if first is not None and first >= queue.min_offset:
+                    self._snapshot_begin = queue.read(first, 1)[0].physical_offset
+                    return first
+            end = begin
+            await trio.lowlevel.checkpoint()
+        return None
+
+    # ---- retention
+
+    async def release(self, end: int) -> bool:
+        """For retention: writes a snapshot if records before physical offset `end` (bytes) are needed.
+
+        Returns False if they still are: a snapshot can't be written now, or this is a slave, whose master does.
+        """
+        queue = self._queue
+        first = None if queue is None else queue.first_record_from(0)
+        if queue is None or first is None or first >= end:
+            return True
+        if self._snapshot_begin < end and self.state is None:
+            await self._find_snapshot(queue)
+        if self._snapshot_begin >= end:
+            return True
+        if self.state is None:
+            self._log.write("pop.segment_kept end=%d reason=%r", end, "it has POP records without a later snapshot")
+            return False
+        self._want_snapshot()
+        with trio.move_on_after(RELEASE_TIMEOUT_S):
+            await self._snapshot_done.wait()
+        if self._snapshot_begin < end:
+            return False
+        try:
+            await self._store.flusher.flush()  # the disk may lose the segment's file before the snapshot otherwise
+        except DiskFailed:
+            return False  # the store ends the process
+        return True

@@ -1,0 +1,305 @@
+"""Requests of POP consumers that wait for messages: 200050 POP, 200052 PEEK, 200054 NOTIFICATION, 200055 POLLING_INFO.
+
+The checks run in RocketMQ's order with its codes and remarks. Messages are sent once the record of the pop is
+acknowledged, so that a successor knows that they are in flight. Sources: PopMessageProcessor, PeekMessageProcessor,
+NotificationProcessor, PollingInfoProcessor. Departures:
+
+- A pop does not need timer messages, so timerWheelEnable=false does not forbid it.
+- `bornTime` is the client's clock. It can shorten the wait, but not extend it beyond `pollTime`.
+- Only the master answers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+import trio
+
+from ha.broker.core import BrokerCore
+from ha.broker.filters import Filters
+from ha.broker.journal import Logged
+from ha.broker.pop.pop_holds import PopHold, PopHolds
+from ha.broker.pop.pop_log import PopLog
+from ha.broker.pop.revival import Revival
+from ha.broker.pop.state import PopState
+from ha.broker.pop.taking import Asked, Taken, Taker
+from ha.broker.queue_read import QueueReader, ReadStatus
+from ha.broker.refused import REJECT_REMARK, RefusedError
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.headers import Header, parse_header
+from ha.protocol.pop import (
+    ORDER_QUEUE,
+    NotificationRequest,
+    NotificationResponse,
+    PeekMessageRequest,
+    PollingInfoRequest,
+    PollingInfoResponse,
+    PopMessageRequest,
+    PopMessageResponse,
+)
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.remoting import RemotingConnection, RequestHandler
+
+MESSAGE_COUNT_MAX = 32
+"""Maximum number of messages per request."""
+LATE_MS = 500
+"""How much later than its poll time a request may arrive."""
+
+_FOUND, _NOTHING = ReadStatus.FOUND.value, ReadStatus.NO_MESSAGE_IN_QUEUE.value
+
+
+class PopRequests:
+    """Answers requests for messages. `holds` keeps those that wait."""
+
+    def __init__(self, core: BrokerCore, log: PopLog, revival: Revival) -> None:
+        options = core.options
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._options = options
+        self._standing = core.standing
+        self._wall_clock_ms = core.world.wall_clock_ms
+        self._log = log
+        self._revival = revival
+        self._filters = Filters(options)
+        self._taker = Taker(core, log)
+        self._reader = QueueReader(
+            core.store.log, options, run_blocking=core.store.run_blocking, mend=core.store.scrub.repair_entry
+        )
+        self.holds = PopHolds(
+            self._resume,
+            hold_count_max=options.hold_count_max,
+            hold_count_per_connection_max=options.hold_count_per_connection_max,
+        )
+        self._waiting_bytes = 0
+        """Bytes of messages that wait for the log"""
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """Handlers by request code."""
+        return {
+            RequestCode.POP_MESSAGE: self.pop,
+            RequestCode.PEEK_MESSAGE: self.peek,
+            RequestCode.NOTIFICATION: self.notify,
+            RequestCode.POLLING_INFO: self.polling_info,
+        }
+
+    # ---- checks
+
+    async def _check(self, request: Asked | PollingInfoRequest, verb: str) -> TopicConfig:
+        """Checks broker, topic, queue and group, and returns the topic. Raises RefusedError."""
+        topic, name = request.topic, request.consumer_group
+        config = self._topics.get(topic)
+        if config is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        if not config.perm & Permission.READ:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
+        if request.queue_id >= config.read_queue_nums:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER if verb == "pop" else ResponseCode.SYSTEM_ERROR,
+                f"queueId[{request.queue_id}] is illegal, topic:[{topic}] "
+                f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer:[{name}]",
+            )
+        group = await self._groups.find_or_create(name)
+        if group is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+        if not group.consume_enable:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+        return config
+
+    def _check_readable(self, verb: str) -> None:
+        options = self._options
+        if not options.permission & Permission.READ:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] {verb} message is forbidden")
+
+    def _left_s(self, born_time_ms: int, poll_time_ms: int) -> float:
+        """How long a request may still wait; negative if it arrived too late."""
+        now_ms = self._wall_clock_ms()
+        left_ms = min((born_time_ms or now_ms) + poll_time_ms - now_ms, poll_time_ms)
+        return min(left_ms / 1000, self._options.suspend_s_max)
+
+    # ---- pop
+
+    async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """200050: takes messages; waits for some if there are none."""
+        request = parse_header(PopMessageRequest, command.ext_fields)
+        left_s = self._left_s(request.born_time, request.poll_time)
+        host = self._options.host
+        if left_s * 1000 < -LATE_MS:
+            raise RefusedError(ResponseCode.POLLING_TIMEOUT, f"the broker[{host}] pop message is timeout too much")
+        self._check_readable("pop")
+        if request.max_msg_nums > MESSAGE_COUNT_MAX:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER, f"the broker[{host}] pop message's num is greater than 32"
+            )
+        if request.invisible_time < 0:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
+        await self._check(request, "pop")
+        selection = self._filters.select(request.exp, request.exp_type if request.exp else None, is_registered=False)
+        hold = PopHold(
+            connection=connection,
+            command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),
+            request=msgspec.structs.replace(request, exp=None, exp_type=None),
+            selection=selection,
+            deadline=0.0,
+            ends_at=trio.current_time() + left_s,
+        )
+        await self._pop(hold, request)
+        return None
+
+    async def _pop(self, hold: PopHold, request: PopMessageRequest) -> None:
+        """Answers a pop, or holds it. Raises RefusedError."""
+        state = await self._log.wait_ready()
+        if self._waiting_bytes > self._options.pop_waiting_bytes_max:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (too many messages wait for the POP log)")
+        config = self._topics.get(request.topic)
+        if config is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic}] not exist, apply first please!")
+        taken = await self._taker.take(state, request, config, hold.selection)
+        if not taken.count:
+            code = self._hold_or_code(hold, request, taken)
+            if code is not None:
+                hold.connection.reply(hold.command, _answer(hold.command, code, request, taken))
+            return
+        self._revival.wake(taken.pop_time_ms + request.invisible_time)
+        if taken.rest_count:
+            self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
+        self._waiting_bytes += taken.size
+        self._log.call(partial(self._send_taken, hold, request, taken))
+
+    def _send_taken(self, hold: PopHold, request: PopMessageRequest, taken: Taken, logged: Logged) -> None:
+        """Sends popped messages once their record is acknowledged.
+
+        If it may be lost, only a broker that no other can replace sends them: at worst they are delivered again.
+        """
+        self._waiting_bytes -= taken.size
+        command = hold.command
+        if not logged.fault or (logged.status.is_stored and not self._standing.can_be_replaced):
+            hold.connection.reply(command, _answer(command, ResponseCode.SUCCESS, request, taken))
+        else:
+            hold.connection.reply(command, command.reply(logged.status.response_code, logged.fault))
+
+    def _hold_or_code(self, hold: PopHold, request: PopMessageRequest, taken: Taken) -> ResponseCode | None:
+        """Holds a pop that found nothing; returns the code of its answer if that is not possible."""
+        if not self._may_wait(hold, request.poll_time):
+            return ResponseCode.POLLING_TIMEOUT
+        hold.deadline = hold.ends_at
+        if taken.blocked_until_ms is not None:
+            blocked_s = max(0, taken.blocked_until_ms - self._wall_clock_ms()) / 1000
+            hold.deadline = min(hold.ends_at, trio.current_time() + blocked_s)
+        hold.is_waiting = True
+        return None if self.holds.add(hold) else ResponseCode.POLLING_FULL
+
+    def _may_wait(self, hold: PopHold, poll_time_ms: int) -> bool:
+        return (
+            poll_time_ms > 0
+            and trio.current_time() < hold.ends_at
+            and self._options.long_polling_enable
+            and not hold.command.flag & FLAG_ONEWAY
+        )
+
+    async def _resume(self, hold: PopHold) -> None:
+        """Tries again for a request that was woken or reached its deadline."""
+        request = hold.request
+        try:
+            if isinstance(request, PopMessageRequest):
+                await self._pop(hold, request)
+            else:
+                await self._notify(hold, request)
+        except RefusedError as refused:
+            hold.connection.reply(hold.command, hold.command.reply(refused.code, refused.remark))
+
+    # ---- the others
+
+    async def peek(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """200052: reads what a pop would return, without taking it."""
+        request = parse_header(PeekMessageRequest, command.ext_fields)
+        self._check_readable("peek")
+        config = await self._check(request, "pop")
+        state = await self._log.wait_ready()
+        bodies: list[bytes] = []
+        rest_count = found_count = 0
+        count_max = min(request.max_msg_nums, MESSAGE_COUNT_MAX)
+        for source in self._taker.sources(request, config, is_order=False):
+            begin, end = self._taker.position(state, request.consumer_group, source)
+            if found_count < count_max and begin < end:
+                read = await self._reader.read(
+                    self._store.queues.get(source.topic, source.queue_id),
+                    begin,
+                    message_count_max=count_max - found_count,
+                    message_bytes_max=self._options.transfer_hot_bytes_max,
+                    tags_codes=None,
+                )
+                bodies.append(read.body)
+                found_count += read.message_count
+                begin = read.next_offset
+            rest_count += max(0, end - begin)
+        header = PopMessageResponse(pop_time=self._wall_clock_ms(), invisible_time=0, revive_qid=0, rest_num=rest_count)
+        code, remark = (ResponseCode.SUCCESS, _FOUND) if found_count else (ResponseCode.PULL_NOT_FOUND, _NOTHING)
+        return command.reply(code, remark, header.to_ext_fields(), b"".join(bodies))
+
+    async def notify(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """200054: waits until there is something to pop, and says so."""
+        request = parse_header(NotificationRequest, command.ext_fields)
+        self._check_readable("peeking")
+        await self._check(request, "peeking")
+        hold = PopHold(
+            connection=connection,
+            command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),
+            request=msgspec.structs.replace(request, exp=None, exp_type=None),
+            selection=self._filters.select(request.exp, request.exp_type if request.exp else None, is_registered=False),
+            deadline=0.0,
+            ends_at=trio.current_time() + self._left_s(request.born_time, request.poll_time),
+        )
+        await self._notify(hold, request)
+        return None
+
+    async def _notify(self, hold: PopHold, request: NotificationRequest) -> None:
+        state = await self._log.wait_ready()
+        config = self._topics.get(request.topic)
+        has_messages = config is not None and self._has_messages(state, request, config)
+        is_full = False
+        if not has_messages and self._may_wait(hold, request.poll_time):
+            hold.deadline, hold.is_waiting = hold.ends_at, True
+            if self.holds.add(hold):
+                return
+            is_full = True
+        header: Header = NotificationResponse(has_msg=has_messages, polling_full=is_full)
+        hold.connection.reply(hold.command, hold.command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields()))
+
+    def _has_messages(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> bool:
+        now_ms = self._wall_clock_ms()
+        for source in self._taker.sources(request, config, is_order=request.order):
+            queue = state.get((request.consumer_group, source.topic, source.queue_id))
+            if request.order and queue is not None and queue.order is not None:
+                order = queue.order
+                if not order.is_same_attempt(request.attempt_id) and order.due_ms(now_ms) is not None:
+                    continue
+            begin, end = self._taker.position(state, request.consumer_group, source)
+            if begin < end:
+                return True
+        return False
+
+    async def polling_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """200055: how many requests of a group wait for a queue."""
+        request = parse_header(PollingInfoRequest, command.ext_fields)
+        self._check_readable("peeking")
+        await self._check(request, "peeking")
+        count = self.holds.count(request.topic, request.consumer_group, request.queue_id)
+        header = PollingInfoResponse(polling_num=count)
+        return command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields())
+
+
+def _answer(command: RemotingCommand, code: ResponseCode, request: PopMessageRequest, taken: Taken) -> RemotingCommand:
+    header = PopMessageResponse(
+        pop_time=taken.pop_time_ms,
+        invisible_time=request.invisible_time,
+        revive_qid=ORDER_QUEUE if request.order else 0,
+        rest_num=taken.rest_count,
+        start_offset_info=taken.info.start_offset_info,
+        msg_offset_info=taken.info.msg_offset_info,
+        order_count_info=taken.info.order_count_info,
+    )
+    remark = _FOUND if code is ResponseCode.SUCCESS else _NOTHING
+    return command.reply(code, remark, header.to_ext_fields(), b"".join(taken.bodies))

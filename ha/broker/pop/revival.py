@@ -1,0 +1,256 @@
+"""Delivers messages again whose invisible time is over: copies them to the group's retry topic (RocketMQ: revive).
+
+A service of the master. It sleeps until the first message in flight is due, and puts copies of due messages in batches;
+RocketMQ checks every second and is 2 to 4 s late. A message leaves the state once its copy is stored, and its removal
+is in the log after the copy: a crash in between delivers the message twice, and never loses it.
+
+    not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
+    unreadable          tried again every RETRY_S; skipped after `UNREADABLE_S_MAX` without damage that could explain it
+    gone                its topic or group, or its record, was deleted: it leaves the state. The message itself is
+                        compared, as another one may have its offset (apache/rocketmq#7724, #8479)
+
+Source: PopReviveService.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.core import BrokerCore
+from ha.broker.detour import message_of
+from ha.broker.limited_log import LimitedLog
+from ha.broker.pop.pop_log import PopLog
+from ha.broker.pop.state import Batch, PopState
+from ha.broker.put_request import PutRequest
+from ha.broker.queue_read import ReadStatus
+from ha.errors import RemoteProtocolError
+from ha.protocol.pop import FIRST_POP_TIME, NORMAL, ORIGIN_GROUP, popped_topic, retry_topic
+from ha.protocol.properties import CRC32, encode_properties
+from ha.protocol.record import RECORD_PLACE, Message, MessageRecord, decode_record, encode_host
+from ha.store.consume_queue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 1.0
+"""Interval for checking the wall clock, which may be set."""
+RETRY_S = 1.0
+"""Time before another attempt to deliver a message."""
+
+
+class _Copy(PutRequest, kw_only=True, gc=False):
+    """The put of one copy, and the message that it copies."""
+
+    batch: Batch
+    offset: int
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """One due message."""
+
+    batch: Batch
+    offset: int
+
+
+class Revival:
+    """`serve` while the broker is a master. `wake` when a message may be due earlier than before."""
+
+    def __init__(self, core: BrokerCore, log: PopLog) -> None:
+        self._core = core
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._offsets = core.tables.offsets
+        self._puts = core.puts
+        self._pop_log = log
+        self._reader = BatchReader(core.store)
+        self._log = LimitedLog(logger)
+        self._is_v2 = core.options.enable_retry_topic_v2
+        self._wall_clock_ms = core.world.wall_clock_ms
+        self._own_host = encode_host(core.options.host, core.options.port)
+        self._earlier = trio.Event()
+        self._sleeps_until_ms = math.inf
+        self._unreadable: dict[tuple[int, int], float] = {}
+        """(id of the batch, offset) of each due message that can't be read -> trio time of the first attempt"""
+        self.revived_count = 0
+        """Messages delivered again since the start"""
+        self.lost_count = 0
+        """Messages in flight that were gone when they were due"""
+
+    def wake(self, due_ms: int) -> None:
+        """Called when a message was popped that is due at `due_ms`."""
+        if due_ms < self._sleeps_until_ms:
+            self._earlier.set()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Delivers until cancelled."""
+        task_status.started()
+        self._unreadable = {}
+        while True:
+            state = self._pop_log.state
+            if state is None:
+                await self._pop_log.wait_loaded()
+                continue
+            self._earlier = trio.Event()
+            now_ms = self._wall_clock_ms()
+            batches = state.take_due(now_ms, BATCH_COUNT_MAX)
+            if batches:
+                await self._deliver(state, batches)
+                await trio.lowlevel.checkpoint()
+                continue
+            next_due_ms = state.next_due_ms
+            self._sleeps_until_ms = math.inf if next_due_ms is None else next_due_ms
+            wait_s = math.inf
+            if next_due_ms is not None:
+                wait_s = max(0.0, min(CHECK_INTERVAL_S, (next_due_ms - now_ms) / 1000))
+            with trio.move_on_after(wait_s):
+                await self._earlier.wait()
+            self._sleeps_until_ms = -math.inf
+
+    async def _deliver(self, state: PopState, batches: Sequence[Batch]) -> None:
+        """Puts copies of due messages; those that can't be put now are tried again later."""
+        copies: list[_Copy] = []
+        for batch in batches:
+            due = [_Due(batch, offset) for offset in state.left_of(batch)]
+            if await self._is_gone(batch):
+                self._drop(state, due, "its topic or group was deleted")
+                continue
+            records = await self._read(due)
+            topic = await self._retry_topic(batch)
+            for each in due:
+                if each.offset not in records:
+                    self._postpone(state, each)
+                    continue
+                self._unreadable.pop((id(batch), each.offset), None)
+                record = records[each.offset]
+                if record is None:
+                    self._drop(state, [each], "its record was deleted")
+                elif topic is not None:
+                    message = self._copy_of(record, batch, topic)
+                    copies.append(_Copy(messages=(message,), waits=False, batch=batch, offset=each.offset))
+        copies = [copy for copy in copies if state.is_in_flight(copy.batch, copy.offset)]  # not acknowledged meanwhile
+        await self._puts.settle(copies)
+        if self._pop_log.state is not state:
+            return
+        for copy in copies:
+            if copy.status.is_stored:
+                self.revived_count += 1
+                if state.is_in_flight(copy.batch, copy.offset):
+                    state.finish(copy.batch.queue, copy.offset)
+            elif copy.is_hopeless:
+                self._drop(state, [_Due(copy.batch, copy.offset)], copy.remark)
+            else:
+                self._log.write("pop.revival_failed reason=%r", copy.remark)
+        now_ms = self._wall_clock_ms()
+        for batch in batches:
+            state.reschedule(batch, now_ms + int(1000 * RETRY_S))
+
+    async def _is_gone(self, batch: Batch) -> bool:
+        group, topic, _ = batch.queue.key
+        return self._topics.get(topic) is None or self._groups.get(group) is None
+
+    async def _retry_topic(self, batch: Batch) -> str | None:
+        """Returns the retry topic of a batch, created if it does not exist; None if that is not possible now."""
+        group, topic, _ = batch.queue.key
+        if popped_topic(group, topic)[1] != NORMAL:
+            return topic
+        name = retry_topic(group, topic, is_v2=self._is_v2)
+        if self._topics.get(name) is None:
+            config = await self._topics.ensure(name, 1)
+            if isinstance(config, str):
+                self._log.write("pop.revival_failed reason=%r", config)
+                return None
+            self._offsets.commit(group, name, 0, 0)
+        return name
+
+    def _copy_of(self, record: MessageRecord, batch: Batch, topic: str) -> Message:
+        properties = record.property_map()
+        properties.pop(CRC32, None)  # of this record; the store computes a new one
+        properties[ORIGIN_GROUP] = batch.queue.key[0]
+        properties.setdefault(FIRST_POP_TIME, str(batch.pop_time_ms))
+        message = message_of(record, topic, 0, encode_properties(properties))
+        message.born_host = self._own_host
+        message.reconsume_times = record.reconsume_times + (not batch.is_suspended)
+        return message
+
+    async def _read(self, due: Sequence[_Due]) -> dict[int, MessageRecord | None]:
+        """Reads messages of one queue; None for one that is gone. Leaves out those that can't be read now."""
+        if not due:
+            return {}
+        _, topic, queue_id = due[0].batch.queue.key
+        queue = self._store.queues.get(topic, queue_id)
+        end = self._store.log.next_queue_offset(topic, queue_id)
+        found: dict[int, MessageRecord | None] = {}
+        offsets = sorted(each.offset for each in due)
+        while offsets:
+            first = offsets[0]
+            if first >= end or (queue is not None and first < queue.min_offset):
+                found[first] = None
+                offsets.pop(0)
+                continue
+            if queue is None or first >= queue.max_offset:
+                break  # not dispatched yet
+            offsets = await self._read_some(queue, offsets, found)
+        return found
+
+    async def _read_some(
+        self, queue: ConsumeQueue, offsets: list[int], found: dict[int, MessageRecord | None]
+    ) -> list[int]:
+        """Reads the first of `offsets`, and those in its neighbourhood, into `found`; returns those that are left."""
+        wanted = set(offsets[:BATCH_COUNT_MAX])
+        try:
+            read = await self._reader.read(queue, offsets[0], min(BATCH_COUNT_MAX, offsets[-1] - offsets[0] + 1))
+        except OSError as error:
+            self._log.write("pop.unreadable reason=%r", str(error))
+            return offsets[1:]
+        next_offset = max(read.next_offset, offsets[0] + 1)
+        if read.status is ReadStatus.FOUND:
+            found.update((offset, None) for offset in wanted if offset < read.next_offset)
+            for raw in split(read.body):
+                offset = RECORD_PLACE.unpack_from(raw)[2]
+                if offset not in wanted:
+                    continue
+                try:
+                    found[offset] = decode_record(raw)
+                except RemoteProtocolError as error:
+                    self._log.write("pop.unreadable reason=%r", str(error))
+                    del found[offset]
+        elif read.status is ReadStatus.MESSAGE_WAS_REMOVING:
+            found.update((offset, None) for offset in wanted if offset < read.next_offset)
+        else:
+            next_offset = offsets[0] + 1
+        return [offset for offset in offsets if offset >= next_offset]
+
+    def _postpone(self, state: PopState, due: _Due) -> None:
+        """Tries a message again later; drops it after `UNREADABLE_S_MAX` without damage that could explain it."""
+        key, now = (id(due.batch), due.offset), trio.current_time()
+        since = self._unreadable.setdefault(key, now)
+        _, topic, queue_id = due.batch.queue.key
+        queue = self._store.queues.get(topic, queue_id)
+        is_dispatched = queue is not None and due.offset < queue.max_offset
+        if not is_dispatched or not all(damage.is_hopeless for damage in self._store.damage.open):
+            self._unreadable[key] = now
+        elif now - since >= UNREADABLE_S_MAX:
+            del self._unreadable[key]
+            self._drop(state, [due], "its record can't be read")
+
+    def _drop(self, state: PopState, due: Sequence[_Due], reason: str) -> None:
+        for each in due:
+            if state.is_in_flight(each.batch, each.offset):
+                self.lost_count += 1
+                group, topic, queue_id = each.batch.queue.key
+                self._log.write(
+                    "pop.dropped group=%r topic=%r queue=%d offset=%d reason=%r",
+                    group,
+                    topic,
+                    queue_id,
+                    each.offset,
+                    reason,
+                    key=reason,
+                )
+                state.finish(each.batch.queue, each.offset)

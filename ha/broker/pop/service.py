@@ -1,0 +1,60 @@
+"""POP consumption of one broker: its requests, its long polls, and the services that only a master runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ha.broker.core import BrokerCore
+from ha.broker.pop.acks import AckRequests
+from ha.broker.pop.pop_log import PopLog
+from ha.broker.pop.pop_requests import PopRequests
+from ha.broker.pop.revival import Revival
+from ha.broker.processor import Family
+from ha.broker.role_services import Service
+
+
+class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a broker. Messages in flight are known on the master only."""
+
+    in_flight_count: int
+    next_due_ms: int | None
+    waiting_count: int
+    revived_count: int
+    lost_count: int
+
+
+class PopService:
+    """The parts, for the broker that assembles them."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._log = PopLog(core)
+        self._revival = Revival(core, self._log)
+        self.requests = PopRequests(core, self._log, self._revival)
+        self.holds = self.requests.holds
+        acks = AckRequests(core, self._log, self._revival, self.holds)
+        self.families: Sequence[Family] = (self.requests, acks)
+        self.master_services: Sequence[Service] = (self._log.serve, self._revival.serve)
+        self.release = self._log.release
+        core.tables.offsets.on_removed = self._on_removed
+
+    def statistics(self) -> PopStatistics:
+        """Returns a snapshot."""
+        state = self._log.state
+        return PopStatistics(
+            in_flight_count=0 if state is None else state.in_flight_count,
+            next_due_ms=None if state is None else state.next_due_ms,
+            waiting_count=len(self.holds),
+            revived_count=self._revival.revived_count,
+            lost_count=self._revival.lost_count,
+        )
+
+    def _on_removed(self, topic: str | None, group: str | None) -> None:
+        """Forgets the queues of a deleted topic or group."""
+        state = self._log.state
+        if state is None:
+            return
+        for key in list(state.queues):
+            if group == key[0] or topic == key[1]:
+                state.remove(key)

@@ -1,0 +1,373 @@
+"""The state of POP consumption in memory: which messages are in flight, and where each group's next pop begins.
+
+    QueueKey        group, topic, queue id; the topic may be one of the group's retry topics
+    PopQueue        a queue of one group: its next offset, its messages in flight, its ordered messages
+    Batch           messages in flight that were popped together; each of them refers to the same object
+    OrderedBatch    the messages of the last pop in order mode, of which no queue has more than one
+
+Changes take effect at once and are remembered until they are in the log: `take_changes` returns them as a record,
+`settle` reports whether that was stored, and undoes them and all later ones if not. No I/O, clock or tasks.
+
+Memory: about 120 bytes per message in flight, 400 per batch, bounded by the limits of `Limits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TypeAlias
+
+import msgspec
+
+from ha.broker.pop.ordered import OrderedBatch
+from ha.protocol.pop_records import (
+    CHANGED,
+    REMOVED,
+    WHOLE,
+    PopRecord,
+    QueueRecord,
+    TakenRecord,
+    from_runs,
+    to_runs,
+)
+
+QueueKey: TypeAlias = tuple[str, str, int]
+"""(group, topic, queue id)"""
+
+STALE_COUNT_MIN = 1024
+"""Stale entries of the schedule that are kept at least, beside as many as there are valid ones"""
+_SUSPENDED = 1
+_RUN_SIZE = 24
+"""Estimated bytes of one run in a record"""
+
+
+class Batch(msgspec.Struct, eq=False, kw_only=True):
+    """Messages of one queue that were popped together, or whose invisible time was changed together. Times in ms.
+
+    offsets: all messages that were in it. left: how many are still in flight. is_suspended: their next delivery does
+    not count as a retry.
+    """
+
+    queue: PopQueue
+    offsets: Sequence[int]
+    pop_time_ms: int
+    due_ms: int
+    is_suspended: bool = False
+    left: int = 0
+    is_scheduled: bool = False
+
+
+class PopQueue:
+    """One queue of one group. Changed only by `PopState`."""
+
+    __slots__ = ("batches", "before", "committed", "is_busy", "key", "next_offset", "order", "was_full")
+
+    def __init__(self, key: QueueKey, next_offset: int = 0) -> None:
+        self.key = key
+        self.next_offset = next_offset
+        """Queue offset from which the next pop reads"""
+        self.batches: dict[int, Batch] = {}
+        """Queue offset of each message in flight -> its batch"""
+        self.order: OrderedBatch | None = None
+        self.before: Before | None = None
+        """What was changed since the last record"""
+        self.is_busy = False
+        """Whether a pop reads from it; others skip it meanwhile"""
+        self.was_full = False
+        """Whether a pop found it at its limit"""
+        self.committed: int | None = None
+        """The consumer offset as this state last saw or set it; another value means that someone else set it"""
+
+    def in_flight(self, offset: int, pop_time_ms: int) -> Batch | None:
+        """The batch of the message at `offset`, if it is in flight since `pop_time_ms`."""
+        batch = self.batches.get(offset)
+        return batch if batch is not None and batch.pop_time_ms == pop_time_ms else None
+
+
+class Before(msgspec.Struct):
+    """The values of one queue before its changes."""
+
+    next_offset: int
+    order: OrderedBatch | None
+    batches: dict[int, Batch | None] = {}
+    is_new: bool = False
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits on messages in flight, per queue of a group and in total, and on the number of such queues."""
+
+    per_queue: int
+    total: int
+    queue_count: int
+
+
+_Changes: TypeAlias = "dict[QueueKey, tuple[PopQueue | None, Before | None]]"
+
+
+class PopState:
+    """All queues of all groups."""
+
+    def __init__(self, limits: Limits, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change` is called when there is something to write."""
+        self.limits = limits
+        self.queues: dict[QueueKey, PopQueue] = {}
+        self.in_flight_count = 0
+        self._on_change = on_change
+        self._batch_count = 0
+        self._schedule: list[tuple[int, int, Batch]] = []
+        self._sequence = count()
+        self._changed: _Changes = {}
+        self._taken: _Changes = {}
+
+    # ---- reading
+
+    def get(self, key: QueueKey) -> PopQueue | None:
+        """The queue, if anything was ever popped from it."""
+        return self.queues.get(key)
+
+    def room(self, queue: PopQueue) -> int:
+        """How many more messages may be in flight."""
+        limits = self.limits
+        return min(limits.per_queue - len(queue.batches), limits.total - self.in_flight_count)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the first message in flight is due, in ms since the epoch; None without one."""
+        schedule = self._schedule
+        while schedule and not schedule[0][2].left:
+            heappop(schedule)[2].is_scheduled = False
+        return schedule[0][0] if schedule else None
+
+    def is_in_flight(self, batch: Batch, offset: int) -> bool:
+        """Whether the message is still in flight as part of `batch`."""
+        return batch.queue.batches.get(offset) is batch and self.queues.get(batch.queue.key) is batch.queue
+
+    def left_of(self, batch: Batch) -> list[int]:
+        """The messages of `batch` that are still in flight, ascending."""
+        return [offset for offset in batch.offsets if self.is_in_flight(batch, offset)]
+
+    def take_due(self, now_ms: int, count_max: int) -> list[Batch]:
+        """Removes due batches from the schedule and returns them: about `count_max` messages. See `reschedule`."""
+        found: list[Batch] = []
+        total = 0
+        while total < count_max and self.next_due_ms is not None and self._schedule[0][0] <= now_ms:
+            batch = heappop(self._schedule)[2]
+            batch.is_scheduled = False
+            found.append(batch)
+            total += batch.left
+        return found
+
+    def reschedule(self, batch: Batch, due_ms: int) -> None:
+        """Returns a batch to the schedule, for another attempt at `due_ms`."""
+        if batch.left and not batch.is_scheduled:
+            batch.is_scheduled = True
+            heappush(self._schedule, (due_ms, next(self._sequence), batch))
+
+    # ---- changes
+
+    def open(self, key: QueueKey, next_offset: int) -> PopQueue | None:
+        """Adds a queue whose first pop reads from `next_offset`; None if there are too many queues."""
+        if len(self.queues) >= self.limits.queue_count:
+            return None
+        queue = self.queues[key] = PopQueue(key, next_offset)
+        self._note(queue).is_new = True
+        return queue
+
+    def move(self, queue: PopQueue, next_offset: int) -> None:
+        """Sets where the next pop begins."""
+        if queue.next_offset != next_offset:
+            self._note(queue)
+            queue.next_offset = next_offset
+
+    def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
+        """Records that messages were popped."""
+        before = self._note(queue)
+        batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
+        for offset in offsets:
+            before.batches.setdefault(offset, queue.batches.get(offset))
+            self._set(queue, offset, batch)
+        queue.next_offset = next_offset
+
+    def finish(self, queue: PopQueue, offset: int) -> None:
+        """Records that a message was acknowledged, delivered to a retry topic, or is lost."""
+        self._note(queue).batches.setdefault(offset, queue.batches.get(offset))
+        self._set(queue, offset, None)
+
+    def change(self, queue: PopQueue, offset: int, pop_time_ms: int, due_ms: int, *, is_suspended: bool) -> None:
+        """Sets a new pop time and due time of a message in flight."""
+        self._note(queue).batches.setdefault(offset, queue.batches.get(offset))
+        batch = Batch(queue=queue, offsets=(offset,), pop_time_ms=pop_time_ms, due_ms=due_ms, is_suspended=is_suspended)
+        self._set(queue, offset, batch)
+
+    def set_order(self, queue: PopQueue, order: OrderedBatch | None) -> None:
+        """Sets the ordered messages of a queue; the previous object must not have been changed."""
+        if queue.order != order:
+            self._note(queue)
+            queue.order = order
+
+    def reset(self, queue: PopQueue, next_offset: int) -> None:
+        """Moves a queue to another offset; messages in flight from there on will be popped again."""
+        before = self._note(queue)
+        for offset in [offset for offset in queue.batches if offset >= next_offset]:
+            before.batches.setdefault(offset, queue.batches[offset])
+            self._set(queue, offset, None)
+        queue.next_offset, queue.order = next_offset, None
+
+    def remove(self, key: QueueKey) -> None:
+        """Forgets a queue whose topic or group was deleted."""
+        queue = self.queues.pop(key, None)
+        if queue is None:
+            return
+        for offset in list(queue.batches):
+            self._set(queue, offset, None)
+        queue.before = None
+        self._changed[key] = None, None
+        self._on_change()
+
+    def _note(self, queue: PopQueue) -> Before:
+        before = queue.before
+        if before is None:
+            before = queue.before = Before(queue.next_offset, queue.order)
+            self._changed[queue.key] = queue, before
+            self._on_change()
+        return before
+
+    def _set(self, queue: PopQueue, offset: int, batch: Batch | None) -> None:
+        known = queue.batches.get(offset)
+        if known is batch:
+            return
+        if known is not None:
+            known.left -= 1
+            self._batch_count -= not known.left
+            self.in_flight_count -= 1
+        if batch is None:
+            del queue.batches[offset]
+        else:
+            queue.batches[offset] = batch
+            self._batch_count += not batch.left
+            batch.left += 1
+            self.in_flight_count += 1
+            self.reschedule(batch, batch.due_ms)
+        if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
+            self._schedule = [entry for entry in self._schedule if entry[2].left]
+            heapify(self._schedule)
+
+    # ---- the log
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something was changed since the last record."""
+        return bool(self._changed)
+
+    def take_changes(self) -> PopRecord:
+        """Returns the changes since the last record. `settle` must be called before this is called again."""
+        assert not self._taken, "the previous record is not settled"
+        self._taken, self._changed = self._changed, {}
+        records = []
+        for key, (queue, before) in self._taken.items():
+            if queue is None or before is None:
+                records.append(QueueRecord(*key, REMOVED))
+                continue
+            queue.before = None
+            changes = {offset: queue.batches.get(offset) for offset, was in before.batches.items()}
+            done = sorted(
+                offset for offset, batch in changes.items() if batch is None and before.batches[offset] is not None
+            )
+            taken = _taken_records((offset, batch) for offset, batch in sorted(changes.items()) if batch is not None)
+            order = None if queue.order is None else queue.order.to_record()
+            kind = WHOLE if before.is_new else CHANGED  # a queue of this name may have been removed just before
+            records.append(QueueRecord(*key, kind, queue.next_offset, taken, to_runs(done), order))
+        return PopRecord(queues=records)
+
+    def settle(self, *, is_stored: bool) -> list[PopQueue]:
+        """Reports the outcome of the record; undoes it and all later changes if it was not stored.
+
+        Returns the queues that changed. A removal is not undone, but written again.
+        """
+        taken, self._taken = self._taken, {}
+        if is_stored:
+            return [queue for queue, _ in taken.values() if queue is not None]
+        removed = []
+        for changes in (self._changed, taken):
+            for key, (queue, before) in changes.items():
+                if queue is None or before is None or before.is_new:
+                    removed.append(key)  # of a new queue, too: its name may have been in use
+                if queue is None or before is None or self.queues.get(key) is not queue:
+                    continue
+                queue.before = None
+                for offset, batch in before.batches.items():
+                    self._set(queue, offset, batch)
+                queue.next_offset, queue.order = before.next_offset, before.order
+                if before.is_new:
+                    del self.queues[key]
+        self._changed = {key: (None, None) for key in removed if key not in self.queues}
+        if self._changed:
+            self._on_change()
+        return []
+
+    def apply(self, record: PopRecord) -> None:
+        """Applies a record of the log. Nothing is remembered for another record."""
+        for change in record.queues:
+            key = change.group, change.topic, change.queue_id
+            queue = self.queues.get(key)
+            if change.kind in (REMOVED, WHOLE) and queue is not None:
+                for offset in list(queue.batches):
+                    self._set(queue, offset, None)
+                del self.queues[key]
+                queue = None
+            if change.kind == REMOVED:
+                continue
+            if queue is None:
+                queue = self.queues[key] = PopQueue(key)
+            queue.next_offset = change.next_offset
+            queue.order = None if change.order is None else OrderedBatch.of_record(change.order)
+            for offset in from_runs(change.done):
+                if offset in queue.batches:
+                    self._set(queue, offset, None)
+            for taken in change.taken:
+                batch = Batch(
+                    queue=queue,
+                    offsets=tuple(from_runs(taken.runs)),
+                    pop_time_ms=taken.pop_time_ms,
+                    due_ms=taken.due_ms,
+                    is_suspended=bool(taken.marks & _SUSPENDED),
+                )
+                for offset in batch.offsets:
+                    self._set(queue, offset, batch)
+
+    def snapshot(self, size_max: int) -> Iterator[PopRecord]:
+        """Yields the whole state in records of about `size_max` bytes; the last one may be empty.
+
+        Changes may happen, and be written, between two of them.
+        """
+        part: list[QueueRecord] = []
+        size = 0
+        for key in list(self.queues):
+            queue = self.queues.get(key)
+            if queue is None:
+                continue
+            record = _whole(queue)
+            part.append(record)
+            size += len(key[0]) + len(key[1]) + 64
+            size += _RUN_SIZE * sum(2 + len(taken.runs) // 2 for taken in record.taken)
+            if size >= size_max:
+                yield PopRecord(queues=part)
+                part, size = [], 0
+        yield PopRecord(queues=part)
+
+
+def _whole(queue: PopQueue) -> QueueRecord:
+    order = None if queue.order is None else queue.order.to_record()
+    taken = _taken_records(sorted(queue.batches.items()))
+    return QueueRecord(*queue.key, WHOLE, queue.next_offset, taken, [], order)
+
+
+def _taken_records(messages: Iterable[tuple[int, Batch]]) -> list[TakenRecord]:
+    offsets: dict[Batch, list[int]] = {}
+    for offset, batch in messages:
+        offsets.setdefault(batch, []).append(offset)
+    return [
+        TakenRecord(batch.pop_time_ms, batch.due_ms, _SUSPENDED if batch.is_suspended else 0, to_runs(each))
+        for batch, each in offsets.items()
+    ]

@@ -1,0 +1,351 @@
+"""Takes messages for a pop: from which queues, how many, and what the answer says about them.
+
+A request for all queues begins with another one each time; topics with priorities begin with the highest queue id. The
+group's retry topic comes last, and first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue from which
+another pop reads is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+import msgspec
+import trio
+
+from ha.broker.batch_reader import split
+from ha.broker.core import BrokerCore
+from ha.broker.detour import message_of
+from ha.broker.filters import Selection, read_wanted
+from ha.broker.limited_log import LimitedLog
+from ha.broker.pop.ordered import OrderedBatch, ordered_batch
+from ha.broker.pop.pop_log import PopLog
+from ha.broker.pop.state import PopQueue, PopState, QueueKey
+from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
+from ha.broker.queue_times import bounds
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.pop import (
+    NORMAL,
+    ORDER_QUEUE,
+    POP_CK,
+    RETRY_V1,
+    RETRY_V2,
+    Handle,
+    NotificationRequest,
+    PeekMessageRequest,
+    PopInfo,
+    PopMessageRequest,
+    retry_topic,
+)
+from ha.protocol.properties import CRC32, encode_properties
+from ha.protocol.record import RECORD_PLACE, decode_record, encode_host
+from ha.protocol.record_encoding import encode_record
+from ha.store.consume_queue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+RETRY_FIRST_EVERY = 5
+"""Every so many pops read the retry topic first (RocketMQ: popFromRetryProbability, 20 %)."""
+SCAN_COUNT_MAX = 8192
+"""Messages of one queue that a pop scans in search of selected ones."""
+INIT_MAX = 1
+"""Init mode of a group that has no offset yet: from the last message on."""
+
+Asked = PopMessageRequest | NotificationRequest | PeekMessageRequest
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A queue to read from; `flag` as in ha.protocol.pop."""
+
+    topic: str
+    queue_id: int
+    flag: int
+
+
+class Taken(msgspec.Struct, kw_only=True):
+    """What a pop took.
+
+    rest_count: messages that are left. blocked_until_ms: when the first queue that is blocked by ordered messages no
+    longer is; None if none is.
+    """
+
+    pop_time_ms: int
+    info: PopInfo = msgspec.field(default_factory=PopInfo)
+    bodies: list[bytes] = []
+    count: int = 0
+    size: int = 0
+    rest_count: int = 0
+    blocked_until_ms: int | None = None
+
+
+class Taker:
+    """Takes messages. Changes only the `PopState`; nothing here waits for the log."""
+
+    def __init__(self, core: BrokerCore, log: PopLog) -> None:
+        options = core.options
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._offsets = core.tables.offsets
+        self._reads = core.tables.reads
+        self._options = options
+        self._wall_clock_ms = core.world.wall_clock_ms
+        self._pop_log = log
+        self._reader = QueueReader(
+            core.store.log, options, run_blocking=core.store.run_blocking, mend=core.store.scrub.repair_entry
+        )
+        self._log = LimitedLog(logger)
+        self._turns = count(1)
+
+    # ---- which queues
+
+    def sources(self, request: Asked, config: TopicConfig, *, is_order: bool) -> list[Source]:
+        """The queues to read from, in order."""
+        queue_count = config.read_queue_nums
+        turn = next(self._turns)
+        if request.queue_id >= 0:
+            queue_ids: Sequence[int] = (request.queue_id,)
+        elif (config.attributes or {}).get("message.type") == "PRIORITY":
+            queue_ids = range(queue_count - 1, -1, -1)
+        else:
+            queue_ids = [(turn + number) % queue_count for number in range(queue_count)]
+        normal = [Source(config.topic_name, queue_id, NORMAL) for queue_id in queue_ids]
+        if is_order:
+            return normal
+        retries = list(self._retry_sources(request.consumer_group, config.topic_name))
+        return retries + normal if turn % RETRY_FIRST_EVERY == 0 else normal + retries
+
+    def _retry_sources(self, group: str, topic: str) -> Iterator[Source]:
+        for flag in (RETRY_V2, RETRY_V1):
+            config = self._topics.get(retry_topic(group, topic, is_v2=flag == RETRY_V2))
+            if config is not None:
+                for queue_id in range(config.read_queue_nums):
+                    yield Source(config.topic_name, queue_id, flag)
+
+    def position(self, state: PopState, group: str, source: Source) -> tuple[int, int]:
+        """Where a pop would begin, and the end of the queue."""
+        store_queue = self._store.queues.get(source.topic, source.queue_id)
+        queue = state.get((group, source.topic, source.queue_id))
+        if queue is None:
+            committed = self._offsets.get(group, source.topic, source.queue_id)
+            return bounds(store_queue)[0] if committed is None else committed, bounds(store_queue)[1]
+        return queue.next_offset, bounds(store_queue)[1]
+
+    # ---- taking
+
+    async def take(
+        self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
+    ) -> Taken:
+        """Takes up to the requested number of messages."""
+        taken = Taken(pop_time_ms=self._wall_clock_ms())
+        for source in self.sources(request, config, is_order=request.order):
+            if taken.count >= request.max_msg_nums or taken.size >= self._options.transfer_hot_bytes_max:
+                begin, end = self.position(state, request.consumer_group, source)
+                taken.rest_count += max(0, end - begin)
+            else:
+                await self._take_from(state, source, request, selection, taken)
+        return taken
+
+    async def _take_from(
+        self, state: PopState, source: Source, request: PopMessageRequest, selection: Selection, taken: Taken
+    ) -> None:
+        queue = self._open(state, source, request)
+        if queue is None or queue.is_busy:
+            return
+        self._follow_offset(state, queue)
+        order = queue.order
+        if request.order and order is not None and not order.is_same_attempt(request.attempt_id):
+            blocked_until_ms = order.due_ms(taken.pop_time_ms)
+            if blocked_until_ms is not None:
+                taken.blocked_until_ms = min(taken.blocked_until_ms or blocked_until_ms, blocked_until_ms)
+                return
+        count_max = request.max_msg_nums - taken.count
+        if not request.order:
+            count_max = min(count_max, state.room(queue))
+            if count_max <= 0:
+                queue.was_full = True
+                return
+        queue.is_busy = True
+        try:
+            begin, read = await self._read(state, queue, source, selection, count_max, taken)
+        finally:
+            queue.is_busy = False
+        if read is None or not self._is_current(state, queue) or queue.next_offset != begin:
+            return
+        taken.rest_count += max(0, read.max_offset - read.next_offset)
+        records = [
+            raw
+            for raw in split(read.body)
+            if queue.order is None or not queue.order.is_acknowledged(RECORD_PLACE.unpack_from(raw)[2])
+        ]
+        offsets = tuple(RECORD_PLACE.unpack_from(raw)[2] for raw in records)
+        self._set_taken(state, queue, source, request, offsets, read.next_offset, taken)
+        if not records:
+            return
+        if source.flag != NORMAL:
+            records = [self._as_asked(raw, request, source, begin, taken) for raw in records]
+        taken.info.add(source.flag, source.queue_id, begin, offsets)
+        taken.bodies += records
+        taken.count += len(records)
+        taken.size += sum(map(len, records))
+        self._reads.note(request.consumer_group, source.topic, source.queue_id, read.next_offset, len(records))
+
+    def _set_taken(
+        self,
+        state: PopState,
+        queue: PopQueue,
+        source: Source,
+        request: PopMessageRequest,
+        offsets: Sequence[int],
+        next_offset: int,
+        taken: Taken,
+    ) -> None:
+        if not request.order:
+            state.set_order(queue, None)
+            state.take(queue, offsets, next_offset, taken.pop_time_ms, taken.pop_time_ms + request.invisible_time)
+        elif offsets:
+            batch = ordered_batch(
+                queue.order,
+                offsets,
+                pop_time_ms=taken.pop_time_ms,
+                invisible_ms=request.invisible_time,
+                attempt_id=request.attempt_id,
+            )
+            state.set_order(queue, batch)
+            _add_counts(taken.info, source, batch, offsets)
+
+    def _is_current(self, state: PopState, queue: PopQueue) -> bool:
+        """Whether the broker is still the master of the same term, and the queue was not removed."""
+        return self._pop_log.state is state and state.get(queue.key) is queue
+
+    def _open(self, state: PopState, source: Source, request: PopMessageRequest) -> PopQueue | None:
+        """The queue's state; None if there are too many queues."""
+        group = request.consumer_group
+        key = group, source.topic, source.queue_id
+        queue = state.get(key)
+        if queue is not None:
+            return queue
+        queue = state.open(key, self._first_offset(key, source, request.init_mode))
+        if queue is None:
+            self._log.write('pop.queues_full count=%d hint="further groups can\'t pop"', len(state.queues))
+        else:
+            queue.committed = self._offsets.get(*key)
+        return queue
+
+    def _first_offset(self, key: QueueKey, source: Source, init_mode: int) -> int:
+        """Where the first pop of a group begins."""
+        committed = self._offsets.get(*key)
+        if committed is not None:
+            return committed
+        store_queue = self._store.queues.get(source.topic, source.queue_id)
+        begin, end = bounds(store_queue)
+        if source.flag != NORMAL or init_mode != INIT_MAX or store_queue is None or begin == end:
+            return begin
+        in_memory_from = self._store.log.max_offset.value - self._options.access_in_memory_bytes_max
+        if begin == 0 and store_queue.read(0, 1)[0].physical_offset >= in_memory_from:
+            return 0  # a small topic is read from its start
+        return end - 1
+
+    def _follow_offset(self, state: PopState, queue: PopQueue) -> None:
+        """Moves a queue whose consumer offset was reset, or committed by a consumer that pulls."""
+        reset = self._offsets.take_reset(*queue.key)
+        current = self._offsets.get(*queue.key)
+        if reset is None and current != queue.committed:
+            reset = current
+        if reset is not None:
+            state.reset(queue, reset)
+        queue.committed = current
+
+    async def _read(
+        self,
+        state: PopState,
+        queue: PopQueue,
+        source: Source,
+        selection: Selection,
+        count_max: int,
+        taken: Taken,
+    ) -> tuple[int, QueueRead | None]:
+        """Reads selected messages from the queue's next offset on, and moves it past those that are not selected.
+
+        Returns where they begin, and None if there are none now. Retries are not filtered.
+        """
+        store_queue = self._store.queues.get(source.topic, source.queue_id)
+        if store_queue is None or queue.next_offset >= store_queue.max_offset:
+            await self._store.dispatcher.wait_files_made()
+            store_queue = self._store.queues.get(source.topic, source.queue_id)
+        scan_end = queue.next_offset + SCAN_COUNT_MAX
+        if source.flag != NORMAL:
+            selection = _ALL
+        while True:
+            begin = queue.next_offset
+            read = await self._read_once(store_queue, begin, selection, count_max, taken)
+            if read.status is ReadStatus.FOUND:
+                return begin, read
+            if not self._is_current(state, queue) or queue.next_offset != begin:
+                return begin, None
+            if read.status in _PASSED:
+                state.move(queue, read.next_offset)
+                if scan_end > read.next_offset < read.max_offset:
+                    await trio.lowlevel.checkpoint()
+                    continue
+                taken.rest_count += max(0, read.max_offset - read.next_offset)
+            else:
+                end = self._store.log.next_queue_offset(source.topic, source.queue_id)
+                if begin > end:  # the topic was deleted and created again, or the log lost its end
+                    logger.warning("pop.offset_corrected key=%r from=%d to=%d", queue.key, begin, end)
+                    state.reset(queue, end)
+            return begin, None
+
+    async def _read_once(
+        self, queue: ConsumeQueue | None, begin: int, selection: Selection, count_max: int, taken: Taken
+    ) -> QueueRead:
+        bytes_max = max(1, self._options.transfer_hot_bytes_max - taken.size)
+        if selection.is_wanted is not None:
+            return await read_wanted(
+                self._reader,
+                queue,
+                begin,
+                selection.is_wanted,
+                message_count_max=count_max,
+                message_bytes_max=bytes_max,
+            )
+        return await self._reader.read(
+            queue, begin, message_count_max=count_max, message_bytes_max=bytes_max, tags_codes=selection.tags_codes
+        )
+
+    def _as_asked(self, raw: bytes, request: PopMessageRequest, source: Source, begin: int, taken: Taken) -> bytes:
+        """The record of a retry as one of the topic that was asked for, with its handle as a property."""
+        try:
+            record = decode_record(raw, verify_crc=False)
+            properties = record.property_map()
+            properties.pop(CRC32, None)
+            properties[POP_CK] = Handle(
+                start_offset=begin,
+                pop_time_ms=taken.pop_time_ms,
+                invisible_ms=request.invisible_time,
+                revive_queue=ORDER_QUEUE if request.order else 0,
+                flag=source.flag,
+                broker_name=self._options.broker_name,
+                queue_id=source.queue_id,
+                offset=record.queue_offset,
+            ).encode()
+            return encode_record(
+                message_of(record, request.topic, record.queue_id, encode_properties(properties)),
+                queue_offset=record.queue_offset,
+                physical_offset=record.physical_offset,
+                store_timestamp_ms=record.store_timestamp_ms,
+                store_host=encode_host(*record.store_host),
+            )
+        except (LocalProtocolError, RemoteProtocolError):  # no room for the property: the client makes the handle
+            return raw
+
+
+_ALL = Selection()
+_PASSED = (ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.OFFSET_TOO_SMALL)
+
+
+def _add_counts(info: PopInfo, source: Source, batch: OrderedBatch, offsets: Sequence[int]) -> None:
+    counts = [(offset, batch.messages[offset].count) for offset in offsets]
+    tried = [each for each in counts if each[1]]
+    info.add_counts(source.flag, source.queue_id, tried, min(times for _, times in counts))

@@ -1,0 +1,359 @@
+"""POP consumption on the wire: headers, info strings, receipt handles and bodies.
+
+    code    request                        response
+    200050  PopMessageRequest              PopMessageResponse, records as in a pull
+    200051  AckMessageRequest              -
+    200151  BatchAckBody                   -
+    200052  PeekMessageRequest             PopMessageResponse, records
+    200053  ChangeInvisibleTimeRequest     ChangeInvisibleTimeResponse
+    200054  NotificationRequest            NotificationResponse
+    200055  PollingInfoRequest             PollingInfoResponse
+    400     QueryAssignmentBody            AssignmentsBody
+    401     RequestModeBody                -
+    402     -                              RequestModeTable
+
+A receipt handle has eight words separated by blanks; the client makes it from the response (RocketMQ: POP_CK):
+
+    startOffset popTime invisibleTime reviveQid flag brokerName queueId offset
+
+The gRPC proxy adds a ninth, the physical offset. `flag` is 0 for the topic itself, 1 for its retry topic of version 1,
+2 for that of version 2. Times in ms, offsets are queue offsets. Sources: the header classes of the same names plus
+"Header", ExtraInfoUtil, BatchAckMessageRequestBody, KeyBuilder.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import field
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.headers import Header, Int32, Int64
+from ha.protocol.topic_names import RETRY_PREFIX
+
+ORDER_QUEUE = 999
+"""reviveQid of a handle in order mode (RocketMQ: KeyBuilder.POP_ORDER_REVIVE_QUEUE)"""
+
+HANDLE_WORD_COUNT = 8
+BATCH_ACK_SIZE_MAX = 8192
+"""Maximum bytes of the bit set of one batch ack; a pop skips fewer messages than that has bits"""
+BATCH_ACK_COUNT_MAX = 4096
+"""Maximum number of acknowledged messages in one request"""
+
+NORMAL, RETRY_V1, RETRY_V2 = 0, 1, 2
+"""Flags: which topic a message was read from"""
+
+POP_CK = "POP_CK"
+FIRST_POP_TIME = "1ST_POP_TIME"
+ORIGIN_GROUP = "ORIGIN_GROUP"
+PRIORITY = "_SYS_MSG_PRIORITY_"
+
+
+class PopMessageRequest(Header):
+    """200050 POP_MESSAGE. `queue_id` −1: all queues. `init_mode`: 0 from the first message, 1 from the last."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    max_msg_nums: Int32
+    invisible_time: Int64
+    poll_time: Int64
+    born_time: Int64
+    init_mode: Int32
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool = False
+    attempt_id: str | None = None
+
+
+class PopMessageResponse(Header):
+    """Answer to 200050 and 200052. The info strings are made by `PopInfo`."""
+
+    pop_time: Int64
+    invisible_time: Int64
+    revive_qid: Int32
+    rest_num: Int64
+    start_offset_info: str | None = None
+    msg_offset_info: str | None = None
+    order_count_info: str | None = None
+
+
+class PeekMessageRequest(Header):
+    """200052 PEEK_MESSAGE."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    max_msg_nums: Int32
+
+
+class AckMessageRequest(Header):
+    """200051 ACK_MESSAGE. `topic` is the one read from, so possibly a retry topic; `extra_info` is the handle."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    extra_info: str
+    offset: Int64
+
+
+class ChangeInvisibleTimeRequest(AckMessageRequest):
+    """200053 CHANGE_MESSAGE_INVISIBLETIME. `suspend`: the next delivery does not count as a retry."""
+
+    invisible_time: Int64
+    suspend: bool = False
+
+
+class ChangeInvisibleTimeResponse(Header):
+    """Answer to 200053: what the new handle consists of."""
+
+    pop_time: Int64
+    invisible_time: Int64
+    revive_qid: Int32
+
+
+class NotificationRequest(Header):
+    """200054 NOTIFICATION: waits until there is something to pop, without taking it."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    poll_time: Int64
+    born_time: Int64
+    order: bool = False
+    attempt_id: str | None = None
+    exp_type: str | None = None
+    exp: str | None = None
+
+
+class NotificationResponse(Header):
+    """Answer to 200054."""
+
+    has_msg: bool
+    polling_full: bool = False
+
+
+class PollingInfoRequest(Header):
+    """200055 POLLING_INFO."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+
+
+class PollingInfoResponse(Header):
+    """Answer to 200055: the number of requests that wait for messages."""
+
+    polling_num: Int32
+
+
+# ---- receipt handles
+
+
+class Handle(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The words of a receipt handle that the broker needs."""
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue: int
+    flag: int
+    broker_name: str
+    queue_id: int
+    offset: int
+
+    @property
+    def is_order(self) -> bool:
+        """Whether the message was popped in order mode."""
+        return self.revive_queue == ORDER_QUEUE
+
+    def encode(self) -> str:
+        """Return the handle as one string."""
+        return (
+            f"{self.start_offset} {self.pop_time_ms} {self.invisible_ms} {self.revive_queue} {self.flag} "
+            f"{self.broker_name} {self.queue_id} {self.offset}"
+        )
+
+
+def parse_handle(text: str) -> Handle:
+    """Return the handle in `text`; words after the eighth are ignored. RemoteProtocolError if it is not a handle."""
+    words = text.split(" ", HANDLE_WORD_COUNT)
+    if len(words) < HANDLE_WORD_COUNT:
+        raise RemoteProtocolError(f"receipt handle of {len(words)} words; {HANDLE_WORD_COUNT} are needed")
+    try:
+        start, pop_time, invisible, revive_queue, flag, queue_id, offset = (
+            _number(words[position]) for position in (0, 1, 2, 3, 4, 6, 7)
+        )
+    except ValueError:
+        raise RemoteProtocolError(f"receipt handle {text[:200]!r} has a word that is no number") from None
+    return Handle(
+        start_offset=start,
+        pop_time_ms=pop_time,
+        invisible_ms=invisible,
+        revive_queue=revive_queue,
+        flag=flag,
+        broker_name=words[5],
+        queue_id=queue_id,
+        offset=offset,
+    )
+
+
+def _number(word: str) -> int:
+    if len(word) > 20 or not word.isascii() or not word.removeprefix("-").isdigit():
+        raise ValueError
+    return int(word)
+
+
+# ---- info strings of a response
+
+
+class PopInfo:
+    """Builds the info strings of a response: what was popped from which queue."""
+
+    def __init__(self) -> None:
+        self._starts: list[str] = []
+        self._messages: list[str] = []
+        self._counts: list[str] = []
+
+    def add(self, flag: int, queue_id: int, start_offset: int, offsets: Iterable[int]) -> None:
+        """Adds the messages popped from one queue, from queue offset `start_offset` on."""
+        self._starts.append(f"{flag} {queue_id} {start_offset}")
+        self._messages.append(f"{flag} {queue_id} {','.join(map(str, offsets))}")
+
+    def add_counts(self, flag: int, queue_id: int, counts: Iterable[tuple[int, int]], count_min: int) -> None:
+        """Adds how often messages of one queue were popped before, in order mode: (offset, times).
+
+        `count_min`: the lowest count of all popped messages, those that are not in `counts` included.
+        """
+        self._counts += [f"{flag} qo{queue_id}%{offset} {times}" for offset, times in counts]
+        self._counts.append(f"{flag} {queue_id} {count_min}")
+
+    @property
+    def start_offset_info(self) -> str:
+        """The header field startOffsetInfo."""
+        return ";".join(self._starts)
+
+    @property
+    def msg_offset_info(self) -> str:
+        """The header field msgOffsetInfo."""
+        return ";".join(self._messages)
+
+    @property
+    def order_count_info(self) -> str | None:
+        """The header field orderCountInfo; None outside order mode."""
+        return ";".join(self._counts) if self._counts else None
+
+
+# ---- retry topics
+
+
+def retry_topic(group: str, topic: str, *, is_v2: bool) -> str:
+    """Return the retry topic of a group for a topic."""
+    return f"{RETRY_PREFIX}{group}{'+' if is_v2 else '_'}{topic}"
+
+
+def popped_topic(group: str, topic: str) -> tuple[str, int]:
+    """Return the topic that a group asked for when it popped from `topic`, and the flag of `topic`."""
+    for separator, flag in (("_", RETRY_V1), ("+", RETRY_V2)):
+        prefix = f"{RETRY_PREFIX}{group}{separator}"
+        if topic.startswith(prefix) and len(topic) > len(prefix):
+            return topic[len(prefix) :], flag
+    return topic, NORMAL
+
+
+# ---- bodies
+
+
+_Count = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class BatchAck(msgspec.Struct, kw_only=True):
+    """Acknowledgements of one pop: bit i of `bits` stands for queue offset `start_offset` + i."""
+
+    group: str = field(name="c")
+    topic: str = field(name="t")
+    """The topic that was asked for"""
+    flag: str = field(default="0", name="r")
+    start_offset: _Count = field(name="so")
+    queue_id: _Count = field(name="q")
+    revive_queue: _Count = field(name="rq")
+    pop_time_ms: _Count = field(name="pt")
+    invisible_ms: _Count = field(default=0, name="it")
+    bits: str = field(default="", name="b")
+    """Base64 of the bytes of a bit set, the lowest bits first"""
+
+    def real_topic(self) -> str:
+        """Return the topic that the messages were read from."""
+        if self.flag not in ("1", "2"):
+            return self.topic
+        return retry_topic(self.group, self.topic, is_v2=self.flag == "2")
+
+    def offsets(self) -> Iterator[int]:
+        """Yield the acknowledged queue offsets. RemoteProtocolError if the bits are not Base64 or too many."""
+        try:
+            raw = binascii.a2b_base64(self.bits.encode(), strict_mode=True) if self.bits else b""
+        except (ValueError, UnicodeEncodeError):
+            raise RemoteProtocolError("batch ack: the bits are not Base64") from None
+        if len(raw) > BATCH_ACK_SIZE_MAX:
+            raise RemoteProtocolError(f"batch ack of {len(raw)} bytes of bits; at most {BATCH_ACK_SIZE_MAX}")
+        for index, byte in enumerate(raw):
+            for bit in range(8):
+                if byte >> bit & 1:
+                    yield self.start_offset + 8 * index + bit
+
+
+class BatchAckBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 200151 BATCH_ACK_MESSAGE."""
+
+    broker_name: str = ""
+    acks: list[BatchAck] = []
+
+
+class RequestModeBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 401 SET_MESSAGE_REQUEST_MODE, and an entry of `RequestModeTable`. `mode`: PULL or POP."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class RequestModeTable(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 402 GET_ALL_MESSAGE_REQUEST_MODE, and messageRequestMode.json: topic -> group -> mode."""
+
+    message_request_mode_map: dict[str, dict[str, RequestModeBody]] = {}
+
+
+class QueryAssignmentBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 400 QUERY_ASSIGNMENT."""
+
+    topic: str = ""
+    consumer_group: str = ""
+    client_id: str = ""
+    strategy_name: str = "AVG"
+    message_model: str = "CLUSTERING"
+
+
+class AssignedQueue(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """A MessageQueue in an assignment; `queue_id` −1: all queues of the broker."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class Assignment(msgspec.Struct, rename="camel", kw_only=True):
+    """One queue for the client that asked."""
+
+    message_queue: AssignedQueue
+    mode: str
+    attachments: dict[str, str] | None = None
+
+
+class AssignmentsBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 400."""
+
+    message_queue_assignments: list[Assignment] = []

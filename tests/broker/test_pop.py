@@ -1,0 +1,575 @@
+"""POP: the contract of each request of a consumer, as shared by RocketMQ's clients and its proxy (spec pop.md)."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.record import Message
+from ha.protocol.remoting import RemotingCommand, encode_command
+from tests.broker.node import Node, WallClock, open_node, text
+from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        yield node
+
+
+async def send(node: Node, *bodies: bytes, **changes: Any) -> None:
+    for body in bodies:
+        assert (await node.send(body, **changes)).code == 0
+
+
+def bodies(messages: list[Popped]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+# ---- pop
+
+
+async def test_pop_returns_messages_and_what_their_handles_need(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b")
+    await send(node, b"c", e=2)
+    began = trio.current_time()
+    answer = await pop(node, invisibleTime=15_000)
+    assert (answer.code, answer.remark, trio.current_time()) == (0, "FOUND", began)
+    assert answer.ext_fields["invisibleTime"] == "15000"
+    assert answer.ext_fields["reviveQid"] != "999"
+    assert answer.ext_fields["restNum"] == "0"
+    assert set(answer.ext_fields["startOffsetInfo"].split(";")) == {"0 0 0", "0 2 0"}
+    assert set(answer.ext_fields["msgOffsetInfo"].split(";")) == {"0 0 0,1", "0 2 0"}
+    assert "orderCountInfo" not in answer.ext_fields
+    assert sorted(bodies(popped_of(answer))) == [b"a", b"b", b"c"]
+
+
+async def test_messages_in_flight_are_not_popped_again(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b")
+    assert bodies(await pop_messages(node, maxMsgNums=1)) == [b"a"]
+    assert bodies(await pop_messages(node)) == [b"b"]
+    assert bodies(await pop_messages(node)) == []
+    assert bodies(await pop_messages(node, consumerGroup="another")) == [b"a", b"b"]
+
+
+async def test_rest_num_counts_what_is_left_in_all_queues(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b")
+    await send(node, b"c", b"d", e=1)
+    assert (await pop(node, maxMsgNums=1)).ext_fields["restNum"] == "3"
+    assert (await pop(node, maxMsgNums=1)).ext_fields["restNum"] == "2"
+
+
+async def test_one_queue(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await send(node, b"b", e=1)
+    assert bodies(await pop_messages(node, queueId=1)) == [b"b"]
+
+
+async def test_queues_take_turns(node: Node, autojump_clock: object) -> None:
+    for queue_id in range(4):
+        await send(node, *(b"%d" % queue_id for _ in range(8)), e=queue_id)
+    found = [(await pop_messages(node, maxMsgNums=1))[0].body for _ in range(4)]
+    assert sorted(found) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_nothing_there(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    assert bodies(await pop_messages(node)) == [b"a"]
+    answer = await pop(node)
+    assert (answer.code, answer.remark) == (210, "NO_MESSAGE_IN_QUEUE")
+
+
+async def test_checks_in_order(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await send(node, b"a")
+        now_ms = WallClock()()
+
+        async def refused(**changes: Any) -> tuple[int, str]:
+            answer = await pop(node, **changes)
+            return answer.code, str(answer.remark)
+
+        late: dict[str, Any] = {"bornTime": now_ms - 10_000, "pollTime": 5000}
+        assert await refused(maxMsgNums=33, **late) == (210, "the broker[10.0.0.1] pop message is timeout too much")
+        assert await refused(maxMsgNums=33, topic="X") == (
+            29,
+            "the broker[10.0.0.1] pop message's num is greater than 32",
+        )
+        assert await refused(topic="X", queueId=9) == (17, "topic[X] not exist, apply first please!")
+        assert (await refused(queueId=4, exp="||"))[0] == 29
+        assert (await refused(exp="||"))[0] == 23
+        assert (await refused(invisibleTime=-1))[0] == 29
+        assert (await refused(consumerGroup="no group"))[0] == 26
+        await node.broker.topics.update(TopicConfig(topic_name="TT", read_queue_nums=4, write_queue_nums=4, perm=2))
+        assert await refused(queueId=9) == (16, "the topic[TT] peeking message is forbidden")
+    async with open_node(tmp_path / "2", permission=2) as node:
+        assert await refused(topic="X") == (16, "the broker[10.0.0.1] pop message is forbidden")
+
+
+async def test_missing_fields_are_named(node: Node, autojump_clock: object) -> None:
+    answer = await pop(node, invisibleTime=None)
+    assert answer.code == 1
+    assert "invisibleTime" in str(answer.remark)
+
+
+async def test_tags(node: Node, autojump_clock: object) -> None:
+    for number, tag in enumerate("ABABC"):
+        await send(node, b"%d" % number, i=f"TAGS\x01{tag}\x02")
+    assert bodies(await pop_messages(node, exp="A||C", expType="TAG", maxMsgNums=2)) == [b"0", b"2"]
+    assert bodies(await pop_messages(node, exp="A||C", expType="TAG")) == [b"4"]
+    assert node.broker.offsets.get("g", "TT", 0) == 5
+
+
+async def test_messages_that_are_not_selected_are_passed(node: Node, autojump_clock: object) -> None:
+    messages = [Message("TT", 0, b"%d" % number, b"TAGS\x01%c\x02" % b"AB"[number == 2900]) for number in range(3000)]
+    await send(node, b"first", e=1)
+    await node.broker.put_service.put(messages)
+    await node.dispatched()
+    [message] = await pop_messages(node, exp="B", expType="TAG")
+    assert (message.body, message.handle.offset) == (b"2900", 2900)
+    assert (await pop(node, exp="B", expType="TAG")).code == 210
+    assert node.broker.offsets.get("g", "TT", 0) == 3000
+
+
+async def test_sql(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, enable_property_filter=True) as node:
+        for number in range(6):
+            await send(node, b"%d" % number, i=f"n\x01{number}\x02")
+        assert bodies(await pop_messages(node, exp="n > 2 AND n < 5", expType="SQL92")) == [b"3", b"4"]
+        assert (await pop(node, exp="n >", expType="SQL92")).code == 23
+
+
+async def test_priorities_begin_with_the_highest_queue(node: Node, autojump_clock: object) -> None:
+    config = TopicConfig(topic_name="P", read_queue_nums=4, write_queue_nums=4, attributes={"message.type": "PRIORITY"})
+    assert await node.broker.topics.update(config) == ""
+    for queue_id in (0, 3, 1, 2):
+        await send(node, b"%d" % queue_id, b=config.topic_name, e=queue_id)
+    assert bodies(await pop_messages(node, topic="P", maxMsgNums=2)) == [b"3", b"2"]
+    assert bodies(await pop_messages(node, topic="P")) == [b"1", b"0"]
+
+
+@pytest.mark.parametrize(("init_mode", "found"), [(0, [b"a", b"b"]), (1, [b"a", b"b"])])
+async def test_first_pop_of_a_small_topic(
+    node: Node, init_mode: int, found: list[bytes], autojump_clock: object
+) -> None:
+    await send(node, b"a", b"b")
+    assert bodies(await pop_messages(node, initMode=init_mode)) == found
+
+
+async def test_first_pop_of_a_large_topic(tmp_path: Path, autojump_clock: object) -> None:
+    """Its first message is assumed to be on disk only: init mode MAX begins with the last message."""
+    async with open_node(tmp_path, access_in_memory_bytes_max=100) as node:
+        await send(node, b"a", b"b", b"c")
+        assert bodies(await pop_messages(node, initMode=1)) == [b"c"]
+        assert bodies(await pop_messages(node, initMode=0, consumerGroup="h")) == [b"a", b"b", b"c"]
+
+
+async def test_pop_goes_on_where_a_pull_consumer_was(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b", b"c")
+    await node.pull()
+    assert (await node.ask(15, consumerGroup="g", topic="TT", queueId=0, commitOffset=1)).code == 0
+    assert bodies(await pop_messages(node, maxMsgNums=1)) == [b"b"]
+    assert node.broker.offsets.get("g", "TT", 0) == 2
+    await send(node, b"d", b"e")
+    await node.ask(15, consumerGroup="g", topic="TT", queueId=0, commitOffset=4)
+    assert bodies(await pop_messages(node)) == [b"e"]
+
+
+async def test_reset_of_the_consumer_offset(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b", b"c")
+    old = await pop_messages(node)
+    assert (await ack(node, old[0])).code == 0
+    assert node.broker.offsets.reset("g", "TT", 0, 1)
+    assert bodies(await pop_messages(node)) == [b"b", b"c"]
+    assert (await ack(node, old[1])).code == 0  # has no effect if it was popped again later
+    await trio.sleep(11)
+    assert len(await pop_messages(node)) <= 2
+
+
+async def test_fast_port_and_unknown_group(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, auto_create_group=False) as node:
+        await send(node, b"a")
+        assert (await pop(node)).code == 26
+        node.address = "fast"
+        assert (await pop(node)).code == 3
+
+
+# ---- redelivery
+
+
+async def test_redelivery_comes_exactly_when_the_invisible_time_is_over(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b")
+    began = trio.current_time()
+    [first, second] = await pop_messages(node, invisibleTime=3000)
+    assert (await ack(node, second)).code == 0
+    answer = await pop(node, pollTime=10_000)
+    assert trio.current_time() - began == pytest.approx(3.0, abs=0.002)
+    [again] = popped_of(answer)
+    assert (again.body, again.handle.flag, again.topic) == (b"a", 1, "%RETRY%g_TT")
+    assert again.record.reconsume_times == 1
+    assert again.record.property_map()["TAGS"] == "TagA"
+    assert again.record.property_map()["ORIGIN_GROUP"] == "g"
+    assert again.record.property_map()["1ST_POP_TIME"] == str(first.handle.pop_time_ms)
+    assert again.record.born_timestamp_ms == first.record.born_timestamp_ms
+
+
+async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    for times in range(4):
+        [message] = await pop_messages(node, invisibleTime=1000, pollTime=5000)
+        assert (message.record.reconsume_times, message.topic) == (times, "%RETRY%g_TT" if times else "TT")
+    assert (await ack(node, message)).code == 0
+    await trio.sleep(5)
+    assert await pop_messages(node) == []
+    assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%%RETRY%")]
+
+
+async def test_retry_topic_v2_and_v1_beside_it(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await send(node, b"a")
+        await pop_messages(node, invisibleTime=1000)
+        await trio.sleep(2)
+    async with open_node(tmp_path, enable_retry_topic_v2=True) as node:
+        await send(node, b"b")
+        messages = await pop_messages(node, invisibleTime=1000)
+        assert {(message.body, message.handle.flag) for message in messages} == {(b"a", 1), (b"b", 0)}
+        messages = await pop_messages(node, pollTime=5000)
+        await trio.sleep(1)
+        messages += await pop_messages(node)
+        assert {(message.body, message.handle.flag) for message in messages} == {(b"a", 1), (b"b", 2)}
+        for message in messages:
+            assert (await ack(node, message)).code == 0
+        await trio.sleep(20)
+        assert await pop_messages(node) == []
+
+
+async def test_retry_topic_comes_first_now_and_then(node: Node, autojump_clock: object) -> None:
+    """A topic that is never empty does not keep retries waiting."""
+    await send(node, b"failed")
+    await pop_messages(node, invisibleTime=1000)
+    await trio.sleep(2)
+    await send(node, *(b"new" for _ in range(10)))
+    found = [(await pop_messages(node, maxMsgNums=1))[0].body for _ in range(5)]
+    assert found.count(b"failed") == 1
+
+
+# ---- ack
+
+
+async def test_ack_checks(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    assert (await ack(node, message, topic="X")).code == 17
+    assert (await ack(node, message, queueId=4)).code == 13
+    assert (await ack(node, message, queueId=-1)).code == 13
+    assert (await ack(node, message, offset=2)).code == 208
+    assert (await ack(node, message, extraInfo="1 2 3")).code == 1
+    assert (await ack(node, message, extraInfo="a b c d e f g h")).code == 1
+    assert (await ack(node, message, consumerGroup="stranger")).code == 0
+    assert (await ack(node, message)).code == 0
+    assert (await ack(node, message)).code == 0
+    await trio.sleep(20)
+    assert await pop_messages(node) == []
+
+
+async def test_ack_with_a_foreign_handle_has_no_effect(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node, invisibleTime=1000)
+    words = message.handle.encode().split(" ")
+    words[1] = str(int(words[1]) - 1)
+    assert (await ack(node, message, extraInfo=" ".join(words))).code == 0
+    assert (await ack(node, message, consumerGroup="h")).code == 0
+    assert bodies(await pop_messages(node, pollTime=5000)) == [b"a"]
+
+
+async def test_handle_used_after_its_time(node: Node, autojump_clock: object) -> None:
+    """It acknowledges nothing once the message was delivered again: the new handle is the valid one."""
+    await send(node, b"a")
+    [old] = await pop_messages(node, invisibleTime=1000)
+    [new] = await pop_messages(node, invisibleTime=1000, pollTime=5000)
+    assert (await ack(node, old)).code == 0
+    answer, _ = await change(node, old, 60_000)
+    assert answer.code == 0
+    [newest] = await pop_messages(node, pollTime=5000)
+    assert newest.record.reconsume_times == new.record.reconsume_times + 1 == 2
+
+
+async def test_batch_ack(node: Node, autojump_clock: object) -> None:
+    await send(node, *(b"%d" % number for number in range(10)))
+    messages = await pop_messages(node, invisibleTime=1000)
+    pop_time = messages[0].handle.pop_time_ms
+    body = (
+        b'{"brokerName":"b0","acks":[{"c":"g","t":"TT","r":"0","so":0,"q":0,"rq":0,"pt":%d,"it":1000,"b":"fwM="},'
+        b'{"c":"g","t":"TT","r":"0","so":8,"q":0,"rq":0,"pt":%d,"it":1000,"b":"gA=="},'
+        b'{"c":"g","t":"none","r":"1","so":8,"q":7,"rq":0,"pt":1,"it":1000,"b":"gA=="}]}' % (pop_time, pop_time)
+    )  # 0111 1111, 0000 0011
+    assert (await node.ask(200151, body)).code == 0
+    assert (await node.ask(200151)).code == 208
+    assert (await node.ask(200151, body.replace(b'"b":"gA=="', b'"b":"!"'))).code == 1
+    assert bodies(await pop_messages(node, pollTime=5000)) == [b"7"]
+
+
+async def test_batch_ack_is_limited(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node, invisibleTime=1000)
+    ack = b'{"c":"g","t":"TT","r":"0","so":0,"q":0,"rq":0,"pt":%d,"it":1000,"b":"%b"}'
+
+    async def code_of(*sizes: int) -> int:
+        acks = b",".join(
+            ack % (message.handle.pop_time_ms, b64encode(b"\xff" * size if size < 9000 else bytes(size)))
+            for size in sizes
+        )
+        return (await node.ask(200151, b'{"brokerName":"b0","acks":[%b]}' % acks)).code
+
+    assert await code_of(512, 1) == 29
+    assert await code_of(9000) == 1
+    assert bodies(await pop_messages(node, pollTime=5000)) == [b"a"]
+    assert await code_of(512) == 0
+
+
+# ---- change of the invisible time
+
+
+async def test_change_delays_and_gives_a_new_handle(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    began = trio.current_time()
+    [message] = await pop_messages(node, invisibleTime=2000)
+    await trio.sleep(1)
+    answer, renewed = await change(node, message, 5000)
+    assert (answer.code, answer.ext_fields["invisibleTime"]) == (0, "5000")
+    assert int(answer.ext_fields["popTime"]) - message.handle.pop_time_ms == 1000
+    assert (await ack(node, message)).code == 0  # the old handle
+    [again] = await pop_messages(node, pollTime=20_000)
+    assert trio.current_time() - began == pytest.approx(6.0, abs=0.002)
+    assert again.record.reconsume_times == 1
+    assert (await ack(node, renewed)).code == 0
+
+
+async def test_change_to_zero_and_suspend(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    began = trio.current_time()
+    answer, _ = await change(node, message, 0, suspend=True)
+    assert answer.code == 0
+    [again] = await pop_messages(node, pollTime=5000)
+    assert trio.current_time() - began < 0.2
+    assert again.record.reconsume_times == 0
+
+
+async def test_renewed_handle_acknowledges(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    for _ in range(5):
+        await trio.sleep(8)
+        _, message = await change(node, message, 10_000)
+    assert (await ack(node, message)).code == 0
+    await trio.sleep(30)
+    assert await pop_messages(node) == []
+
+
+async def test_change_checks(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    assert (await change(node, message, 1000, topic="X"))[0].code == 17
+    assert (await change(node, message, 1000, queueId=5))[0].code == 13
+    assert (await change(node, message, 1000, offset=1))[0].code == 208
+    assert (await change(node, message, -1))[0].code == 29
+    assert (await change(node, message, 1000, extraInfo="x"))[0].code == 1
+
+
+async def test_change_after_an_ack_does_not_deliver_again(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    assert (await ack(node, message)).code == 0
+    assert (await change(node, message, 1000))[0].code == 0
+    await trio.sleep(20)
+    assert await pop_messages(node) == []
+
+
+# ---- long polling
+
+
+async def test_poll_ends_exactly(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    for poll_ms in (1500, 20_000):
+        began = trio.current_time()
+        assert (await pop(node, pollTime=poll_ms)).code == 210
+        assert trio.current_time() - began == poll_ms / 1000
+
+
+async def test_arrival_wakes_one_of_many(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    found: list[tuple[float, list[bytes]]] = []
+    began = trio.current_time()
+
+    async def wait() -> None:
+        messages = await pop_messages(node, pollTime=9000)
+        found.append((trio.current_time() - began, bodies(messages)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait)
+        await trio.sleep(2)
+        assert (await node.ask(200055, consumerGroup="g", topic="TT", queueId=-1)).ext_fields["pollingNum"] == "3"
+        await send(node, b"b")
+        await trio.sleep(1)
+        await send(node, b"c", e=3)
+    assert sorted(found) == [(2.0, [b"b"]), (3.0, [b"c"]), (9.0, [])]
+
+
+async def test_batch_is_handed_out_to_all_who_wait(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    found: list[bytes] = []
+
+    async def wait() -> None:
+        found.extend(bodies(await pop_messages(node, pollTime=9000, maxMsgNums=1)))
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as senders:
+            for number in range(5):
+                senders.start_soon(partial(send, node, b"%d" % number))
+    assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
+    assert trio.current_time() - began < 1
+
+
+async def test_only_a_selected_tag_wakes(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    began = trio.current_time()
+
+    async def send_later() -> None:
+        for tag in "AB":
+            await trio.sleep(1)
+            await send(node, tag.encode(), i=f"TAGS\x01{tag}\x02")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_later)
+        assert bodies(await pop_messages(node, pollTime=9000, exp="B", expType="TAG")) == [b"B"]
+        assert trio.current_time() - began == 2.0
+
+
+async def test_polling_is_limited(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, hold_count_max=2) as node:
+        await send(node, b"a")
+        await pop_messages(node, invisibleTime=100_000)
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(partial(pop, node, pollTime=5000))
+            await wait_all_tasks_blocked()
+            answer = await pop(node, pollTime=5000)
+            assert (answer.code, answer.remark) == (209, "NO_MESSAGE_IN_QUEUE")
+            fields: dict[str, Any] = {
+                "consumerGroup": "g",
+                "topic": "TT",
+                "queueId": -1,
+                "pollTime": 5000,
+                "bornTime": 0,
+            }
+            answer = await node.ask(200054, **fields)
+            assert (answer.code, answer.ext_fields) == (0, {"hasMsg": "false", "pollingFull": "true"})
+
+
+async def test_closed_connection_passes_its_turn_on(node: Node, autojump_clock: object) -> None:
+    """A message that comes while the connection of the first who waits closes goes to the next one."""
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    stream = await node.listener.connect()
+    fields = {name: text(value) for name, value in {**POP, "pollTime": 50_000}.items()}
+    await stream.send_all(encode_command(RemotingCommand(200050, opaque=1, ext_fields=fields)))
+    await wait_all_tasks_blocked()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert bodies(await pop_messages(node, pollTime=50_000)) == [b"b"]
+            assert trio.current_time() == began
+
+        await wait_all_tasks_blocked()
+        assert len(node.broker.pop.holds) == 2
+        node.broker.pop.holds.wake_one("TT", "g")
+        await stream.aclose()
+        await wait_all_tasks_blocked()
+        await send(node, b"b")
+
+
+# ---- notification, peek
+
+
+async def test_notification(node: Node, autojump_clock: object) -> None:
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "pollTime": 5000, "bornTime": 0}
+    await send(node, b"a")
+    assert (await node.ask(200054, **fields)).ext_fields["hasMsg"] == "true"
+    assert bodies(await pop_messages(node)) == [b"a"]
+    began = trio.current_time()
+    answer = await node.ask(200054, **fields)
+    assert (answer.code, answer.ext_fields["hasMsg"], trio.current_time() - began) == (0, "false", 5.0)
+    answer = await node.ask(200054, **{**fields, "pollTime": 9000})
+    assert answer.ext_fields["hasMsg"] == "true"
+    assert trio.current_time() - began == pytest.approx(10.0, abs=0.01)
+    assert (await node.ask(200054, **{**fields, "topic": "X"})).code == 17
+
+
+async def test_peek_takes_nothing(node: Node, autojump_clock: object) -> None:
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "maxMsgNums": 2}
+    await send(node, b"a", b"b", b"c")
+    for _ in range(2):
+        answer = await node.ask(200052, **fields)
+        assert (answer.code, answer.ext_fields["restNum"]) == (0, "1")
+        assert [record.body for record in node.records(answer)] == [b"a", b"b"]
+    assert bodies(await pop_messages(node)) == [b"a", b"b", b"c"]
+    assert (await node.ask(200052, **fields)).code == 19
+
+
+# ---- limits and figures
+
+
+async def test_messages_in_flight_are_limited(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, pop_in_flight_per_queue_max=3) as node:
+        await send(node, *(b"%d" % number for number in range(5)))
+        messages = await pop_messages(node)
+        assert bodies(messages) == [b"0", b"1", b"2"]
+        assert (await pop(node)).code == 210
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def wait() -> None:
+                assert bodies(await pop_messages(node, pollTime=5000)) == [b"3"]
+                assert trio.current_time() == acknowledged_at
+
+            await trio.sleep(1)
+            acknowledged_at = trio.current_time()
+            assert (await ack(node, messages[0])).code == 0
+
+
+async def test_statistics(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", b"b")
+    [first, _] = await pop_messages(node, invisibleTime=1000)
+    assert node.broker.pop.statistics().in_flight_count == 2
+    await ack(node, first)
+    assert node.broker.pop.statistics().in_flight_count == 1
+    await trio.sleep(2)
+    found = node.broker.pop.statistics()
+    assert (found.in_flight_count, found.revived_count, found.lost_count, found.next_due_ms) == (0, 1, 0, None)
+
+
+async def test_oneway_ack_counts(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node, invisibleTime=1000)
+    await node.ask(200051, **ack_fields(message))
+    await trio.sleep(5)
+    assert await pop_messages(node) == []

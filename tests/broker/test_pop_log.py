@@ -1,0 +1,325 @@
+"""POP state in the log: what survives a crash, what a record costs, snapshots, and records that can't be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ha.broker.options import BrokerRole
+from ha.broker.pop import pop_log
+from ha.broker.put_request import PutRequest
+from ha.causes import Cause
+from ha.protocol.pop_records import decode_pop_record
+from ha.protocol.record import Message, decode_record
+from ha.protocol.topic_names import POP_TOPIC
+from tests.broker.node import Node, StalledSync, open_node
+from tests.broker.pop_client import Popped, ack, change, pop, pop_messages, popped_of
+
+
+def bodies(messages: list[Popped]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+async def put_many(node: Node, count: int, queue_count: int = 4) -> None:
+    assert (await node.send(b"first")).code == 0
+    messages = [Message("TT", number % queue_count, b"%d" % number) for number in range(count)]
+    for start in range(0, count, 200):
+        await node.broker.put_service.put(messages[start : start + 200])
+    await node.dispatched()
+
+
+def record_count(node: Node) -> int:
+    queue = node.store.queues.get(POP_TOPIC, 0)
+    return 0 if queue is None else queue.max_offset
+
+
+async def test_state_survives_a_crash_between_pop_and_ack(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 40)
+        messages = await pop_messages(node, invisibleTime=5000)
+        acknowledged, left = messages[:10], messages[10:]
+        for message in acknowledged[1:]:
+            assert (await ack(node, message)).code == 0
+        _, late = await change(node, left[0], 60_000)
+        offset = node.broker.offsets.get("g", "TT", 0)
+    async with open_node(tmp_path) as node:
+        assert node.broker.offsets.get("g", "TT", 0) == offset
+        assert (await ack(node, acknowledged[0])).code == 0  # with a handle from before the restart
+        rest = await pop_messages(node)
+        assert bodies(rest + messages) == sorted([b"first", *(b"%d" % number for number in range(40))])
+        for message in rest:
+            assert (await ack(node, message)).code == 0
+        await trio.sleep(6)
+        again = await pop_messages(node)
+        assert bodies(again) == bodies(left[1:])
+        assert (await ack(node, late)).code == 0
+        for message in again:
+            assert (await ack(node, message)).code == 0
+        await trio.sleep(100)
+        assert await pop_messages(node) == []
+
+
+async def test_requests_at_the_same_time_share_a_record(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 320)
+        before = record_count(node)
+        messages: list[Popped] = []
+
+        async def take() -> None:
+            messages.extend(await pop_messages(node))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(take)
+        await node.dispatched()
+        assert len(messages) > 300
+        async with trio.open_nursery() as nursery:
+            for message in messages:
+                nursery.start_soon(partial(ack, node, message))
+        await node.dispatched()
+        assert record_count(node) - before < 40, "RocketMQ would write more than 640"
+        assert node.broker.pop.statistics().in_flight_count == 0
+
+
+async def test_record_of_a_pop_is_small(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 40, 1)
+        await pop_messages(node)
+        await node.dispatched()
+        queue = node.store.queues.get(POP_TOPIC, 0)
+        assert queue is not None
+        [entry] = queue.read(queue.max_offset - 1, 1)
+        assert entry.size < 350
+        record = decode_pop_record(decode_record(await node.store.log.read_all(*entry[:2])).body)
+        assert [change.taken[0].runs for change in record.queues if change.taken] == [[0, 32]]
+
+
+async def test_answers_wait_for_the_disk(tmp_path: Path, autojump_clock: object) -> None:
+    """With SYNC_FLUSH, a pop and an ack are answered when their record is flushed, like a send."""
+    sync = StalledSync()
+    async with open_node(tmp_path, flush_sync=True, run_blocking=sync) as node:
+        await node.send(b"a")
+        await node.dispatched()
+        sync.stall_s = 2.0
+        for _ in range(2):
+            began = trio.current_time()
+            messages = await pop_messages(node, consumerGroup="h")
+            if messages:
+                assert 2.0 <= trio.current_time() - began < 5
+                began = trio.current_time()
+                assert (await ack(node, messages[0], consumerGroup="h")).code == 0
+                assert 2.0 <= trio.current_time() - began < 5
+        sync.stall_s = 10.0
+        await node.send(b"b", i="WAIT\x01false\x02")
+        with trio.move_on_after(30):
+            await trio.sleep(11)
+        messages = await pop_messages(node)
+        answer = await ack(node, messages[0])
+        assert (answer.code, str(answer.remark).split(" ")[0]) == (10, "FLUSH_DISK_TIMEOUT")
+
+
+async def test_pop_that_can_not_be_stored_is_undone(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 10)
+        standing = node.broker.standing
+        messages = await pop_messages(node, maxMsgNums=3)
+
+        async def refused() -> None:
+            answer = await pop(node)
+            assert answer.code == 14
+            answer = await ack(node, messages[0])
+            assert answer.code == 14
+
+        service = node.broker.put_service
+
+        def refuse(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
+            service._refuse(requests, Cause.NOT_WRITABLE, "no room")
+            return ()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "_admit", refuse)
+            await refused()
+        assert standing.refusal == ""
+        assert node.broker.pop.statistics().in_flight_count == 3
+        rest = await pop_messages(node)
+        assert bodies(rest + messages) == sorted([b"first", *(b"%d" % number for number in range(10))])
+        assert (await ack(node, messages[0])).code == 0
+        assert node.broker.pop.statistics().in_flight_count == 10
+
+
+async def test_snapshot_bounds_what_a_start_reads(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pop_log, "SNAPSHOT_AFTER_BYTES_MIN", 2000)
+    caplog.set_level("INFO")
+    async with open_node(tmp_path) as node:
+        await put_many(node, 400)
+        kept = (await pop_messages(node, invisibleTime=1_000_000))[:5]
+        for _ in range(12):
+            for message in await pop_messages(node, invisibleTime=1_000_000):
+                assert (await ack(node, message)).code == 0
+        in_flight = node.broker.pop.statistics().in_flight_count
+        assert record_count(node) > 300
+    caplog.clear()
+    async with open_node(tmp_path) as node:
+        await trio.sleep(0.1)
+        [line] = [record.getMessage() for record in caplog.records if record.msg.startswith("pop.loaded")]
+        assert int(line.split("records=")[1].split(" ")[0]) < 60
+        assert node.broker.pop.statistics().in_flight_count == in_flight == 32
+        for message in kept:
+            assert (await ack(node, message)).code == 0
+        assert node.broker.pop.statistics().in_flight_count == 27
+
+
+async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: object) -> None:
+    store: dict[str, Any] = {"segment_size": 1 << 16}
+    async with open_node(tmp_path, store_changes=store) as node:
+        await put_many(node, 8)
+        messages = await pop_messages(node, invisibleTime=1_000_000)
+        await put_many(node, 2000)
+        first_segment = node.store.log.segments[0].start
+        node.store.retention.disk_used_ratio = 0.99
+        assert await node.store.retention.clean() > 0
+        assert node.store.log.segments[0].start > first_segment
+        assert node.broker.pop.statistics().in_flight_count == len(messages)
+    async with open_node(tmp_path, store_changes=store) as node:
+        await trio.sleep(0.1)
+        assert node.broker.pop.statistics().in_flight_count == len(messages)
+        assert node.broker.pop._log.state is not None
+        queue = node.broker.pop._log.state.get(("g", "TT", 0))
+        assert queue is not None
+        assert queue.next_offset == 3
+
+
+async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 8)
+        await pop_messages(node, maxMsgNums=4, invisibleTime=1000)
+        await pop_messages(node, maxMsgNums=4, consumerGroup="h", invisibleTime=1000)
+        assert (await node.ask(207, groupName="g", cleanOffset=True)).code == 0
+        assert node.broker.pop.statistics().in_flight_count == 4
+        assert (await node.ask(215, topic="TT")).code == 0
+        assert node.broker.pop.statistics().in_flight_count == 0
+    async with open_node(tmp_path) as node:
+        await trio.sleep(5)
+        assert node.broker.pop.statistics().in_flight_count == 0
+        assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%")]
+
+
+async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path, pop_in_flight_per_queue_max=100, pop_in_flight_max=250) as node:
+        await put_many(node, 1000)
+        total = 0
+        while messages := await pop_messages(node, invisibleTime=60_000):
+            total += len(messages)
+        assert total == 250
+        state = node.broker.pop._log.state
+        assert state is not None
+        assert max(len(queue.batches) for queue in state.queues.values()) <= 100
+        await trio.sleep(61)
+        assert node.broker.pop.statistics().in_flight_count == 0
+        assert len(state._schedule) == 0
+
+
+async def test_acknowledged_messages_leave_nothing_in_the_schedule(tmp_path: Path, autojump_clock: object) -> None:
+    """Handles with long invisible times that are acknowledged at once do not fill the memory."""
+    async with open_node(tmp_path) as node:
+        await put_many(node, 1200, 1)
+        state = node.broker.pop._log.state
+        assert state is not None
+        for _ in range(1150):
+            [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=40_000_000)
+            await ack(node, message)
+        assert len(state._schedule) <= 1030
+
+
+async def test_topic_of_the_records_is_hidden_and_read_only(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        assert (await node.send(b"x", b=POP_TOPIC)).code == 16
+        assert (await node.ask(215, topic=POP_TOPIC)).code != 0
+
+
+async def test_slave_refuses(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
+        await node.broker.topics.ensure("TT", 4)
+        answer = await pop(node)
+        assert answer.code == 2
+        assert "SLAVE" in str(answer.remark)
+
+
+async def test_redelivery_in_a_crash_repeats_and_never_loses(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is stored and the record of its removal is not: the message is delivered twice at most."""
+    async with open_node(tmp_path) as node:
+        await node.send(b"a")
+        await pop_messages(node, invisibleTime=1000)
+        monkeypatch.setattr(node.broker.pop._log, "_write_changes", _never)
+        await trio.sleep(2)
+    async with open_node(tmp_path) as node:
+        await trio.sleep(2)
+        found = await pop_messages(node)
+        assert set(bodies(found)) == {b"a"}
+        assert len(found) <= 2
+
+
+async def _never(*_: object) -> bool:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+async def test_popped_messages_that_wait_are_limited(tmp_path: Path, autojump_clock: object) -> None:
+    sync = StalledSync()
+    async with open_node(tmp_path, flush_sync=True, run_blocking=sync, pop_waiting_bytes_max=1000) as node:
+        for _ in range(3):
+            await node.send(bytes(2000))
+        sync.stall_s = 3.0
+        answers = []
+
+        async def take() -> None:
+            answers.append((await pop(node, maxMsgNums=1)).code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(take)
+                await trio.sleep(0.1)
+        assert sorted(answers) == [0, 2, 2]
+        assert await pop_messages(node, maxMsgNums=1)
+
+
+async def test_requests_that_wait_are_limited(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_log, "WAITING_COUNT_MAX", 2)
+    sync = StalledSync()
+    async with open_node(tmp_path, flush_sync=True, run_blocking=sync) as node:
+        for _ in range(4):
+            await node.send()
+        sync.stall_s = 3.0
+        answers = []
+
+        async def take() -> None:
+            answers.append((await pop(node, maxMsgNums=1)).code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(take)
+                await trio.sleep(0.1)
+        assert sorted(answers) == [0, 0, 2, 2]
+        assert await pop_messages(node, maxMsgNums=1)
+
+
+async def test_popped_of_an_empty_answer(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"a")
+        await pop_messages(node)
+        assert popped_of(await pop(node)) == []

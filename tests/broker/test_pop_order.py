@@ -1,0 +1,128 @@
+"""POP in order mode: a queue is blocked until the messages of its last pop are acknowledged or visible again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.broker.node import Node, open_node
+from tests.broker.pop_client import Popped, ack, change, pop, pop_messages, popped_of
+
+ORDER: dict[str, Any] = {"order": True, "queueId": 0}
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        for number in range(5):
+            await node.send(b"%d" % number)
+        yield node
+
+
+def bodies(messages: list[Popped]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+async def test_queue_is_blocked_until_all_are_acknowledged(node: Node, autojump_clock: object) -> None:
+    answer = await pop(node, **ORDER, maxMsgNums=2)
+    assert answer.ext_fields["reviveQid"] == "999"
+    assert answer.ext_fields["orderCountInfo"] == "0 0 0"
+    messages = popped_of(answer)
+    assert bodies(messages) == [b"0", b"1"]
+    assert node.broker.offsets.get("g", "TT", 0) == 0  # it moves when they are acknowledged
+    assert (await pop(node, **ORDER)).code == 210
+    assert (await ack(node, messages[1])).code == 0
+    assert (await pop(node, **ORDER)).code == 210
+    assert node.broker.offsets.get("g", "TT", 0) == 0
+    assert (await ack(node, messages[0])).code == 0
+    assert node.broker.offsets.get("g", "TT", 0) == 2
+    assert bodies(await pop_messages(node, **ORDER)) == [b"2", b"3", b"4"]
+
+
+async def test_redelivery_is_counted_and_leaves_out_the_acknowledged(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    messages = await pop_messages(node, **ORDER, maxMsgNums=3, invisibleTime=2000)
+    assert (await ack(node, messages[1])).code == 0
+    answer = await pop(node, **ORDER, pollTime=9000, invisibleTime=2000)
+    assert trio.current_time() - began == pytest.approx(2.0, abs=0.002)
+    again = popped_of(answer)
+    assert bodies(again) == [b"0", b"2", b"3", b"4"]
+    assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 qo0%2 1;0 0 0"
+    assert (await ack(node, again[0])).code == 0
+    assert node.broker.offsets.get("g", "TT", 0) == 2
+    assert {message.topic for message in again} == {"TT"}
+    assert (await ack(node, messages[2])).code == 0  # an old handle
+    assert node.broker.offsets.get("g", "TT", 0) == 2
+    for message in again[1:]:
+        assert (await ack(node, message)).code == 0
+    assert node.broker.offsets.get("g", "TT", 0) == 5
+
+
+async def test_same_attempt_gets_the_same_messages(node: Node, autojump_clock: object) -> None:
+    first = await pop(node, **ORDER, maxMsgNums=2, attemptId="one")
+    again = await pop(node, **ORDER, maxMsgNums=2, attemptId="one")
+    assert bodies(popped_of(first)) == bodies(popped_of(again)) == [b"0", b"1"]
+    assert again.ext_fields["orderCountInfo"] == "0 0 0"
+    assert (await pop(node, **ORDER, attemptId="two")).code == 210
+    for message in popped_of(again):
+        assert (await ack(node, message)).code == 0
+    assert node.broker.offsets.get("g", "TT", 0) == 2
+
+
+async def test_change_of_the_invisible_time_keeps_the_pop_time(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    [message] = await pop_messages(node, **ORDER, maxMsgNums=1, invisibleTime=10_000)
+    await trio.sleep(1)
+    answer, message = await change(node, message, 3000)
+    assert int(answer.ext_fields["popTime"]) == message.handle.pop_time_ms
+    assert int(answer.ext_fields["invisibleTime"]) == 4000
+    answer = await pop(node, **ORDER, maxMsgNums=1, pollTime=9000)
+    assert trio.current_time() - began == pytest.approx(4.0, abs=0.002)
+    assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 0 1"
+
+
+async def test_waiting_request_is_woken_by_the_last_ack(node: Node, autojump_clock: object) -> None:
+    messages = await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=60_000)
+    began = trio.current_time()
+
+    async def acknowledge_later() -> None:
+        for message in messages:
+            await trio.sleep(1)
+            await ack(node, message)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acknowledge_later)
+        assert bodies(await pop_messages(node, **ORDER, maxMsgNums=1, pollTime=9000)) == [b"2"]
+        assert trio.current_time() - began == 2.0
+
+
+async def test_notification_waits_for_a_blocked_queue(node: Node, autojump_clock: object) -> None:
+    await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=60_000)
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "pollTime": 1000, "bornTime": 0}
+    assert (await node.ask(200054, **fields, order=True)).ext_fields["hasMsg"] == "false"
+    assert (await node.ask(200054, **fields, order=False)).ext_fields["hasMsg"] == "true"
+
+
+async def test_other_queues_are_not_blocked(node: Node, autojump_clock: object) -> None:
+    await node.send(b"other", e=1)
+    await pop_messages(node, **ORDER, maxMsgNums=1)
+    assert bodies(await pop_messages(node, **{**ORDER, "queueId": -1})) == [b"other"]
+
+
+async def test_blocked_queue_survives_a_restart(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        for number in range(4):
+            await node.send(b"%d" % number)
+        messages = await pop_messages(node, **ORDER, maxMsgNums=3, invisibleTime=60_000, attemptId="one")
+        assert (await ack(node, messages[1])).code == 0
+    async with open_node(tmp_path) as node:
+        assert (await pop(node, **ORDER)).code == 210
+        same = await pop_messages(node, **ORDER, maxMsgNums=3, invisibleTime=2000, attemptId="one")
+        assert bodies(same) == [b"0", b"2"]
+        await trio.sleep(2)
+        answer = await pop(node, **ORDER)
+        assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 qo0%2 1;0 0 0"
