@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.filters import FILTER_COUNT_MAX, _compiled_or_fault
 from ha.broker.queue_read import SCAN_COUNT_MIN
@@ -95,35 +94,6 @@ async def test_matching_message_wakes_a_held_pull(node: Node, autojump_clock: ob
         answer = await node.pull(1, sysFlag=6, **sql("a > 50"))
         assert trio.current_time() - began == 3.0
     assert (bodies(node, answer), answer.ext_fields["nextBeginOffset"]) == ([70], "4")
-
-
-async def test_held_pull_ends_at_its_deadline(node: Node, autojump_clock: object) -> None:
-    """Messages that do not match are skipped."""
-    await fill(node, 1)
-    began = trio.current_time()
-
-    async def send_later() -> None:
-        await trio.sleep(1)
-        await fill(node, 2, 3)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(send_later)
-        answer = await node.pull(1, sysFlag=6, suspendTimeoutMillis=5000, **sql("a > 50"))
-    assert trio.current_time() - began == 5.0
-    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (19, "3")
-    assert len(node.broker.puller.holds) == 0
-
-
-async def test_held_pull_ends_with_its_connection(node: Node, autojump_clock: object) -> None:
-    await fill(node, 1)
-    with trio.move_on_after(1):
-        await node.pull(1, sysFlag=6, **sql("a > 50"))
-    await fill(node, 2)
-    await wait_all_tasks_blocked()
-    assert len(node.broker.puller.holds) == 1
-    for connection in list(node.broker.puller.holds._by_connection):
-        node.broker.puller.holds.drop(connection)
-    assert len(node.broker.puller.holds) == 0
 
 
 async def heartbeat(node: Node, expression: str, *, version: int = 7) -> None:

@@ -79,17 +79,6 @@ def asked_place(command: RemotingCommand) -> dict[str, Any]:
     return {name: int(command.ext_fields[name]) for name in ("tranStateTableOffset", "commitLogOffset")}
 
 
-async def test_half_message_is_invisible_to_consumers(node: Node, autojump_clock: object) -> None:
-    answer = await send_half(node, h=7)
-    assert (answer.code, answer.ext_fields["queueId"], answer.ext_fields["queueOffset"]) == (0, "1", "0")
-    assert await records(node) == []
-    [half] = await records(node, HALF_TOPIC, 0)
-    found = half.property_map()
-    assert (found["REAL_TOPIC"], found["REAL_QID"], found["TRAN_MSG"], found["PGROUP"]) == ("TT", "1", "true", "pg")
-    assert found["__transactionId__"] == found["UNIQ_KEY"] == answer.ext_fields["transactionId"]
-    assert (half.sys_flag, half.flag, half.body) == (0, 7, b"half")
-
-
 async def test_commit(node: Node, autojump_clock: object) -> None:
     answer = await send_half(node, h=7)
     assert (await end(node, answer, COMMIT)).code == 0

@@ -279,17 +279,6 @@ async def test_pull_commits(node: Node, autojump_clock: object) -> None:
     assert node.broker.offsets.get("g", "TT", 0) == 1
 
 
-async def test_long_poll_without_arrival(node: Node, autojump_clock: object) -> None:
-    from trio import current_time
-
-    await node.send()
-    await node.dispatched()
-    began = current_time()
-    answer = await node.pull(1, sysFlag=6, suspendTimeoutMillis=1000)
-    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (19, "1")
-    assert current_time() - began == 1.0
-
-
 HEARTBEAT = (
     b'{"clientID":"c1","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","consumeType":'
     b'"CONSUME_PASSIVELY","groupName":"cg","messageModel":"CLUSTERING","subscriptionDataSet":[{"classFilterMode":false,'
