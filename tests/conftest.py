@@ -8,8 +8,6 @@ Tests marked `long` are what another test does, at another size or in another co
 `scripts/long-tests`.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Generator
 from pathlib import Path

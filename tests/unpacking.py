@@ -1,7 +1,5 @@
 """Archives that tests unpack: the stores that real brokers wrote, and what the build makes."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

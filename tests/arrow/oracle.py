@@ -1,7 +1,5 @@
 """The expected table of records, by the reference codec: one record after the other, nothing vectorised."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Store directories written byte by byte as the format says, so that any oddity can be put into one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ha.protocol.properties import find_property, tags_code

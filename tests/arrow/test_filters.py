@@ -1,7 +1,5 @@
 """Two filters combined pass the rows that pass both."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.arrow import RowFilter

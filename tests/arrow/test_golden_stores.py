@@ -1,7 +1,5 @@
 """Stores that RocketMQ brokers wrote, read as Arrow: each record and column as the manifest and the plain codec say."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fields read as columns are those of the record parser."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Records of every kind, side by side in one buffer, against the plain codec."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """Stores that are not as they should be: damaged, cut, cleaned, replaced, or written to while they are read."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

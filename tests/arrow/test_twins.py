@@ -1,7 +1,5 @@
 """The compiled twins of ha.arrow return the same values as the Python functions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

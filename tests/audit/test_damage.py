@@ -1,7 +1,5 @@
 """Where damage is, how findings are counted, and which ranges must be examined again."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ha.audit.findings import Finding, Findings

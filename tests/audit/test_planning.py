@@ -1,7 +1,5 @@
 """Ranges of an audit: who holds them, and where they are cut."""
 
-from __future__ import annotations
-
 from ha.audit.planning import PlannedRange, plan_ranges, range_tasks
 from ha.audit.range import CopyPlace
 

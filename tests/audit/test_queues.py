@@ -1,7 +1,5 @@
 """Queue offsets folded range by range give what one look at all of them gives, however the log is cut."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

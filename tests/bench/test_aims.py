@@ -1,7 +1,5 @@
 """Targets are compared with the best release of a peer at each point."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.aims import markdown

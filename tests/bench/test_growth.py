@@ -1,7 +1,5 @@
 """The inputs of bench/run growth: a sparse but valid log, messages for many queues, batches."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

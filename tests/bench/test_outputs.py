@@ -1,7 +1,5 @@
 """Parses the output of clients and peers; samples are from real runs."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The order of runs, resuming a file, medians and ratios, missing peers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

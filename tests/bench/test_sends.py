@@ -1,7 +1,5 @@
 """bench/run sends reports the cost of watching the nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.sends import comparison

@@ -1,7 +1,5 @@
 """bench/run stalls reports what blocked the event loops and what happened at that time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

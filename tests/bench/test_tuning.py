@@ -1,7 +1,5 @@
 """Tables and plots of bench/run tuning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A broker for each test that asks for one."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

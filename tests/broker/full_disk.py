@@ -1,7 +1,5 @@
 """A disk under the broker's tables that fills up and gets room again."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 All blocking calls run inline; use it under trio with an autojump clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

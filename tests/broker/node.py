@@ -4,8 +4,6 @@ Blocking calls run inline and clients connect without sockets, so that the autoj
 happens.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count

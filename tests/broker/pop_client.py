@@ -1,7 +1,5 @@
 """A POP consumer for tests of whole brokers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

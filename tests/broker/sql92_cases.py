@@ -4,8 +4,6 @@ Each expression is tried on each set of PROPERTIES. A verdict is a letter: T is 
 false, unknown, or an exception while evaluating; E is no expression.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 

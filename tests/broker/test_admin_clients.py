@@ -1,7 +1,5 @@
 """Requests about clients, answered or relayed: 203, 204, 328, 345; 223, 307, 309."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

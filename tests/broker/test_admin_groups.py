@@ -1,7 +1,5 @@
 """Admin requests about consumer groups, and copying offsets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Admin requests that clean the store: 306, 316, 329."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ha.broker.options import BrokerRole

@@ -1,7 +1,5 @@
 """Admin requests about topics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Random admin requests: each is answered, and valid ones still work afterwards."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

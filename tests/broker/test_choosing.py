@@ -1,7 +1,5 @@
 """Choosing the messages of an answer: the compiled twin equals the Python one, in results and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import given

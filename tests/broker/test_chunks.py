@@ -1,7 +1,5 @@
 """Chunks of requests: one append, answers in bursts, each for its own request."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Members of groups: joining, changing, leaving, and notifications."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files config/*.json as RocketMQ keeps them, and crashes between the two renames."""
 
-from __future__ import annotations
-
 import errno
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """Statistics of topics and groups: 202, 208, 300, 303, 308, 317, 321, 343."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Times are virtual and exact.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

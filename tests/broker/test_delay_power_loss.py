@@ -1,7 +1,5 @@
 """Power loss at random moments while delayed messages are delivered: each is delivered or still waits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial

@@ -1,7 +1,5 @@
 """Messages that are stored in a system topic first: redirecting them, and restoring them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.broker.detour import delay_level, is_half, parse_int, real_message, store_delayed, store_half

@@ -1,7 +1,5 @@
 """Pulls with an SQL92 condition: results, progress, long polling; and 46."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

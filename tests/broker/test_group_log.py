@@ -1,7 +1,5 @@
 """Tables in the log of a failover group: answered changes survive, whatever end of a log is lost."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests of clients, operators and slaves to a broker that keeps its tables in the log."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

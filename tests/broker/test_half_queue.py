@@ -1,7 +1,5 @@
 """State of half messages: ended ones, copies, safe progress; all of it bounded."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Arbitrary headers and bodies of requests: every request is answered, and nothing breaks."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

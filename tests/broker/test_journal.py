@@ -1,7 +1,5 @@
 """The journal of a failover group: collecting changes, calling waiters, and adding unstored changes again."""
 
-from __future__ import annotations
-
 from ha.broker.group_state import Replica, TablesState, TablesView, pack, snapshot_parts
 from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Journal, Logged
 from ha.protocol.bodies import DataVersion, GroupConfig, LogPosition, TopicConfig

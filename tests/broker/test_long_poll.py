@@ -1,7 +1,5 @@
 """Long polling: what wakes a held pull, when exactly it is answered, and what it leaves behind."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path

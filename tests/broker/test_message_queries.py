@@ -1,7 +1,5 @@
 """Messages by key, by unique key and by offset."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The first message of a queue is found once its send is answered, while the queue's files are being created."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

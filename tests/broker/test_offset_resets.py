@@ -1,7 +1,5 @@
 """222: resetting a consumer group, by the broker itself as in 5.x, or by its members as in 4.9."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits of one pull, and answers for deleted messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

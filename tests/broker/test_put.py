@@ -1,7 +1,5 @@
 """The answer to each put, for every policy. Times are virtual and exact."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """Locks of queues: holders, lifetime and limits (RebalanceLockManager)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

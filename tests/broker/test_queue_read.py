@@ -1,7 +1,5 @@
 """Wrong queue entries are never skipped, and never answered with another message. Reads of neighbouring messages."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections.abc import AsyncIterator

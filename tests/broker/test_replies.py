@@ -1,7 +1,5 @@
 """Replies (324, 325): pushed to the requester (326), stored, and answered with the outcome of the push."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

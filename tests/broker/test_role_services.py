@@ -1,7 +1,5 @@
 """The services of a role: starting, ending, and not waiting after the broker has ended."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

@@ -1,7 +1,5 @@
 """Runtime statistics, configuration and addresses of a broker: 28, 26, 25, 906."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """36 CONSUMER_SEND_MSG_BACK: the stored copies, and each refusal. Times are virtual."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -4,8 +4,6 @@ tests/fixtures/sql92/verdicts.tsv is what rocketmq-filter 5.5.0 said (tests/inte
 an expression as a Python literal, and a letter for each set of properties of `sql92_cases`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

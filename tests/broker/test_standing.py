@@ -1,7 +1,5 @@
 """The standing of a broker: storing, acknowledging, and notification of changes."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

@@ -1,7 +1,5 @@
 """The compiled twin for usual property strings equals the Python one, and `of`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hypothesis import given

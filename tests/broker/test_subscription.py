@@ -1,7 +1,5 @@
 """TAG expressions."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.broker.subscription import TAG_COUNT_MAX, is_tag_type, parse_tag_expression

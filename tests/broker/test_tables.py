@@ -1,7 +1,5 @@
 """The broker's tables: RocketMQ's files on disk, restarts, and a slave's copies. Store-format §9 and §12."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Times are virtual and exact. Clients keep their connection throughout.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

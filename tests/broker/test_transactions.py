@@ -3,8 +3,6 @@
 Times are virtual and exact.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Where halog differs on purpose: a response comes in its request's encoding (4.9's rule, which every client can read).
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Unconfirmed messages (behind the log's `dispatch_limit`) are invisible to clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import trio

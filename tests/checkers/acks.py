@@ -21,8 +21,6 @@ Fault model: any. The bytes of a connection count until it ends.
 Not checked: how the master uses a report (statuses), bytes that the slave held before the connection (prefix).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from struct import Struct

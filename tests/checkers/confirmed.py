@@ -10,8 +10,6 @@ have more of the log than the set. They keep it until an operator decides, so th
 Not checked: the log behind the confirmed range, where members may differ and which may be truncated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from tests.checkers.derived import read_queues

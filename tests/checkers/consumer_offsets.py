@@ -12,8 +12,6 @@ Not checked: members that were not master meanwhile, whose answers may be stale;
 restarted within the lease of its term, whatever the service reports (terms).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

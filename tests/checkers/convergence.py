@@ -9,8 +9,6 @@ lost its tail, see `prefix`) have been wiped, as an operator does.
 Not checked: how long it took (the driver limits it), the index (checked by derived, once the nodes have stopped).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.checkers import derived

@@ -20,8 +20,6 @@ its index file behind its memory: use `is_complete` for queues after a pause, an
 Not checked: entries of records deleted by retention, the order of keys within one record.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from struct import Struct

@@ -17,8 +17,6 @@ Not checked: logs shortened by retention (what precedes a log's start counts as 
 between a power loss and the next start.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

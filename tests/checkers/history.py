@@ -11,8 +11,6 @@ Message bodies are made by `make_body`, so that a stored body identifies its mes
     history.add(Crashed(2.0, "m", "power"))
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ acknowledged. A member that lost unflushed messages (`on_power_lost`) is excused
 Not checked: a master that acknowledges alone, which promises none of this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from tests.checkers.history import Accepted, body_id_of

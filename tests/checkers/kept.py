@@ -11,8 +11,6 @@ Fault model: `is_excused` says whether a message may be lost, because all member
 Not checked: who acknowledged (terms), how many members had it meanwhile (in_sync).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.checkers.durability import check_strangers

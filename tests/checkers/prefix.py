@@ -11,8 +11,6 @@ slave anywhere.
 Not checked: bytes beyond the smaller end, whether the bytes are valid records (soundness).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.checkers.history import Connected, Converged, Crashed, History, Recovered

@@ -9,8 +9,6 @@ Fault model: as in durability: kills never free an offset, a power loss frees th
 Not checked: prepared and rolled-back transactions (they have none), the files of consume queues (derived).
 """
 
-from __future__ import annotations
-
 from tests.checkers.durability import LATE_S, may_have_lost
 from tests.checkers.history import Accepted, Consumed, History, body_id_of
 from tests.checkers.store import StoreImage

@@ -19,8 +19,6 @@ A record is good if all its lengths add up to its size, it stands where it says,
 have no checksum of their own; only their form is looked at.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

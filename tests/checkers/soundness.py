@@ -10,8 +10,6 @@ loss, which may be torn anywhere. A slave's log may end inside a record.
 Not checked: whether the right messages are in it (durability), who else has them (prefix).
 """
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from struct import Struct

@@ -17,8 +17,6 @@ bytes when it answered.
 Not checked: later loss of the message (durability), whether a timeout was reported in time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

@@ -17,8 +17,6 @@ Tasks are identified by a context variable, which they inherit; system tasks, wh
 by the module of their coroutine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

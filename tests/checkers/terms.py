@@ -19,8 +19,6 @@ Fault model: any, as long as the service is linearizable and no lease ends early
 Not checked: who has the message (in_sync), whether it stays (kept).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import defaultdict

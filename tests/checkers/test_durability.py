@@ -1,7 +1,5 @@
 """Durability, queue offsets and prefixes on clusters written by hand: valid ones pass, faults are found."""
 
-from __future__ import annotations
-
 import zlib
 from itertools import pairwise
 

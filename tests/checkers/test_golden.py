@@ -1,7 +1,5 @@
 """The checkers accept stores of real RocketMQ brokers, and find damage in them."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The checkers of failover groups on histories and files written by hand: valid ones pass, faults are found."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.checkers import kept

@@ -1,7 +1,5 @@
 """The checkers accept halog's stores: running, stopped, and reopened after any crash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

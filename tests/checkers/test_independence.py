@@ -1,7 +1,5 @@
 """The checkers share no code with halog."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The checkers that run live: wire, answers, tasks."""
 
-from __future__ import annotations
-
 import math
 from struct import pack
 

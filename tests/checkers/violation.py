@@ -1,7 +1,5 @@
 """What a checker found."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -3,8 +3,6 @@
 Writes the formats from their description, as the checkers read them; uses no code of halog.
 """
 
-from __future__ import annotations
-
 import zlib
 from struct import Struct
 

@@ -1,7 +1,5 @@
 """A master and a slave as processes, on ports that the system chooses."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Iterator

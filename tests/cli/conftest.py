@@ -1,7 +1,5 @@
 """A small broker in a thread, so that whole command lines can be run against it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """`ha doctor` run by a test, and ports that are not as they should be."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """What holds for every command: exit codes, --json, deadlines, completion, a quick start."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """`ha consume`: whole command lines, what is printed, exit codes, Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

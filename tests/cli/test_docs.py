@@ -1,7 +1,5 @@
 """Every command of docs/cli.md does what the page says, on a master and a slave; every command of `ha` is on it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

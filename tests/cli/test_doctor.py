@@ -1,7 +1,5 @@
 """`ha doctor`: what it asks, and what it makes of facts. Broken set-ups of real processes: test_doctor_setups.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

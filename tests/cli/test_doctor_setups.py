@@ -14,8 +14,6 @@ fall-behind limit below one batch   test_settings_that_contradict_one_another
 old store format                    test_a_log_in_another_format
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Any

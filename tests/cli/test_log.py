@@ -1,7 +1,5 @@
 """`ha log`: real brokers' stores against their manifests, which share no code with us; halog's own, live too."""
 
-from __future__ import annotations
-
 import base64
 import json
 import signal

@@ -1,7 +1,5 @@
 """`ha topic`, `ha group`, `ha offsets` and `ha bench` against a real master."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`ha produce`: whole command lines, what is sent, what is printed, exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`ha top` in a terminal and without one, and what it computes."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

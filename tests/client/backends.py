@@ -1,7 +1,5 @@
 """Runs async tests on both event loops that the SDK supports."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager

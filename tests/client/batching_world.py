@@ -1,7 +1,5 @@
 """A producer and brokers that answer on demand."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """A server for the SDK's tests: real sockets and frames, with answers written by the test."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 

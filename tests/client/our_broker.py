@@ -1,7 +1,5 @@
 """The SDK and a complete halog broker in one process, without sockets and with a mock clock."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any

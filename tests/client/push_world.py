@@ -1,7 +1,5 @@
 """A name server, a broker set with scripted answers, and push consumers of it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any

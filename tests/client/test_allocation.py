@@ -5,8 +5,6 @@ members.
 i is b(i mod 3):(i div 3).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Automatic batching with servers that answer on demand: which messages are sent when, and their results."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 

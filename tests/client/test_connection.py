@@ -1,7 +1,5 @@
 """One connection: requests and answers paired, bursts coalesced, every way to fail, under asyncio and trio."""
 
-from __future__ import annotations
-
 import select
 import socket
 import time

@@ -1,7 +1,5 @@
 """The pull consumer with scripted servers: choice of the broker, and handling of each answer."""
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable

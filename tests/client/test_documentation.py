@@ -1,7 +1,5 @@
 """Runs the examples of docs/sdk.md, changed only in the name server's port, against a master of their own."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Delay until a push consumer receives the first message: the consumer, its topic, or the message may come first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

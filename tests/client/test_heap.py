@@ -1,7 +1,5 @@
 """Pulls reuse memory pages. Each case runs in its own process, because the C library keeps its thresholds."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Heartbeats: which brokers receive them, and when, with servers that count them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Tasks that are woken together, each with its own value, on both event loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

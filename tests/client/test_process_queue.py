@@ -1,7 +1,5 @@
 """Commit offset, held messages and limits of a process queue."""
 
-from __future__ import annotations
-
 import random
 
 import anyio

@@ -1,7 +1,5 @@
 """The producer with scripted servers: routes, round robin, retries, and handling of each answer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

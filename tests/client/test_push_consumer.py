@@ -1,7 +1,5 @@
 """The push consumer with a scripted broker: failures, and requests of operators."""
 
-from __future__ import annotations
-
 import logging
 import os
 import zlib

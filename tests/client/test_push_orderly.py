@@ -1,7 +1,5 @@
 """The push consumer in ORDERLY mode: missing, lost, regained and released locks."""
 
-from __future__ import annotations
-
 import anyio
 import msgspec
 

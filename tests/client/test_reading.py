@@ -1,7 +1,5 @@
 """PullConsumer.reading: when it pulls, what it returns, and positions from which a program could resume at any time."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint

@@ -1,7 +1,5 @@
 """Conversion of a pull's records to messages, in bulk and singly."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """A frozen master: its pending requests move to its successor long before they time out."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Producer.send_many with servers that answer on demand: which messages share requests, and their results."""
 
-from __future__ import annotations
-
 import anyio
 import pytest
 

@@ -1,7 +1,5 @@
 """Preparation of messages: the fast path and the full path agree."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Servers that are away for a moment: what is retried, for how long, and what is not."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 

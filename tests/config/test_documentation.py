@@ -1,7 +1,5 @@
 """docs/configuration.md lists the keys as they are."""
 
-from __future__ import annotations
-
 from ha.config import Config
 from ha.config.check import fields
 from scripts.configuration_table import DOCUMENT, render

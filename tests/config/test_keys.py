@@ -1,7 +1,5 @@
 """Every key: what it is called, what it takes, what stands in for it, what contradicts it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

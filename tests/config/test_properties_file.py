@@ -1,7 +1,5 @@
 """The properties format: expected values from the text of java.util.Properties.load's documentation."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

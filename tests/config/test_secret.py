@@ -1,7 +1,5 @@
 """A secret is in the configuration, and nowhere that shows one."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

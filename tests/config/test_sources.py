@@ -1,7 +1,5 @@
 """Which source wins, how a key is named in each, and what a broken source says."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 

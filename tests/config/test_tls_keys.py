@@ -1,7 +1,5 @@
 """The keys of TLS: RocketMQ's names, where they may stand, what contradicts what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A compose file of this repository, started by Docker as a user starts it and reached from outside."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.request

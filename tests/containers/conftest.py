@@ -1,7 +1,5 @@
 """One Docker daemon for all container tests of a process, with the image built from this repository."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

@@ -4,8 +4,6 @@ No image registry is asked: the base image named in the Dockerfile is replaced b
 same Python version, and etcd's image by Debian's etcd. Docker Compose is Debian's, too.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

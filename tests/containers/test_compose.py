@@ -1,7 +1,5 @@
 """docker-compose.yml: a master and a slave, from two commands to containers that die, freeze and lose their network."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

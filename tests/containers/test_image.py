@@ -1,7 +1,5 @@
 """The image: what is in it, and a container that has no more rights than it needs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """docker-compose.members.yml: three members with etcd, of which the master's container is killed, frozen, cut off."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

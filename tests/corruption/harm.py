@@ -1,7 +1,5 @@
 """Damages files behind the back of the process that uses them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A pair's store is filled once, stopped in order, and copied for each test.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The commitlog: every reader logs damage, none serves it, and the peer's bytes replace it."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Consume queues, key index, checkpoint, checksums, tables: detected and repaired; readers get correct data."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

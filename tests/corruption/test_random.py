@@ -4,8 +4,6 @@ Each byte is as likely to be hit as any other. The checksum files are left out: 
 record that its own CRC doesn't cover, at the same time and in the same 2 MiB, are two faults; one of them stays hidden.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

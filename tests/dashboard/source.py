@@ -1,7 +1,5 @@
 """A source whose answers are told here, for what needs no node."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ha.admin.dashboard.source import (

@@ -1,7 +1,5 @@
 """Who sees what of the dashboard: sessions, the form, and what messages say. Over real sockets, a source of our own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

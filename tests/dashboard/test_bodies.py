@@ -1,7 +1,5 @@
 """Bytes of strangers as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.admin.dashboard.bodies import BODY_SHOWN_MAX, HEX_SHOWN_MAX, ShownBody, in_line, show_body

@@ -4,8 +4,6 @@ One browser and four processes for all tests of this file. A page that logs an e
 Content-Security-Policy or runs what a stranger wrote fails the test that was looking at it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

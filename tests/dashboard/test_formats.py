@@ -1,7 +1,5 @@
 """Numbers and times as pages write them, and times as people do."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.admin.dashboard.formats import duration, iso_ms, parse_time_ms, rate, size, time_ms

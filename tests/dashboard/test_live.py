@@ -1,7 +1,5 @@
 """One answer for all viewers, a history that is bounded, and nothing while nobody asks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

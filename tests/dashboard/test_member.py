@@ -1,7 +1,5 @@
 """The overview of a real member of a real failover group, in a browser: what it says is what etcd holds."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path

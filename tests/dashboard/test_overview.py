@@ -1,7 +1,5 @@
 """What the overview says of states that a healthy cluster doesn't have, from what /status would show."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from html import unescape

@@ -1,7 +1,5 @@
 """scripts/demo, run small: it shows what it promises, and ends its processes however it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """scripts/demo --failover, run short: it shows what it promises, and ends its processes however it ends."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

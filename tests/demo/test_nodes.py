@@ -1,7 +1,5 @@
 """scripts/nodes: ports of processes that are started beside those of other runs."""
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Extracts commands from documentation pages and runs them in a shell."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Runs the commands of the tutorial, of docs/failover.md and of docs/upgrading.md, except for installations."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

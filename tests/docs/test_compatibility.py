@@ -1,7 +1,5 @@
 """docs/compatibility.md ticks exactly the requests that halog serves."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

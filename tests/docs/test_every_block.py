@@ -5,8 +5,6 @@ A block without a language is output or a drawing; one of `console` shows a comm
 text exist and have the flags shown.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

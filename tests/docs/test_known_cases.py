@@ -1,7 +1,5 @@
 """docs/known-cases.md names exactly the tests of tests/known_cases."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The documentation site builds without warnings and loads nothing from elsewhere, and generated pages are current."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

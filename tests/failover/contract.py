@@ -3,8 +3,6 @@
 Times are those of trio's clock: virtual in the one, real seconds in the other. Leases are short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar

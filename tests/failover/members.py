@@ -1,7 +1,5 @@
 """A group of real member processes on real etcd servers, with a name server and a producer that never stops."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

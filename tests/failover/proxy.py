@@ -4,8 +4,6 @@ While requests or answers don't pass they wait in here; they go on when they may
 meanwhile, and even then: a request whose sender gave up still arrives.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial

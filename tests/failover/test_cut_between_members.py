@@ -1,7 +1,5 @@
 """Only the network between a master and its slave is cut; both reach etcd. Runs in network namespaces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

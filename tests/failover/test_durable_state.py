@@ -1,7 +1,5 @@
 """Completeness after a start, depending on how the last process ended."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.failover.durable_state import DurableState, StartConditions

@@ -1,7 +1,5 @@
 """The election rules."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import msgspec

@@ -1,7 +1,5 @@
 """etcd's servers killed, frozen and restarted, answers lost, users and certificates."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import ssl

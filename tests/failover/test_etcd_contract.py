@@ -1,7 +1,5 @@
 """The suite of `contract.py` on a real etcd server, each node on its own way there."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a watch makes of a stream's bytes, with no server: whole, byte by byte, damaged, more than anybody takes."""
 
-from __future__ import annotations
-
 import base64
 import json
 from functools import partial

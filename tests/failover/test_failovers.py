@@ -1,7 +1,5 @@
 """A failover of each kind under load; scripts/failovers runs any number of them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The deadline of a master's lease, with pauses and lost answers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Members of a group, with fake roles and an agreement in memory, under a virtual clock."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import trio

@@ -3,8 +3,6 @@
 Nothing here asserts how long something takes; what it took is in the report of a failure.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

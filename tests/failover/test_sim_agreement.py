@@ -1,7 +1,5 @@
 """The simulated agreement: the suite that real etcd passes, and what the simulation adds."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Outcomes of switch requests in a group with fake roles, under a virtual clock."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

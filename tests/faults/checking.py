@@ -1,7 +1,5 @@
 """Compares the journals of a run's clients with the files of every node, using only the independent checkers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A name server, a master and slaves as real processes that can be killed, paused, stopped and started."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

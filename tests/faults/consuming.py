@@ -3,8 +3,6 @@
 A queue read twice must give the same messages at the same offsets, on any broker and after any number of kills.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 

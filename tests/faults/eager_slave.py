@@ -4,8 +4,6 @@ five.
 That pause is RocketMQ's and not configurable; it would take most of the time of tests with faults.
 """
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

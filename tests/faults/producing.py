@@ -5,8 +5,6 @@ files can be compared with the journal. Messages in flight on a broken connectio
 not.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

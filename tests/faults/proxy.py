@@ -4,8 +4,6 @@ Each direction is a `Link`: closed (data waits, like TCP's retransmissions while
 Connections can be reset. A proxy can't lose packets or prevent a connection from being established.
 """
 
-from __future__ import annotations
-
 import math
 import socket
 import struct

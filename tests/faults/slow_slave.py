@@ -4,8 +4,6 @@ The delay, SLOW_DISK_S in the environment, is in the file seam, below everything
 stay fast, as on a slow disk with a large cache.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

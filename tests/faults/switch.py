@@ -7,8 +7,6 @@ its own faults. The test's own namespace is a host too.
 Needs root, /dev/net/tun and iproute2. `why_not` returns what is missing.
 """
 
-from __future__ import annotations
-
 import fcntl
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """A few crash cycles of most kinds; `scripts/crash-cycles` runs any number of all kinds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The end of a run of crash cycles, without any broker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast

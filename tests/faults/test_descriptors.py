@@ -1,7 +1,5 @@
 """A broker that runs out of file descriptors serves existing connections, logs it once, and recovers."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Disks that fill up while producers work, on either side, and a slave with a slow disk."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The same faults through a proxy, which works everywhere, and between network nam
 kernel's own TCP has to cope. Housekeeping is set to 1.5 s; the slave reconnects half a second after it lost its master.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

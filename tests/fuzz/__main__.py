@@ -4,8 +4,6 @@ libFuzzer's arguments are directories of inputs and options such as -max_total_t
 defaults. A finding ends the process with libFuzzer's exit code and a file crash-… or timeout-….
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import resource

@@ -1,7 +1,5 @@
 """Who is let in: the HA handshake, a peer that heals, ACL files, the credentials of the admin port."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

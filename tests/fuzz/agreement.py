@@ -1,7 +1,5 @@
 """What the members of a failover group read: answers of etcd, and records of the tables in the log."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The log as Arrow columns: a damaged store must give what the plain codec gives, or say so with crcOk=false."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

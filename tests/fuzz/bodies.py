@@ -1,7 +1,5 @@
 """JSON of the JVM side, the bodies written in it, and the compressed form of a registration."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable

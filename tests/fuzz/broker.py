@@ -1,7 +1,5 @@
 """The requests of a broker: its processors over a store in memory, behind a real connection."""
 
-from __future__ import annotations
-
 import functools
 from itertools import count
 from pathlib import Path

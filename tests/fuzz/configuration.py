@@ -1,7 +1,5 @@
 """What an operator or user writes: properties files, and the JSON in options of the data source."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Literal, TypeVar

@@ -4,8 +4,6 @@ A corpus file has one input per line in base64, smallest first: a few files inst
 `scripts/fuzz --keep` writes them.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from pathlib import Path

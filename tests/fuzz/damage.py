@@ -5,8 +5,6 @@ A script is a list of edits of seven bytes and more: file number, position as ui
                  3 cut the file there, or lengthen it to there
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The HA protocol with epochs in both directions, and the epoch file."""
 
-from __future__ import annotations
-
 import itertools
 
 from ha.errors import RemoteProtocolError

@@ -1,7 +1,5 @@
 """Conditions of subscriptions: SQL92 expressions over a message's properties."""
 
-from __future__ import annotations
-
 from ha.broker.sql92 import EXPRESSION_LENGTH_MAX, FilterSyntaxError, compile_filter
 from tests.broker.sql92_cases import PROPERTIES, Chance
 from tests.fuzz.harness import Harness

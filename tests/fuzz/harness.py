@@ -5,8 +5,6 @@ including the `AssertionError` of a violated property, is a finding. So is an in
 both limits are checked here, for the fuzzer and for the replay in CI.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import tracemalloc

@@ -1,7 +1,5 @@
 """The requests of a name server, behind a real connection."""
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import trio

@@ -1,7 +1,5 @@
 """What POP consumers send, and the records of their state in the log."""
 
-from __future__ import annotations
-
 from ha.broker.pop.state import Limits, PopState
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json

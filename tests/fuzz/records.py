@@ -1,7 +1,5 @@
 """Commitlog records, batch bodies, property strings and message ids."""
 
-from __future__ import annotations
-
 from typing import Any
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """A store opened over damaged files, in memory."""
 
-from __future__ import annotations
-
 import functools
 
 from ha.errors import CorruptLog, DamagedBytes

@@ -1,8 +1,6 @@
 """The targets and their modules. A module is imported only when one of its targets runs, so that the fuzzer can
 instrument its imports."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from tests.fuzz.harness import Harness

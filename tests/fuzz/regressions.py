@@ -1,7 +1,5 @@
 """Inputs that were findings, each with what went wrong: (target, what, input). Replayed by test_replay.py."""
 
-from __future__ import annotations
-
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message, encode_host

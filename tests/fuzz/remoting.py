@@ -1,7 +1,5 @@
 """Remoting frames in both header encodings, and the typed fields of requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -6,8 +6,6 @@ repeated, separated by FF FE 0A. All of an input's requests go out in one chunk,
 two.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import trio

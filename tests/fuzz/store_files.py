@@ -1,7 +1,5 @@
 """The small files of a store: consume queues, index, checkpoint, and the tables under config/."""
 
-from __future__ import annotations
-
 from array import array
 from functools import partial
 from pathlib import Path

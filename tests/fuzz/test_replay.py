@@ -1,8 +1,6 @@
 """Every seed, every kept input and every input that once was a finding, through its harness: no error, in bounded time
 and memory. And a target of each module for a moment under the fuzzer itself; the others are long tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 The fuzzer's inputs are short, where a quadratic parser is as fast as a linear one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

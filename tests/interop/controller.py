@@ -1,7 +1,5 @@
 """RocketMQ's controller in a real name server, and brokers whose roles it decides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

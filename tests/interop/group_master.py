@@ -3,8 +3,6 @@
 Members of a failover group keep them there, but need an etcd; the tests that use this need none.
 """
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

@@ -3,8 +3,6 @@
 It runs in a thread of its own with its own trio loop, so that tests can use asyncio or trio.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

@@ -1,7 +1,5 @@
 """Shared parts of the SDK tests on a running cluster: the cluster fixture, an inbox, and waiting."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A halog store as slave and as master of a real broker in controller mode, under RocketMQ's own controller."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

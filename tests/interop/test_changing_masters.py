@@ -3,8 +3,6 @@
 The members are only halog's registrations, over sockets; how a member changes its role is tested elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

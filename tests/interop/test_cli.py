@@ -1,7 +1,5 @@
 """`ha` against real RocketMQ: the doctor's findings, topics, load, and the store of a running broker read meanwhile."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

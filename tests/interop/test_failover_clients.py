@@ -3,8 +3,6 @@
 They refresh routes every second here; the default is 30 s (pollNameServerInterval).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ All families run at once on the two clusters of a release, which makes them fast
 last. The tests then check the results.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A real slave of a master that keeps its tables in the log: RocketMQ treats their records like other messages."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 Only the name server's address is replaced. Ports, which the system chooses, and file sizes come from the environment.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

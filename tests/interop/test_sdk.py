@@ -1,7 +1,5 @@
 """The SDK with real brokers: messages are stored as reported, and read as they were sent."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 

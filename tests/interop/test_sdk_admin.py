@@ -1,7 +1,5 @@
 """The SDK's producer and Admin on a running cluster, real or halog's own, under asyncio and trio."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Messages batched by the SDK are stored by real brokers as if sent singly: once, at the reported offsets."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The SDK's push consumer on a running cluster, real or halog's, under asyncio and trio."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from importlib.util import find_spec

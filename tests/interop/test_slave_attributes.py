@@ -1,7 +1,5 @@
 """A halog slave whose real master has topics and groups with attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The Spark source and sink over the network with real RocketMQ brokers; no Spark is started."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

@@ -1,7 +1,5 @@
 """Acknowledgements of bytes that the slave can't have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -1,7 +1,5 @@
 """Invalid configuration values: apache/rocketmq#2611, where a value that is too large became the default."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from msgspec import inspect

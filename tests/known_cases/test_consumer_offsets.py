@@ -1,7 +1,5 @@
 """Consumer offsets when masters go down and come back."""
 
-from __future__ import annotations
-
 import trio
 from trio.testing import MockClock
 

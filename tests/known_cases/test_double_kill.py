@@ -1,7 +1,5 @@
 """Simultaneous kills, and kills during recovery."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Load balancers and monitors that check whether the HA port is open."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

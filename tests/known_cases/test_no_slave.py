@@ -1,7 +1,5 @@
 """SLAVE_NOT_AVAILABLE although the slave runs: every component that can know the reason reports it, with a hint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

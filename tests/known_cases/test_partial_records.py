@@ -1,7 +1,5 @@
 """Records of which a slave has only a part."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """A slave that an operator promotes by changing its configuration."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

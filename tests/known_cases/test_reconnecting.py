@@ -1,7 +1,5 @@
 """Slaves that can't stay connected, and their CPU usage."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import pytest

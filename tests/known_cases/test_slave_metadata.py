@@ -1,7 +1,5 @@
 """Topics and consumer groups that a slave copies from its master."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

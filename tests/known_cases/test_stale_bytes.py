@@ -1,7 +1,5 @@
 """Bytes of truncated records must not come back."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """Stores whose queues are behind or ahead of their log after a crash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Data that a power loss can take back must never be visible."""
 
-from __future__ import annotations
-
 import trio
 from trio.testing import MockClock, memory_stream_pair
 

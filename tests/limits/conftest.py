@@ -1,7 +1,5 @@
 """Virtual time over real sockets."""
 
-from __future__ import annotations
-
 import pytest
 import trio.testing
 

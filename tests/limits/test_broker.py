@@ -1,7 +1,5 @@
 """Limits of a broker, each exceeded over a real socket while a witness is still served."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterator

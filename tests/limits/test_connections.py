@@ -1,7 +1,5 @@
 """Limits of one connection of a remoting server, and of all of them together. docs/limits.md has the table."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """The values in docs/limits.md are those of keys and constants."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

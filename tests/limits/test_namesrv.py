@@ -1,7 +1,5 @@
 """Limits of a name server, over real sockets."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

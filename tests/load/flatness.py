@@ -1,7 +1,5 @@
 """What counts as growth, in runs whose load is the same all the time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

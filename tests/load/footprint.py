@@ -1,7 +1,5 @@
 """Resources of a process from /proc: private memory, descriptors by kind."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import NamedTuple

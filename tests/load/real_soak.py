@@ -1,7 +1,5 @@
 """A SYNC_MASTER with many slaves and clients, real processes all: what it holds over time, and that nothing is lost."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ What must hold: each request was answered once or its connection was closed; wha
 master's files, at once and after its next start; whatever was SEND_OK is on its slave as well; nothing is there twice.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """A thousand idle and two hundred active clients and twenty slaves on one master; for long: `scripts/soak`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path

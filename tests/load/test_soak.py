@@ -1,7 +1,5 @@
 """Two hours of a whole cluster leave nothing behind; twelve: `scripts/soak --virtual-hours 12`."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """A master that ends with 200 requests in flight tells no lie. More often: `scripts/soak --stops 100`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import count
 from pathlib import Path

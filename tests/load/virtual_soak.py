@@ -7,8 +7,6 @@ moment: what grows from one to the next is a leak. Heartbeats, registration, flu
 always.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Nodes in the test's own process over real sockets, and what /metrics of them says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

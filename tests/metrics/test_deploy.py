@@ -1,7 +1,5 @@
 """What is in deploy/ for Prometheus and Grafana names only metrics, labels and values of labels that there are."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/observability.md: its commands, snippets and lists are true."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Each put that is not answered PUT_OK is counted by status and cause, said in the log, and explained in its remark."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

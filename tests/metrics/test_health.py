@@ -1,7 +1,5 @@
 """What /live and /ready say, as docs/observability.md has it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

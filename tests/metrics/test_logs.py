@@ -1,7 +1,5 @@
 """Log lines as JSON with the fields that they have, and levels that change while a node runs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

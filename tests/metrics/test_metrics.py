@@ -1,7 +1,5 @@
 """/metrics of whole nodes under load: every metric of the list is there, is what the list says, and is true."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import AsyncIterator, Iterable

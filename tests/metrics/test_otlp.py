@@ -1,7 +1,5 @@
 """Metrics and traces as an OpenTelemetry collector gets them: a receiver that knows OTLP's protobuf, on loopback."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Requests as brokers and clients send them to a name server, and a name server over memory streams to send them to."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

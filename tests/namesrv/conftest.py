@@ -1,7 +1,5 @@
 """A name server for each test that asks for one."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever well-framed requests say, a name server answers each, and goes on answering good ones."""
 
-from __future__ import annotations
-
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st

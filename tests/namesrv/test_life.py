@@ -1,7 +1,5 @@
 """Who holds a broker id, and how long: takeovers, silence, closed connections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A broker against its name servers: real ones over memory streams, and ones that are down, silent or hostile."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

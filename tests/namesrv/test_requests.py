@@ -1,7 +1,5 @@
 """What a name server answers: the observed transcripts and JSON texts of real ones, request by request."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """What a node tells others about where it is, and what a slave makes of what it is told."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

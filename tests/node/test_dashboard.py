@@ -1,7 +1,5 @@
 """What a node answers its dashboard, of messages and groups that aren't as they usually are."""
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections.abc import AsyncIterator

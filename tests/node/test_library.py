@@ -1,7 +1,5 @@
 """A node inside a program: open_master and open_slave, in one event loop, on ports that the system chooses."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

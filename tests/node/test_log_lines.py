@@ -1,7 +1,5 @@
 """Log lines go out in order, and nobody waits for who reads them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

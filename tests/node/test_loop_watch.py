@@ -1,7 +1,5 @@
 """What holds the event loop is seen and named, and only while somebody has asked."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time

@@ -1,7 +1,5 @@
 """What a change of role does to a member's store, set and standing; its front and its link to a master stand still."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import trio

@@ -1,7 +1,5 @@
 """Every key reaches the package that it configures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a process keeps out of its log."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

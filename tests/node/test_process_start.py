@@ -1,7 +1,5 @@
 """What a process does when it begins to serve."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

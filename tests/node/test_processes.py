@@ -1,7 +1,5 @@
 """The three entry points as processes: READY line, signals, exit codes, and what they leave behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

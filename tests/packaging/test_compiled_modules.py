@@ -1,7 +1,5 @@
 """Compiled modules as an installation makes them, or can't, and what runs beside those that are of no use."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is in deploy/ starts what there is, with keys that are keys and probes that somebody answers."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex

@@ -5,8 +5,6 @@ Nothing comes from a network: the bare environment gets its libraries from the t
 wheel's metadata name without an extra, and what these name in turn.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The recorded bytes under tests/fixtures, opened for tests."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tarfile

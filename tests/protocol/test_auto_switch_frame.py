@@ -1,7 +1,5 @@
 """HA messages with epochs, against the recorded dialogue of two 5.5.0 brokers in controller mode, in every cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The batch codec against the released client's bytes, and its compiled twins against the Python functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """JSON bodies and config files against what the released JVM classes write."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

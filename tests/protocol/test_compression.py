@@ -1,7 +1,5 @@
 """Bodies compressed as RocketMQ's clients do it, and what is done about those that can't be undone."""
 
-from __future__ import annotations
-
 import struct
 import sys
 import tracemalloc

@@ -1,7 +1,5 @@
 """The epoch file, against what RocketMQ wrote (spec/vectors)."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Records of a failover group's tables: encoding, and refused input."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

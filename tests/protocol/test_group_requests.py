@@ -1,7 +1,5 @@
 """What groups and administrators ask: the JVM's exact bodies (vectors of 5.3.3), and bytes that are none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

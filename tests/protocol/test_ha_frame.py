@@ -1,7 +1,5 @@
 """HA frames against the recorded dialogues of real brokers, in every cut."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any

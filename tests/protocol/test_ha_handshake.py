@@ -4,8 +4,6 @@ The proofs were computed by OpenSSL from the formula at the top of ha/protocol/h
 `openssl dgst -sha256 -mac HMAC -macopt hexkey:…` of the words and the two nonces.
 """
 
-from __future__ import annotations
-
 from ha.protocol.ha_handshake import CHALLENGE_BEGIN, HELLO, HandshakeKey, encode_handshake_frame, is_handshake_header
 from ha.replication.range_question import RANGE_QUESTION
 

@@ -1,7 +1,5 @@
 """Typed ext fields: names, types, ranges, and errors that say which field."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The JVM side's JSON: what it writes is read, what it reads is written, anything else is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

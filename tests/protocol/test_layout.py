@@ -1,7 +1,5 @@
 """The constants and layouts of the compiled twins (`_layout.pxd`) are those of the Python modules."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Property strings and Java hashes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

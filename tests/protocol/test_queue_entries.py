@@ -1,7 +1,5 @@
 """How far a piece of a queue's file holds entries: as the twins say, and as the rules do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Recall handles: the text of one, round trips, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """Commitlog records against the released broker's bytes and whole recorded commitlogs."""
 
-from __future__ import annotations
-
 import mmap
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The compiled twins that write and split records do what the Python functions do (test_record.py tests either)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

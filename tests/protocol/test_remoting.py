@@ -1,7 +1,5 @@
 """Remoting frames against the released classes' bytes, other clients' habits, and anything else."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A SendParser returns the same values as a RemotingParser with parse_header."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

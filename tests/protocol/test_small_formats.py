@@ -1,7 +1,5 @@
 """Message ids, and the layouts of derived store files."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """`sound_records` accepts the same records as `verify_record`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a call came to, so that two twins (`ha.protocol.compiled`) can be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs the commands and the example of README.md, with ports that the system chooses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

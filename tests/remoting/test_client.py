@@ -1,7 +1,5 @@
 """The remoting client: one connection per address, reopened after it was lost, and a timeout for every wait."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

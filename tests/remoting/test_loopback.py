@@ -1,7 +1,5 @@
 """The remoting server over real sockets: partial sends, peers that stop reading, many connections, ports in use."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import AsyncIterator

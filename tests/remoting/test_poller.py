@@ -1,7 +1,5 @@
 """The poller: which task serves a chunk, when a reader is woken, and what is done at the end of a turn."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The state of a connection, without I/O: both drivers rely on it."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise, product
 

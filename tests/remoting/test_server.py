@@ -1,7 +1,5 @@
 """Requests and responses of the remoting server over memory streams, and its timeouts in virtual time."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

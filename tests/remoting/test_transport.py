@@ -1,7 +1,5 @@
 """Sockets read and written with system calls: failed reads, time slices, closed sockets, and the eager writer."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

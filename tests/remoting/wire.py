@@ -1,7 +1,5 @@
 """A remoting server over memory streams, and a peer that exchanges frames with it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """A slave's client and the service that it follows, over memory streams."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Masters controlled by the test: scripted ones, and ones that behave as RocketMQ's does where halog's differs."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import trio

@@ -1,7 +1,5 @@
 """A log in memory that implements ReplicatedLog, with disk faults."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import trio

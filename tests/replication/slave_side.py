@@ -1,7 +1,5 @@
 """A slave controlled by the test: sends reports and collects frames with the times at which they came."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

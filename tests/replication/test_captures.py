@@ -5,8 +5,6 @@ did; what the master sends must be the real master's bytes. Slave side: the real
 what the slave sends must be the real slave's bytes. Both compare whole streams, heartbeats included.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

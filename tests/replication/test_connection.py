@@ -3,8 +3,6 @@
 Times are virtual and exact; RocketMQ compares milliseconds strictly, so the times end in .001.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from typing import Any

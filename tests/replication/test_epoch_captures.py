@@ -4,8 +4,6 @@ As in test_captures.py: what our master sends to the real slave's messages must 
 slave sends to the real master's must be the real slave's, heartbeats and all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A member that follows a master: which one, from where, what it truncates, and when it acknowledges."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Byte 0 restored from the rest of the first record."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

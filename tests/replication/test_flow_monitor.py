@@ -1,7 +1,5 @@
 """Windows of one second, computed when they are read."""
 
-from __future__ import annotations
-
 from ha.replication.flow_monitor import FlowMonitor
 
 

@@ -1,7 +1,5 @@
 """Master and slave together over memory streams: the slave's log becomes the master's."""
 
-from __future__ import annotations
-
 import random
 
 from trio.testing import MockClock, wait_all_tasks_blocked

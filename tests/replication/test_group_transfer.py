@@ -1,7 +1,5 @@
 """GroupTransfer: each request at its own deadline, each acknowledgement completes exactly what it satisfies."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """HAClient: when it connects, what it reports, what it refuses, and what it does next. Times are virtual and exact."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable

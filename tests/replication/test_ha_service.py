@@ -1,7 +1,5 @@
 """HAService: which slaves count, and the explanations for producers."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Fetching a range from a halog or RocketMQ peer that is sound, damaged, empty or faulty."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked

@@ -1,7 +1,5 @@
 """A master of a failover group: handshakes, acknowledgements, the sync-state set, and the end of a term."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

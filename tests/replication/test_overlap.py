@@ -1,7 +1,5 @@
 """A slave's end is compared with the master's before anything is appended: one log never has two histories."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

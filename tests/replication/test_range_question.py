@@ -1,7 +1,5 @@
 """The range question, which only a halog master understands, byte by byte."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Master and slave with real stores on disk, over real loopback sockets."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

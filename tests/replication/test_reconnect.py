@@ -1,7 +1,5 @@
 """When a slave reconnects, with a given clock and random numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.replication.reconnect import LOST, Reconnect

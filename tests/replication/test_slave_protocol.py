@@ -1,7 +1,5 @@
 """SlaveProtocol without I/O: what a frame means in each state."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.errors import RemoteProtocolError

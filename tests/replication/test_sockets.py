@@ -3,8 +3,6 @@
 The test holds the peer's end as a plain socket: what is in it after a call was sent during that call.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 from collections import Counter

@@ -1,7 +1,5 @@
 """Arbitrary bytes from a peer, on either side, close the connection and do nothing else."""
 
-from __future__ import annotations
-
 import logging
 
 import trio

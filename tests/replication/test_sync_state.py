@@ -1,7 +1,5 @@
 """The rules of the sync-state set, each alone and together, with times and offsets controlled by the test."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

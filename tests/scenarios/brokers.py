@@ -3,8 +3,6 @@
 Ports are the system's choice. Through a broker's restarts its HA port alone stays the same, for slaves to find.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

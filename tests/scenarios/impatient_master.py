@@ -3,8 +3,6 @@
 That first minute (RocketMQ's, and no key changes it there either) is all that differs.
 """
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

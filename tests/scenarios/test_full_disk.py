@@ -3,8 +3,6 @@
 Each store is on its own small tmpfs; a ballast file takes the rest and gives it back.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

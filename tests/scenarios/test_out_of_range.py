@@ -1,7 +1,5 @@
 """A slave that returns too late, and slaves that start when the master's log no longer starts at 0."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

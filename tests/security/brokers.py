@@ -1,7 +1,5 @@
 """A whole broker with a policy, over memory streams, and a client of it that signs."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """plain_acl.yml: the file that RocketMQ ships, address patterns, and errors, which never contain a secret."""
 
-from __future__ import annotations
-
 import traceback
 
 import pytest

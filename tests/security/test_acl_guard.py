@@ -1,7 +1,5 @@
 """Permissions of every request at a broker with aclEnable, and bypasses that 4.9.7 leaves open."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of a policy, and reloading them when they change, break or vanish."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

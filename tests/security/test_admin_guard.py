@@ -1,7 +1,5 @@
 """adminToken: every page needs it if it is set; changes always need it, as a bearer token."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

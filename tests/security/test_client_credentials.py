@@ -1,7 +1,5 @@
 """The SDK and the command at a node that requires credentials: given, from the environment, from a file, wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples and tables of docs/security.md are valid."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

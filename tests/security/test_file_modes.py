@@ -1,7 +1,5 @@
 """Files of a node are readable by its user and group, whatever the umask; existing files keep their mode."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

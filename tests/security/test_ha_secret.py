@@ -2,8 +2,6 @@
 
 Authorized slaves follow; others get no byte of the log, both sides log why, and no side hangs."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import random

@@ -1,7 +1,5 @@
 """Values from peers never break a log record into several lines, or forge one."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

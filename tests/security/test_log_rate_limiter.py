@@ -1,7 +1,5 @@
 """Rate-limited log lines."""
 
-from __future__ import annotations
-
 from ha.log_rate_limiter import KEY_COUNT_MAX, LINE_COUNT_MAX, LogRateLimiter
 
 

@@ -1,7 +1,5 @@
 """Access control on a name server: registrations, permissions of brokers, settings and routes."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

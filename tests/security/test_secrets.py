@@ -1,7 +1,5 @@
 """Nodes get known secrets in every possible way; then all of their output is searched for them."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import gc

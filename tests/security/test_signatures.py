@@ -1,7 +1,5 @@
 """Signatures: vectors made by RocketMQ's AclSigner (4.9.7 and a later 5.x), and invalid ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.errors import LocalProtocolError

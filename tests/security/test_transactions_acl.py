@@ -1,7 +1,5 @@
 """Transactions with access control: permissions to end a half message, to find it, and to receive check requests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Credentials inside TLS: each configured one is required, and none replaces another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -5,8 +5,6 @@ groups, for each seed; with --pairs no groups. Prints a summary. Exit code 1 if 
 command that reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

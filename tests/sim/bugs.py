@@ -8,8 +8,6 @@ scenarios it can have an effect. `python -m tests.sim --bug NAME --seeds 200` mu
 runs them all and prints a table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any

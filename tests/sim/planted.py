@@ -8,8 +8,6 @@ Cheap seeds come first; seeds whose scenario can't show a bug are not run. A see
 nothing and is skipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -8,8 +8,6 @@ compatible signature. Planting checks the same at run time, parameter by paramet
 look like one that is caught: `PlantingError` is raised before anything runs.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runs a seed, deterministically."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import random

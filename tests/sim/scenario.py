@@ -29,8 +29,6 @@ The operator's actions, since no other component decides whose log is right (`Cl
   cut off there. Intact messages behind the damage are dropped and counted (`Outcome.given_up_count`).
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any, Literal
 

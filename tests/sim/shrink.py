@@ -1,7 +1,5 @@
 """Finds a smaller scenario that breaks the same promise by leaving out faults, clients and nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir

@@ -3,8 +3,6 @@
 `python -m tests.sim.planted` shows how many seeds of the whole simulation it takes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Damaged files in the simulation: bytes on another node are kept, others are dropped, and the checkers know."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Each test runs the plan `found/NAME.json`, where `test_NAME` is the test; option
 simulator writes such a file when a seed fails, and `python -m tests.sim --plan FILE` runs it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

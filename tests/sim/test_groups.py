@@ -1,7 +1,5 @@
 """A few seeds of whole failover groups."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import msgspec

@@ -1,7 +1,5 @@
 """A few seeds of the simulation, and determinism."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The simulated machines: pauses, power losses, connections."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import weakref

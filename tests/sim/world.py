@@ -4,8 +4,6 @@ Each part draws from its own stream of random numbers, so that leaving a fault o
 others: a shrunk scenario stays close to the failed one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """Brokers for a module's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One Spark for all tests of this folder: `local[2]`, loopback only, no UI."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

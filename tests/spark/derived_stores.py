@@ -1,7 +1,5 @@
 """Stores for the jobs' tests, written by halog's own store, and runners that need no Spark."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.spark.finished_job JOB FOLDER KILL_AT STORE ...      KILL_AT -1: never
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

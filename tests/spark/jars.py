@@ -4,8 +4,6 @@ They go into ``$HALOG_INTEROP_CACHE`` (default ``~/.cache/halog-interop``), unde
 start at the same time.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

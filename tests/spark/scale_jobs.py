@@ -5,8 +5,6 @@
 `results.json` must not depend on where it was computed: rows are sorted, files are identified by their content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -3,8 +3,6 @@
 python -m tests.spark.sink_query SERVERS TOPIC INPUT CHECKPOINT
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

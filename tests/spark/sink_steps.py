@@ -4,8 +4,6 @@ As a program, `python -m tests.spark.sink_steps SERVERS TOPIC SINK BATCH PARTITI
 that kills it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

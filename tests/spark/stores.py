@@ -3,8 +3,6 @@
 Records are read back with the plain codec of ha.protocol, never with the code under test.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator, Sequence

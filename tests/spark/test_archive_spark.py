@@ -1,7 +1,5 @@
 """Archives written and read by Spark: Parquet, Delta, and back into a broker."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC

@@ -3,8 +3,6 @@
 Without Spark: the ranges run inline. Expected values come from the fixtures' manifests, which share no code with halog.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """An archive compared with its store: changes of either are found at their physical offset, and nothing else is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sound logs of every kind are clean, also while they are written to."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 from functools import partial

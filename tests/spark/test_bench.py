@@ -3,8 +3,6 @@
 Kafka itself is left out here: a broker's start costs more than all of this.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

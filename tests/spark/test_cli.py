@@ -1,7 +1,5 @@
 """`ha spark …`: command lines run against one Spark; the golden stores say what must come out."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

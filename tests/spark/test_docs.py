@@ -4,8 +4,6 @@ Only ports and directories are replaced: the tests' Spark was started elsewhere,
 paths from there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ To show that, the finished segments are overwritten between the attempts, and th
 job that read them again would find zeros.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

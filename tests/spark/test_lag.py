@@ -1,7 +1,5 @@
 """Lag of consumer groups: against what a real broker's store holds by its manifest, and against brokers that answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

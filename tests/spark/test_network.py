@@ -1,7 +1,5 @@
 """The log over the network: brokers send what was stored, for every kind of request; errors name the option."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from typing import cast

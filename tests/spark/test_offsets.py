@@ -1,7 +1,5 @@
 """Offsets, limits, planning and decisions of a stream over a log in a dict. Starts no Spark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

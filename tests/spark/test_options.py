@@ -1,7 +1,5 @@
 """The source's options: their meaning, and which are refused and why. Starts no Spark."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Parts of queues that ranges of the log write, and how they join."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

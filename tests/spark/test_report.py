@@ -1,7 +1,5 @@
 """HTML pages: self-contained, safe with any content of a log, and with the same figures as the result."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Restoring into a running broker without Spark: tasks run inline. Each message arrives once, in order."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

@@ -1,7 +1,5 @@
 """Restoring into real RocketMQ brokers, and archiving their stores while they run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

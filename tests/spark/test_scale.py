@@ -4,8 +4,6 @@ Each cluster runs in separate processes, as for a user: executors import `ha` fr
 share only the file system with the driver.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The sink without Spark, with real halog processes: each row once, through failures of an attempt at any time."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

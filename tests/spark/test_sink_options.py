@@ -1,7 +1,5 @@
 """What the sink's options, columns, ids and commit records mean, without a broker."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -3,8 +3,6 @@
 The tasks are run here, as Spark would run them: pickled, then read. No Spark is started.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -1,7 +1,5 @@
 """The source through Spark itself: what only the real planner, workers and Arrow transfer can show. Few jobs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

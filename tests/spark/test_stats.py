@@ -1,7 +1,5 @@
 """The figures of a log: exact ones against a real broker's manifest, and against messages made for the purpose."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

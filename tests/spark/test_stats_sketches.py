@@ -1,7 +1,5 @@
 """Sketches keep the errors that they state, however the values are cut into parts and merged."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

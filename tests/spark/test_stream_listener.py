@@ -3,8 +3,6 @@
 That Spark calls it is shown in test_stream_spark.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Streams through Spark itself, with its checkpoints, over a store that is being written."""
 
-from __future__ import annotations
-
 import json
 import queue
 from collections.abc import Callable

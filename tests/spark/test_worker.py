@@ -1,7 +1,5 @@
 """Tuning of a task's process. Starts no Spark."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 Subclasses define the effect of a write, a sync and a crash: `disks.py`, `recording.py`, `tests/sim/disk.py`.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Small stores for tests: tiny files, a wall clock under the test's control, blocking calls inline."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path

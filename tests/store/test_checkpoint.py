@@ -1,7 +1,5 @@
 """halog's additions to the checkpoint file."""
 
-from __future__ import annotations
-
 import pytest
 
 from ha.protocol.store_files import CHECKPOINT_SIZE, Checkpoint

@@ -1,7 +1,5 @@
 """Clearing a topic: its messages are never read again, and its queue offsets continue."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -4,8 +4,6 @@ Must hold after each of them: every acknowledged byte is there; the log is a pre
 messages that were put; queues and index match the log; and the store accepts puts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

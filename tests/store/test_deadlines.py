@@ -1,7 +1,5 @@
 """DeadlineTimer: exact to the deadline, and asleep while deadlines come and go behind the earliest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

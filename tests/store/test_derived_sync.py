@@ -1,7 +1,5 @@
 """The checkpoint and a clean stop describe queues and index as they are on the disk."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

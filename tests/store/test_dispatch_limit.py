@@ -1,7 +1,5 @@
 """The dispatch limit: records behind it are in the log, and visible to slaves only."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

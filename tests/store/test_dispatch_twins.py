@@ -1,7 +1,5 @@
 """Compiled and Python code produce the same queues, index and arrivals, for any chunks of the log."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The epoch history: its content, its durability when a call returns, crashes and damage."""
 
-from __future__ import annotations
-
 import errno
 from random import Random
 

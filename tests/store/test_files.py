@@ -1,7 +1,5 @@
 """The operating system behind the seam: atomic creation, locks, cold reads, and a full file system."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Group commit and interval flushing, at exact virtual times, and failed syncs."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stores written by real brokers (tests/fixtures) open, read, and are rebuilt byte for byte."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scrub's check of index entries: each refers to the previous one of its slot."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from typing import Any

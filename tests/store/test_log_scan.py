@@ -1,7 +1,5 @@
 """Scans behind the end of a log whose last segment is reserved and mostly unwritten."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ha.protocol.record import Message

@@ -1,7 +1,5 @@
 """The start with many queues, whose files are sparse and stay so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

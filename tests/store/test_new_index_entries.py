@@ -1,7 +1,5 @@
 """New index entries, in memory until a worker writes them: found, written once, never lost."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A worker makes new files of queues and index, and deletes those that are not needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

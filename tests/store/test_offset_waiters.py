@@ -1,7 +1,5 @@
 """OffsetWaiters: found by offset or by deadline, never twice, and without leftovers."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

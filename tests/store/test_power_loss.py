@@ -4,8 +4,6 @@ The moments and states are drawn with a seed; `scripts/power-loss` draws as many
 found is below as tests of its own.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

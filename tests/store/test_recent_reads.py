@@ -1,7 +1,5 @@
 """The cache of verified bytes serves pulls of other queues."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from hypothesis import given

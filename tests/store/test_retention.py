@@ -1,7 +1,5 @@
 """Retention: what is deleted and when, and what prevents it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """An open store whose node changes between the roles master and slave."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from trio.testing import MockClock

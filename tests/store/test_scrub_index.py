@@ -1,7 +1,5 @@
 """The scrub compares the key index with the log from the first record that the log still holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Truncation of an open store's log: what is removed, what continues, and crashes at any moment."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Awaitable, Callable
 from functools import partial

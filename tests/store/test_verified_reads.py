@@ -1,7 +1,5 @@
 """Proofs of the bytes for a damaged range, and reads beside other tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """WatchedOffset: one wake-up per raise, none lost."""
 
-from __future__ import annotations
-
 import trio
 from trio.testing import wait_all_tasks_blocked
 

@@ -1,7 +1,5 @@
 """Nodes with certificates, in the test's own process, over real sockets."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

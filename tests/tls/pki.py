@@ -1,7 +1,5 @@
 """Certificate authorities and certificates of the tests, made when they run."""
 
-from __future__ import annotations
-
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

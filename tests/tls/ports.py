@@ -1,7 +1,5 @@
 """A remoting port over memory streams, with a mode, and clients of every kind."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The SDK and the command over TLS, against halog's own nodes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

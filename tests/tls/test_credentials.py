@@ -1,7 +1,5 @@
 """Certificates that change, end, or can't be used."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """docs/tls.md: what it tells to type works as it stands, but for port numbers, which the system chooses here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Handshakes that don't come to an end."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

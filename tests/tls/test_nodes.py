@@ -1,7 +1,5 @@
 """Whole nodes: their ports encrypted, their links to each other too."""
 
-from __future__ import annotations
-
 import http.client
 import logging
 import shutil

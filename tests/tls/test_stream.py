@@ -1,7 +1,5 @@
 """The encrypted stream by itself: a stream as Trio wants them, and what makes it other than trio.SSLStream."""
 
-from __future__ import annotations
-
 import shutil
 import ssl
 import subprocess

@@ -1,7 +1,5 @@
 """Bugs to plant in failover groups, like those of `tests.sim.bugs`; they once made RocketMQ's groups lose messages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any

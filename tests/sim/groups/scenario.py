@@ -28,8 +28,6 @@ is linearizable. A group promises, and this package checks:
   is present. Once the operator has restored that record, all promises hold as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
