@@ -36,7 +36,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from ha.config import Config, NameServerConfig, load_config, render
+from ha.config import Config, NameServerConfig, ProxyConfig, load_config, render
 from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
 from ha.json_log import JsonFormatter
 from ha.log_lines import LogLines
@@ -58,7 +58,7 @@ EXIT_AT_ONCE = 130
 _DRAIN_TIMEOUT_S = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-C = TypeVar("C", Config, NameServerConfig)
+C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
 
 Open = Callable[[C], AbstractAsyncContextManager[str]]
 """Opens the service for a configuration and yields the READY line. Called once, after the configuration is checked, so

@@ -1,6 +1,6 @@
 """Generates the tables of docs/configuration.md from ha/config/model.py, for `scripts/reference`.
 
-Text outside the two marked tables is unchanged. A test fails if the file is out of date. rocketmq_defaults.json holds
+Text outside the three marked tables is unchanged. A test fails if the file is out of date. rocketmq_defaults.json holds
 RocketMQ's defaults; tests/interop/test_defaults.py compares them with its brokers.
 """
 
@@ -13,7 +13,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from ha.config import Config, NameServerConfig
+from ha.config import Config, NameServerConfig, ProxyConfig
 from ha.config.check import accepted, fields
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -24,7 +24,7 @@ _OF_THE_MACHINE = {"brokerName", "brokerIP1", "brokerIP2", "listenPort", "storeP
 _OTHER_NAMES = {("4.9.7", "haMaxGapNotInSync"): "haSlaveFallbehindMax"}
 
 
-def notes(struct: type[Config] | type[NameServerConfig]) -> dict[str, str]:
+def notes(struct: type[Config] | type[NameServerConfig] | type[ProxyConfig]) -> dict[str, str]:
     """Returns field name -> its docstring on one line, including inherited fields."""
     found: dict[str, str] = {}
     for each in struct.__mro__:
@@ -70,7 +70,7 @@ def _rocketmq(key: str, ours: str) -> str:
     return same if old in (None, new) else f"{same}; 4.9: {old}"
 
 
-def table(struct: type[Config] | type[NameServerConfig]) -> str:
+def table(struct: type[Config] | type[NameServerConfig] | type[ProxyConfig]) -> str:
     """Returns all keys of `struct` as a Markdown table, in source order."""
     texts = notes(struct)
     lines = ["| key | accepted | default | RocketMQ's | |", "|---|---|---|---|---|"]
@@ -83,7 +83,7 @@ def table(struct: type[Config] | type[NameServerConfig]) -> str:
 
 def render(document: str) -> str:
     """Returns `document` with the tables between its markers replaced."""
-    for struct in (Config, NameServerConfig):
+    for struct in (Config, NameServerConfig, ProxyConfig):
         begin, end = f"<!-- table {struct.__name__} -->", "<!-- end -->"
         document = re.sub(f"(?s){begin}.*?{end}", lambda _: f"{begin}\n{table(struct)}\n{end}", document, count=1)  # noqa: B023
     return document

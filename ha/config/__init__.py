@@ -1,12 +1,13 @@
 """Configuration with RocketMQ's keys, from file, environment and command line.
 
-`Config` is for broker nodes and `NameServerConfig` for name servers; `load_config` reads and checks either.
+`Config` is for broker nodes, `NameServerConfig` for name servers, `ProxyConfig` for fronts; `load_config` reads and
+checks each.
 docs/configuration.md lists the keys.
 """
 
 from .check import accepted, fields
 from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys, shown
-from .model import GRPC_PORT_DEFAULT, Config, NameServerConfig, is_loopback
+from .model import GRPC_PORT_DEFAULT, Config, NameServerConfig, ProxyConfig, is_loopback
 from .options import options_of
 from .secret import SecretStr
 
@@ -17,6 +18,7 @@ __all__ = [
     "Config",
     "Loaded",
     "NameServerConfig",
+    "ProxyConfig",
     "SecretStr",
     "accepted",
     "fields",

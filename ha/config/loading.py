@@ -24,7 +24,7 @@ import msgspec
 from ha.errors import ConfigError
 
 from .check import accepted, check_java, check_value, fields, parse, raise_errors
-from .model import Config, NameServerConfig
+from .model import Config, NameServerConfig, ProxyConfig
 from .properties_file import parse_properties
 
 ENVIRONMENT_PREFIX = "HA_"
@@ -59,7 +59,7 @@ REMOVED = frozenset(
 STANDARD_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otelEndpoint"}
 """Environment variable of another project -> key."""
 
-C = TypeVar("C", Config, NameServerConfig)
+C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
 
 
 class Loaded(msgspec.Struct, Generic[C], frozen=True):
@@ -134,7 +134,7 @@ def rocketmq_keys() -> dict[str, str]:
     return types
 
 
-def shown(config: Config | NameServerConfig) -> dict[str, str]:
+def shown(config: Config | NameServerConfig | ProxyConfig) -> dict[str, str]:
     """Returns all keys with their effective values, as in a properties file, without unset keys and with secrets
     hidden.
     """
@@ -146,7 +146,7 @@ def shown(config: Config | NameServerConfig) -> dict[str, str]:
     return found
 
 
-def render(config: Config | NameServerConfig) -> str:
+def render(config: Config | NameServerConfig | ProxyConfig) -> str:
     """Returns `shown` as the text of a properties file."""
     return "".join(f"{key}={value}\n" for key, value in shown(config).items())
 
@@ -178,7 +178,7 @@ def _from_tls_file(file: Path, errors: list[ConfigError]) -> dict[str, str]:
 
 
 def _from_environment(
-    environment: Mapping[str, str], struct: type[Config | NameServerConfig], errors: list[ConfigError]
+    environment: Mapping[str, str], struct: type[Config | NameServerConfig | ProxyConfig], errors: list[ConfigError]
 ) -> dict[str, str]:
     keys = {_plain(key): key for key in _known_keys(struct)}
     found: dict[str, str] = {}
@@ -235,12 +235,12 @@ def _check_ignored(key: str, text: str) -> None:
         raise ConfigError(key, REFUSED_IF_TRUE[key], "false")
 
 
-def _known_keys(struct: type[Config | NameServerConfig]) -> list[str]:
+def _known_keys(struct: type[Config | NameServerConfig | ProxyConfig]) -> list[str]:
     """Returns the keys to suggest, most useful first."""
     return list(dict.fromkeys([*fields(struct), *ALIASES, *fields(Config), *rocketmq_keys(), *REMOVED]))
 
 
-def _nearest(key: str, struct: type[Config | NameServerConfig]) -> str:
+def _nearest(key: str, struct: type[Config | NameServerConfig | ProxyConfig]) -> str:
     plain = {_plain(known): known for known in reversed(_known_keys(struct))}
     near = plain[difflib.get_close_matches(_plain(key), plain, n=1, cutoff=0.0)[0]]
     if near in ALIASES:

@@ -368,6 +368,37 @@ class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
         raise_errors(check_tls(self) + check_acl(self, has_tls=self.takes_tls))
 
 
+class ProxyConfig(ServerTlsKeys, frozen=True, kw_only=True):
+    """A front for RocketMQ 5's gRPC clients, by default on loopback port 8081."""
+
+    bind_address: Host = _key("bindAddress", LOOPBACK)
+    grpc_listen_port: Port = _key("grpcListenPort", GRPC_PORT_DEFAULT)
+    """own; 0 lets the system choose"""
+    name_server_addresses: Addresses = _key("namesrvAddr", f"{LOOPBACK}:9876")
+    """name servers of the cluster"""
+    idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
+    """s without a call after which a connection is closed"""
+    message_size_max: PositiveInt = _key("maxMessageSize", 4_194_304)
+    """bytes of a body; not more than the brokers accept"""
+    shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
+    log_format: Literal["text", "json"] = _key("logFormat", "text")
+
+    @property
+    def name_servers(self) -> list[str]:
+        """The addresses in namesrvAddr."""
+        return [address for address in self.name_server_addresses.split(";") if address]
+
+    def __post_init__(self) -> None:
+        raise_errors(check_bounds(self))
+        derive_tls(self)
+        derive_acl(self)
+        errors = check_tls(self)
+        if self.acl_enable:
+            reason = "this process checks no signatures; brokers with access control serve gRPC clients themselves"
+            errors.append(ConfigError("aclEnable", reason, "false"))
+        raise_errors(errors)
+
+
 def is_loopback(host: str) -> bool:
     """Whether `host` is a loopback address."""
     return host == "localhost" or host == "::1" or host.startswith("127.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import trio
@@ -17,9 +18,12 @@ from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import UnregisterClientRequest
 from ha.protocol.remoting import RemotingCommand
 
+from .acknowledging import Acknowledging
 from .brokers import Brokers, BrokerUnreachable
+from .in_flight import InFlight
 from .messages import Code, parse
 from .options import FrontOptions
+from .receiving import Receiving
 from .refusal import CallRefused
 from .routes import Routes
 from .sending import Sending
@@ -72,12 +76,18 @@ class Front:
         self._telemetry = Telemetry(brokers, options, self._producers)
         self._routes = Routes(brokers)
         self.transactions = Transactions(brokers, options, self._producers)
+        self._in_flight = InFlight()
+        self._acknowledging = Acknowledging(brokers, options, wall_clock_ms, self._in_flight)
+        self._receiving = Receiving(brokers, options, wall_clock_ms, self._acknowledging, self._in_flight)
         self._methods: dict[str, Method] = {
             "QueryRoute": lambda session, request: self._routes.query(request),
             "QueryAssignment": lambda session, request: self._routes.assignments(request),
             "Heartbeat": self._heartbeat,
             "SendMessage": self._sending.send,
             "RecallMessage": self._sending.recall,
+            "AckMessage": self._acknowledging.ack,
+            "ChangeInvisibleDuration": self._acknowledging.change,
+            "ForwardMessageToDeadLetterQueue": self._acknowledging.forward,
             "EndTransaction": self.transactions.end,
             "NotifyClientTermination": self._terminate,
         }
@@ -100,6 +110,8 @@ class Front:
         method = self._methods.get(call.method)
         if call.method == "Telemetry":
             await self._serve_telemetry(call)
+        elif call.method == "ReceiveMessage":
+            await self._serve_receive(call)
         elif method is None:
             call.finish(Status.UNIMPLEMENTED, f"method {call.method} is not implemented")
         else:
@@ -118,29 +130,42 @@ class Front:
         else:
             await self._telemetry.serve(session, call)
 
+    async def _serve_receive(self, call: Call) -> None:
+        try:
+            session, request = self._admit(call)
+            await self._receiving.receive(session, call, request)
+        except (CallRefused, RemoteProtocolError, BrokerUnreachable) as error:
+            await self._receiving.refuse(call, *self._status_of(error))
+
     async def _serve_unary(self, call: Call, method: Method) -> None:
-        response_name = call.method + "Response"
         with trio.move_on_after(min(call.timeout_s, _UNARY_TIMEOUT_S_MAX)) as deadline:
             try:
-                session = self._session(call)
-                if session is None:
-                    raise CallRefused(Code.CLIENT_ID_REQUIRED, "x-mq-client-id is missing, or too long")
-                request = parse(call.method + "Request", call.message)
-                if self._access is not None:
-                    self._access.check(session, call, request)
+                session, request = self._admit(call)
                 response = await method(session, request)
-            except CallRefused as refused:
-                response = with_status(response_name, refused.code, refused.message)
-            except RemoteProtocolError as error:
-                response = with_status(response_name, Code.BAD_REQUEST, str(error))
-            except BrokerUnreachable as error:
-                code = Code.PROXY_TIMEOUT if error.is_timeout else Code.INTERNAL_SERVER_ERROR
-                response = with_status(response_name, code, str(error))
-                if times := self._log_limiter.admit(("unreachable", ""), trio.current_time()):
-                    logger.warning("proxy.broker_unreachable reason=%r times=%d", str(error), times)
+            except (CallRefused, RemoteProtocolError, BrokerUnreachable) as error:
+                response = with_status(call.method + "Response", *self._status_of(error))
             call.respond(response.SerializeToString())
         if deadline.cancelled_caught:
             call.finish(Status.DEADLINE_EXCEEDED, "the call took too long")
+
+    def _admit(self, call: Call) -> tuple[Session, Any]:
+        """Returns the client of a call and its request. Raises CallRefused, RemoteProtocolError."""
+        session = self._session(call)
+        if session is None:
+            raise CallRefused(Code.CLIENT_ID_REQUIRED, "x-mq-client-id is missing, too long, or one too many")
+        request = parse(call.method + "Request", call.message)
+        if self._access is not None:
+            self._access.check(session, call, request)
+        return session, request
+
+    def _status_of(self, error: CallRefused | RemoteProtocolError | BrokerUnreachable) -> tuple[Code, str]:
+        if isinstance(error, CallRefused):
+            return error.code, error.message
+        if isinstance(error, RemoteProtocolError):
+            return Code.BAD_REQUEST, str(error)
+        if times := self._log_limiter.admit(("unreachable", ""), trio.current_time()):
+            logger.warning("proxy.broker_unreachable reason=%r times=%d", str(error), times)
+        return Code.PROXY_TIMEOUT if error.is_timeout else Code.INTERNAL_SERVER_ERROR, str(error)
 
     def _session(self, call: Call) -> Session | None:
         """Returns the client of a call, which its first call creates; None if it has no usable id."""
@@ -157,6 +182,7 @@ class Front:
             connection.on_close(lambda: self._end_all(connection))
         session = Session(connection, client_id, call.metadata(b"x-mq-language"))
         connection.sessions[client_id] = session
+        self._in_flight.returned(client_id)
         return session
 
     # ---- clients
@@ -173,24 +199,34 @@ class Front:
         if session.settings is None:
             raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "no settings of this client")
         session.connection.sessions.pop(session.client_id, None)
-        self._end(session)
+        self._end(session, returns=False)
         return ok("NotifyClientTerminationResponse")
 
     def _end_all(self, connection: GrpcConnection) -> None:
         for session in connection.sessions.values():
             assert isinstance(session, Session)
-            self._end(session)
+            self._end(session, returns=True)
         connection.sessions.clear()
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: Session, *, returns: bool) -> None:
+        """Forgets a client, which may come back over another connection (`returns`)."""
+        self._in_flight.gone(session.client_id, returns=returns)
         self._producers.remove(session)
         self._brokers.forget(session)
 
     # ---- the front as a client of brokers
 
     async def serve_clients(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Keeps the front registered, as a producer, at the brokers of its clients' topics, until cancelled."""
-        task_status.started()
+        """Does what clients need besides answers to their calls, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._in_flight.serve, partial(self._acknowledging.delay, None))
+            nursery.start_soon(self._keep_registered)
+            task_status.started()
+            await trio.sleep_forever()
+        raise AssertionError("ends by cancellation only")
+
+    async def _keep_registered(self) -> NoReturn:
+        """Keeps the front registered, as a producer, at the brokers of its clients' topics."""
         registered: set[tuple[str, str]] = set()
         while True:
             wanted = await self._registrations()

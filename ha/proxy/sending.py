@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.grpc import Call
 from ha.protocol.batch import encode_batch
-from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode, SysFlag
+from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import RecallMessageRequest, RecallMessageResponse, SendMessageRequestV2, parse_header
 from ha.protocol.properties import (
     CHECK_IMMUNITY_TIME_S,
@@ -58,8 +58,6 @@ _STORED = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): Code.SLAVE_PERSISTENCE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): Code.HA_NOT_AVAILABLE,
 }
-_VERSION = 500
-"""RocketMQ 5.5.0's in remoting headers."""
 _MULTIPLIER, _MASK64 = 2862933555777941757, (1 << 64) - 1
 
 
@@ -179,9 +177,7 @@ class Sending:
             flag=0,
             properties=properties,
         )
-        command = SendCommand(
-            RequestCode.SEND_MESSAGE_V2, language=LanguageCode.JAVA, version=_VERSION, body=body, request=request
-        )
+        command = SendCommand(RequestCode.SEND_MESSAGE_V2, body=body, request=request)
         if kind is MessageType.TRANSACTION:
             self._producers.add(session, (topic,))
         return broker, command, kind

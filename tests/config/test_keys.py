@@ -19,6 +19,7 @@ OWN = {
     "scrubBytesPerSecond",
     "scrubPauseSeconds",
     "adminListenPort",
+    "grpcListenPort",
     "adminBindAddress",
     "shutdownTimeout",
     "indexTags",

@@ -35,6 +35,8 @@ MODULES = {
     "broker": "broker",
     "broker_access": "broker",
     "filter_expressions": "filters",
+    "grpc_frames": "grpc",
+    "grpc_headers": "grpc",
     "name_server": "namesrv",
     "config_files": "store_files",
     "queue_and_index_files": "store_files",

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ha.config import Config, NameServerConfig, load_config
+from ha.config import Config, NameServerConfig, ProxyConfig, load_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 ENTRY_POINTS: dict[str, Any] = {
     "ha.namesrv": (NameServerConfig, {}),
+    "ha.proxy": (ProxyConfig, {}),
     "ha.master": (Config, {"brokerRole": "ASYNC_MASTER"}),
     "ha.slave": (Config, {"brokerRole": "SLAVE"}),
     "ha.member": (Config, {"brokerRole": "SYNC_MASTER"}),

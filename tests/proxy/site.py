@@ -117,8 +117,9 @@ def message(topic: str, body: bytes = b"hello", message_id: str = "", **system: 
 class Site:
     """A broker, and the address of its gRPC port."""
 
-    def __init__(self, node: Node, server: GrpcServer, address: str) -> None:
+    def __init__(self, node: Node, front: Front, server: GrpcServer, address: str) -> None:
         self.node = node
+        self.front = front
         self.server = server
         self.address = address
 
@@ -146,6 +147,6 @@ async def open_site(folder: Path, options: FrontOptions | None = None, **changes
         nursery.start_soon(front.serve_clients)
         await nursery.start(server.serve, [listener])
         with trio.fail_after(90):
-            yield Site(node, server, f"127.0.0.1:{listener.socket.getsockname()[1]}")
+            yield Site(node, front, server, f"127.0.0.1:{listener.socket.getsockname()[1]}")
         nursery.cancel_scope.cancel()
         backend.end()

@@ -1,0 +1,78 @@
+"""`python -m ha.proxy`: serves RocketMQ 5's gRPC clients in front of a cluster. Stateless: run as many as needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from ha.config import ProxyConfig
+from ha.process import Entry
+
+STOP_GRACE_S = 0.3
+"""Time for calls under way at the end; long polls are cancelled then."""
+
+
+@asynccontextmanager
+async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
+    """Runs a front during the block, and yields its READY line. AddressInUse, ConfigError."""
+    from ha.grpc import GrpcOptions, GrpcServer
+    from ha.poller import open_poller
+    from ha.remoting import PortTls, open_listeners
+    from ha.tls.handshake import Handshakes
+    from ha.tls.ports import FILE_CHECK_INTERVAL_S, keep_fresh, load_server, securing
+
+    from .cluster import open_cluster
+    from .front import Front
+    from .options import FrontOptions
+
+    credentials = load_server(config, wall_clock_ms, role="grpc", protocols=("h2",))
+    tls = None
+    if credentials is not None:
+        is_required = config.tls_server_mode == "enforcing"
+        tls = PortTls(secure=securing(Handshakes(), credentials), is_required=is_required)
+    listeners = await open_listeners(config.bind_address, config.grpc_listen_port, key="grpcListenPort")
+    host, port = listeners[0].socket.getsockname()[:2]
+    options = GrpcOptions(
+        message_size_max=config.message_size_max + MESSAGE_OVERHEAD, idle_timeout_s=config.idle_timeout_s
+    )
+    async with (
+        open_poller() as poller,
+        open_cluster(config.name_servers) as cluster,
+        trio.open_nursery() as nursery,
+    ):
+        front = cluster.front = Front(
+            cluster,
+            FrontOptions(message_size_max=config.message_size_max),
+            client_id=f"front@{host}:{port}@{os.getpid()}@{time.time_ns():x}",
+            wall_clock_ms=wall_clock_ms,
+        )
+        server = GrpcServer(front, options, tls=tls, poller=poller)
+        if credentials is not None:
+            nursery.start_soon(keep_fresh, [credentials], FILE_CHECK_INTERVAL_S, trio.to_thread.run_sync)
+        await nursery.start(front.serve_clients)
+        await nursery.start(server.serve, listeners)
+        yield f"READY role=PROXY grpc={host}:{port}"
+        server.stop()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(STOP_GRACE_S)
+        nursery.cancel_scope.cancel()
+
+
+MESSAGE_OVERHEAD = 1 << 20
+"""Bytes of a request besides one body of the maximum size."""
+
+
+def wall_clock_ms() -> int:
+    """Returns the wall clock, ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+ENTRY = Entry("ha.proxy", ProxyConfig, serve_proxy)
+
+if __name__ == "__main__":
+    sys.exit(ENTRY.main())

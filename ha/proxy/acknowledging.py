@@ -1,0 +1,178 @@
+"""AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue: what becomes of received messages.
+
+Sources: AckMessageActivity, ChangeInvisibleDurationActivity, ForwardMessageToDLQActivity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import RequestCode
+from ha.protocol.group_requests import SendBackRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse, Handle
+from ha.protocol.remoting import RemotingCommand
+
+from .brokers import Brokers, BrokerUnreachable
+from .in_flight import InFlight
+from .messages import CLASSES, Code, make, milliseconds
+from .names import group_name, topic_name
+from .options import FrontOptions
+from .popped import ReceiptHandle, parse_receipt
+from .refusal import CallRefused, check
+from .status import ok
+
+if TYPE_CHECKING:
+    from .session import Session
+
+TO_DEAD_LETTERS = -1
+"""delayLevel of a send-back (36)."""
+ENTRY_COUNT_MAX = 1024
+
+
+class Acknowledging:
+    """Acknowledges messages, and changes when they become visible again."""
+
+    def __init__(
+        self, brokers: Brokers, options: FrontOptions, wall_clock_ms: Callable[[], int], in_flight: InFlight
+    ) -> None:
+        self._brokers = brokers
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._in_flight = in_flight
+
+    async def ack(self, session: Session, request: Any) -> Any:
+        """AckMessage: each entry has its own status. Raises CallRefused."""
+        group, topic = group_name(request.group), topic_name(request.topic)
+        if not 0 < len(request.entries) <= ENTRY_COUNT_MAX:
+            raise CallRefused(Code.BAD_REQUEST, f"{len(request.entries)} entries; 1 to {ENTRY_COUNT_MAX} are accepted")
+        response = CLASSES["AckMessageResponse"]()
+        for entry in request.entries:
+            code, message = Code.OK, "OK"
+            try:
+                receipt = self._valid(session, entry.receipt_handle)
+                await self.acknowledge(session, group, topic, receipt)
+                self._in_flight.remove(session, entry.receipt_handle)
+            except CallRefused as refused:
+                code, message = refused.code, refused.message
+            except BrokerUnreachable as error:
+                code, message = Code.INTERNAL_SERVER_ERROR, str(error)
+            result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
+            result.status.code, result.status.message = code, message
+        first = response.entries[0].status
+        if all(entry.status.code == first.code for entry in response.entries):
+            response.status.CopyFrom(first)
+        else:
+            response.status.code, response.status.message = Code.MULTIPLE_RESULTS, "the results differ"
+        return response
+
+    async def change(self, session: Session, request: Any) -> Any:
+        """ChangeInvisibleDuration: from now on; the answer has the new handle. Raises CallRefused."""
+        group, topic = group_name(request.group), topic_name(request.topic)
+        receipt = self._valid(session, request.receipt_handle)
+        invisible_ms = milliseconds(request.invisible_duration)
+        if not 0 <= invisible_ms <= self._options.invisible_ms_max:
+            reason = f"the invisibleTime {invisible_ms} ms is not in 0 to {self._options.invisible_ms_max}"
+            raise CallRefused(Code.ILLEGAL_INVISIBLE_TIME, reason)
+        changed = await self.delay(session, group, topic, receipt, invisible_ms, suspends=request.suspend)
+        self._in_flight.remove(session, request.receipt_handle)
+        return make(
+            "ChangeInvisibleDurationResponse",
+            status=make("Status", code=Code.OK, message="OK"),
+            receipt_handle=changed.encode(),
+        )
+
+    async def forward(self, session: Session, request: Any) -> Any:
+        """ForwardMessageToDeadLetterQueue. Raises CallRefused."""
+        group, topic = group_name(request.group), topic_name(request.topic)
+        receipt = self._valid(session, request.receipt_handle)
+        await self.bury(session, group, topic, receipt)
+        self._in_flight.remove(session, request.receipt_handle)
+        return ok("ForwardMessageToDeadLetterQueueResponse")
+
+    def _valid(self, session: Session, text: str) -> ReceiptHandle:
+        """Returns the current handle of a message by the handle in a request. Raises CallRefused."""
+        current = self._in_flight.find(session, text)
+        if current is not None:
+            return current
+        try:
+            receipt = parse_receipt(text)
+        except RemoteProtocolError as error:
+            raise CallRefused(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        if receipt.expires_ms <= self._wall_clock_ms():
+            raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
+        return receipt
+
+    # ---- requests to brokers
+
+    async def acknowledge(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
+        """Acknowledges one message (200051). Raises CallRefused."""
+        handle = receipt.handle
+        header = AckMessageRequest(
+            consumer_group=group,
+            topic=receipt.real_topic(group, topic),
+            queue_id=handle.queue_id,
+            extra_info=handle.encode(),
+            offset=handle.offset,
+        )
+        await self._invoke(session, handle, RequestCode.ACK_MESSAGE, header.to_ext_fields())
+
+    async def delay(
+        self,
+        session: Session | None,
+        group: str,
+        topic: str,
+        receipt: ReceiptHandle,
+        invisible_ms: int,
+        *,
+        suspends: bool = False,
+    ) -> ReceiptHandle:
+        """Changes when a message becomes visible again (200053); returns its new handle. Raises CallRefused."""
+        handle = receipt.handle
+        header = ChangeInvisibleTimeRequest(
+            consumer_group=group,
+            topic=receipt.real_topic(group, topic),
+            queue_id=handle.queue_id,
+            extra_info=handle.encode(),
+            offset=handle.offset,
+            invisible_time=invisible_ms,
+            suspend=suspends,
+        )
+        fields = header.to_ext_fields()
+        answer = await self._invoke(session, handle, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
+        changed = parse_header(ChangeInvisibleTimeResponse, answer.ext_fields)
+        new = msgspec.structs.replace(
+            handle,
+            start_offset=handle.offset,
+            pop_time_ms=changed.pop_time,
+            invisible_ms=changed.invisible_time,
+            revive_queue=changed.revive_qid,
+        )
+        return ReceiptHandle(new, receipt.physical_offset)
+
+    async def bury(
+        self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle, queue_id: int = 0
+    ) -> None:
+        """Puts a message into the dead letters of its group (36), and acknowledges it. Raises CallRefused."""
+        if receipt.physical_offset < 0:
+            raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle without the offset in the log")
+        header = SendBackRequest(
+            offset=receipt.physical_offset,
+            group=group,
+            delay_level=TO_DEAD_LETTERS,
+            origin_topic=topic,
+            max_reconsume_times=0,
+        )
+        await self._invoke(session, receipt.handle, RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext_fields())
+        await self.acknowledge(session, group, topic, receipt)
+
+    async def _invoke(
+        self, session: Session | None, handle: Handle, code: int, fields: dict[str, str]
+    ) -> RemotingCommand:
+        command = RemotingCommand(code, ext_fields=fields)
+        timeout_s = self._options.broker_timeout_s
+        return check(await self._brokers.invoke(session, handle.broker_name, command, timeout_s))

@@ -1,0 +1,199 @@
+"""The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
+
+Brokers of halog and of RocketMQ alike. Answers about topics and groups are used for ROUTE_AGE_S_MAX. Each broker has
+one connection, over which it also asks about transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.protocol import java_json
+from ha.protocol.admin_requests import GroupRequest, TopicRequest
+from ha.protocol.bodies import GroupConfig, TopicConfig, TopicRouteData
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import GetRouteInfoRequest
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.send_parser import SendCommand
+from ha.remoting import RemotingClient, RemotingConnection, each_request, open_remoting_client
+
+from .brokers import UNTYPED, BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
+
+if TYPE_CHECKING:
+    from .front import Front
+    from .messages import MessageType
+    from .session import Session
+
+logger = logging.getLogger(__name__)
+
+ROUTE_AGE_S_MAX = 10.0
+KNOWN_COUNT_MAX = 16_384
+"""Topics, and groups, whose answers are kept."""
+TIMEOUT_S = 3.0
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """An answer about a topic or a group, and until when it is used (Trio's clock)."""
+
+    value: Route | GroupConfig | None
+    expires_at: float
+
+
+class Cluster:
+    """All brokers that the name servers know. Usable within `open_cluster`."""
+
+    def __init__(self, name_servers: Sequence[str]) -> None:
+        self._name_servers = list(name_servers)
+        self._client: RemotingClient | None = None
+        self._masters: dict[str, str] = {}
+        """Broker name -> address of its master"""
+        self._routes: dict[str, _Known] = {}
+        self._groups: dict[str, _Known] = {}
+        self.front: Front | None = None
+        """Asked about transactions"""
+
+    def known_route(self, topic: str) -> Route | None:
+        known = self._routes.get(topic)
+        if known is None or known.expires_at < trio.current_time() or isinstance(known.value, GroupConfig):
+            return None
+        return known.value
+
+    async def route(self, topic: str) -> Route | None:
+        known = self._routes.get(topic)
+        if known is not None and known.expires_at >= trio.current_time():
+            assert not isinstance(known.value, GroupConfig)
+            return known.value
+        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
+        answer = await self._ask_name_servers(command)
+        route = None
+        if answer.code == ResponseCode.SUCCESS:
+            data = java_json.read_as(TopicRouteData, answer.body)
+            for broker in data.broker_datas:
+                if 0 in broker.broker_addrs:
+                    self._masters[broker.broker_name] = broker.broker_addrs[0]
+            queues = tuple(
+                BrokerQueues(each.broker_name, each.perm, each.read_queue_nums, each.write_queue_nums)
+                for each in sorted(data.queue_datas, key=lambda each: each.broker_name)
+                if each.broker_name in self._masters
+            )
+            route = Route(topic, await self._message_types(topic, queues), queues) if queues else None
+        elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
+        self._remember(self._routes, topic, route)
+        return route
+
+    async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
+        """Returns what a topic accepts; everything if its brokers, of RocketMQ 4, know no types."""
+        header = TopicRequest(topic=topic)
+        for broker in queues:
+            command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
+            try:
+                answer = await self.invoke(None, broker.broker_name, command, TIMEOUT_S)
+            except BrokerUnreachable:
+                continue
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return UNTYPED
+            if answer.code == ResponseCode.SUCCESS:
+                attributes = java_json.read_as(TopicConfig, answer.body).attributes or {}
+                return accepted_types(attributes.get("message.type"))
+        return accepted_types(None)
+
+    async def group(self, group: str) -> GroupConfig | None:
+        known = self._groups.get(group)
+        if known is not None and known.expires_at >= trio.current_time() and isinstance(known.value, GroupConfig):
+            return known.value
+        header = GroupRequest(group=group)
+        reason = "no broker is known yet"
+        for broker_name in list(self._masters):
+            command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
+            try:
+                answer = await self.invoke(None, broker_name, command, TIMEOUT_S)
+            except BrokerUnreachable as error:
+                reason = str(error)
+                continue
+            # A broker that may create the group does so when it is first used.
+            found = GroupConfig(group_name=group)
+            if answer.code == ResponseCode.SUCCESS and answer.body:
+                found = java_json.read_as(GroupConfig, answer.body)
+            self._remember(self._groups, group, found)
+            return found
+        raise BrokerUnreachable(f"consumer group {group}: {reason}")
+
+    async def invoke(
+        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float
+    ) -> RemotingCommand:
+        address = self._masters.get(broker_name)
+        if address is None:
+            raise BrokerUnreachable(f"no master of broker {broker_name}")
+        if isinstance(command, SendCommand):
+            request = command.request
+            command = RemotingCommand(command.code, ext_fields=request.to_ext_fields(), body=command.body)
+        return await self._invoke(address, command, timeout_s)
+
+    def send_nowait(
+        self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
+    ) -> bool:
+        return False
+
+    async def heartbeat(self, session: Session) -> None:
+        """Does nothing: brokers list a POP consumer because of its pops, as behind RocketMQ's proxy."""
+
+    def forget(self, session: Session) -> None:
+        pass
+
+    async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
+        """Asks one name server after the other, from the last one that has answered."""
+        errors = []
+        for address in list(self._name_servers):
+            try:
+                return await self._invoke(address, command, TIMEOUT_S)
+            except BrokerUnreachable as error:
+                errors.append(str(error))
+                self._name_servers.remove(address)
+                self._name_servers.append(address)
+        raise BrokerUnreachable(f"no name server answers: {'; '.join(errors)}")
+
+    async def _invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        assert self._client is not None
+        try:
+            return await self._client.invoke(address, command, timeout_s)
+        except trio.TooSlowError:
+            reason = f"{address} has not answered code {command.code} within {timeout_s:g} s"
+            raise BrokerUnreachable(reason, is_timeout=True) from None
+        except (OSError, trio.BrokenResourceError) as error:
+            self._routes.clear()  # the master may be another broker now
+            raise BrokerUnreachable(f"{address}: {error}") from None
+
+    def _remember(self, known: dict[str, _Known], name: str, value: Route | GroupConfig | None) -> None:
+        if len(known) >= KNOWN_COUNT_MAX:
+            known.clear()
+        known[name] = _Known(value, trio.current_time() + ROUTE_AGE_S_MAX)
+
+    async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:
+        """Takes a broker's request: checks of transactions. Others, about groups of remoting clients, are ignored."""
+        if command.code != RequestCode.CHECK_TRANSACTION_STATE or self.front is None:
+            return
+        host, port = connection.peer
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for broker_name, master in self._masters.items():
+            if master == address:
+                self.front.transactions.ask(broker_name, command)
+                return
+        broker_name = command.ext_fields.get("bname", "")
+        if broker_name in self._masters:  # its address is a name
+            self.front.transactions.ask(broker_name, command)
+
+
+@asynccontextmanager
+async def open_cluster(name_servers: Sequence[str]) -> AsyncIterator[Cluster]:
+    """Keeps the connections to a cluster during the block."""
+    cluster = Cluster(name_servers)
+    async with open_remoting_client(handler=each_request(cluster._take_request)) as cluster._client:
+        yield cluster

@@ -1,0 +1,136 @@
+"""The messages that push consumers are working on, so that they stay invisible as long as that takes.
+
+A push consumer receives with auto_renew and sends no times. Its messages are invisible for the group's consume timeout
+(consumeTimeoutMinute, 15 min). Shortly before that ends, the front changes it to begin again, for at most
+RENEWED_S_MAX in all; the client goes on using its first handle, so the latest one is kept here. When a client is gone,
+its messages become visible after RELEASED_MS, unless it comes back within RETURN_S, over another connection.
+
+RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.
+Here, a handle is valid without this table for the whole consume timeout. A front that dies with all of its clients
+leaves their messages invisible for that time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import trio
+
+from .brokers import BrokerUnreachable
+from .popped import ReceiptHandle
+from .refusal import CallRefused
+
+if TYPE_CHECKING:
+    from .session import Session
+
+logger = logging.getLogger(__name__)
+
+COUNT_MAX = 262_144
+"""Messages of all clients; further ones are not renewed, and not released early."""
+CHECK_INTERVAL_S = 1.0
+RENEWED_BEFORE_S = 45.0
+RENEWED_S_MAX = 3 * 3600.0
+RETURN_S = 10.0
+RELEASED_MS = 1_000
+
+Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
+"""Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
+
+
+class _Message(msgspec.Struct):
+    """One message. Times are Trio's."""
+
+    group: str
+    topic: str
+    receipt: ReceiptHandle
+    received_at: float
+    renewed_at: float
+
+
+class _Client(msgspec.Struct):
+    """The messages of a client by the handle that it was given."""
+
+    messages: dict[str, _Message] = {}
+    gone_at: float | None = None
+
+
+class InFlight:
+    """The table of all clients of a front, by client id. `serve` has to run meanwhile."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, _Client] = {}
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Messages in the table."""
+        return self._count
+
+    def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
+        """Adds a message that the client is about to get."""
+        if self._count >= COUNT_MAX:
+            return
+        client = self._clients.setdefault(session.client_id, _Client())
+        client.gone_at = None
+        now = trio.current_time()
+        client.messages[receipt.encode()] = _Message(group, topic, receipt, now, now)
+        self._count += 1
+
+    def find(self, session: Session, handle: str) -> ReceiptHandle | None:
+        """Returns the latest handle of a message by the first one."""
+        client = self._clients.get(session.client_id)
+        message = client.messages.get(handle) if client is not None else None
+        return None if message is None else message.receipt
+
+    def remove(self, session: Session, handle: str) -> None:
+        """Removes a message that is acknowledged, or whose time the client has changed itself."""
+        client = self._clients.get(session.client_id)
+        if client is not None and client.messages.pop(handle, None) is not None:
+            self._count -= 1
+            if not client.messages:
+                del self._clients[session.client_id]
+
+    def returned(self, client_id: str) -> None:
+        """Keeps the messages of a client that has connected again."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            client.gone_at = None
+
+    def gone(self, client_id: str, *, returns: bool) -> None:
+        """Releases the messages of a client that is gone, soon if it may come back (`returns`)."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            client.gone_at = trio.current_time() - (0 if returns else RETURN_S)
+
+    async def serve(self, delay: Delay) -> NoReturn:
+        """Renews and releases messages until cancelled."""
+        while True:
+            await trio.sleep(CHECK_INTERVAL_S)
+            now = trio.current_time()
+            for client_id, client in list(self._clients.items()):
+                is_gone = client.gone_at is not None and now - client.gone_at >= RETURN_S
+                for handle, message in list(client.messages.items()):
+                    if is_gone:
+                        await self._change(delay, message, RELEASED_MS)
+                        self._drop(client_id, client, handle)
+                    elif now >= message.renewed_at + message.receipt.handle.invisible_ms / 1000 - RENEWED_BEFORE_S:
+                        if now - message.received_at >= RENEWED_S_MAX:
+                            self._drop(client_id, client, handle)
+                        else:
+                            await self._change(delay, message, message.receipt.handle.invisible_ms)
+
+    async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
+        try:
+            message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
+        except (BrokerUnreachable, CallRefused) as error:
+            logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", message.group, message.topic, str(error))
+        message.renewed_at = trio.current_time()
+
+    def _drop(self, client_id: str, client: _Client, handle: str) -> None:
+        if client.messages.pop(handle, None) is not None:
+            self._count -= 1
+        if not client.messages and self._clients.get(client_id) is client:
+            del self._clients[client_id]

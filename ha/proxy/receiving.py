@@ -1,0 +1,189 @@
+"""ReceiveMessage: a long poll that pops messages (200050) and streams them to the client.
+
+Departures from RocketMQ's proxy: settings are not needed, as the request and the group's configuration say everything;
+a client that waits no longer than its poll (Rust) gets an answer shortly before, not an error; and messages of push
+consumers stay invisible for the group's consumeTimeoutMinute, not for one minute with renewals (in_flight.py). Dead
+letters are delivered however often that was tried, or a group could not read its own. Source:
+ReceiveMessageActivity, PopMessageResultFilterImpl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ha.grpc import Call
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.pop import PopMessageRequest
+from ha.protocol.properties import TAGS
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import DLQ_PREFIX
+
+from .acknowledging import Acknowledging
+from .brokers import Brokers
+from .conversion import to_message
+from .in_flight import InFlight
+from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
+from .names import group_name, topic_name
+from .options import FrontOptions
+from .popped import Popped, read_popped
+from .refusal import CallRefused, code_of
+
+if TYPE_CHECKING:
+    from .session import Session
+
+FROM_LAST = 1
+"""initMode: a group without offsets begins with new messages."""
+ALL_QUEUES = -1
+ANSWER_MARGIN_MS = 200
+"""How long before its deadline a client gets an answer."""
+BROKER_MARGIN_S = 3.0
+"""How much longer than the poll the broker is waited for."""
+TAG_COUNT_MAX = 1024
+
+
+class Receiving:
+    """Receives messages for all clients of a front."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        options: FrontOptions,
+        wall_clock_ms: Callable[[], int],
+        acknowledging: Acknowledging,
+        in_flight: InFlight,
+    ) -> None:
+        self._brokers = brokers
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._acknowledging = acknowledging
+        self._in_flight = in_flight
+
+    async def receive(self, session: Session, call: Call, request: Any) -> None:
+        """Serves a call. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
+        group_text, topic = group_name(request.group), topic_name(request.message_queue.topic)
+        poll_ms = self._poll_ms(session, call, request)
+        group = await self._brokers.group(group_text)
+        if group is None:
+            raise CallRefused(Code.CONSUMER_GROUP_NOT_FOUND, f"no consumer group {group_text}")
+        if request.auto_renew:
+            invisible_ms = max(1, group.consume_timeout_minute) * 60_000
+        else:
+            invisible_ms = self._invisible_ms(request)
+        expression, kind, tags = _filter(request.filter_expression)
+        broker_name = request.message_queue.broker.name
+        header = PopMessageRequest(
+            consumer_group=group_text,
+            topic=topic,
+            queue_id=ALL_QUEUES,
+            max_msg_nums=max(1, min(request.batch_size or 1, self._options.receive_count_max)),
+            invisible_time=invisible_ms,
+            poll_time=poll_ms,
+            born_time=self._wall_clock_ms(),
+            init_mode=FROM_LAST,
+            exp_type=kind,
+            exp=expression,
+            order=group.consume_message_orderly,
+            attempt_id=request.attempt_id if request.HasField("attempt_id") else None,
+        )
+        command = RemotingCommand(RequestCode.POP_MESSAGE, ext_fields=header.to_ext_fields())
+        timeout_s = poll_ms / 1000 + BROKER_MARGIN_S
+        response = await self._brokers.invoke(session, broker_name, command, timeout_s)
+        if response.code != ResponseCode.SUCCESS:
+            await self._answer_without(call, response)
+            return
+        kept = []
+        for popped in read_popped(response, broker_name):
+            if tags and popped.properties.get(TAGS) not in tags:
+                await self._acknowledging.acknowledge(session, group_text, topic, popped.receipt)
+            elif popped.attempts_before > group.retry_max_times and not topic.startswith(DLQ_PREFIX):
+                await self._acknowledging.bury(session, group_text, topic, popped.receipt, popped.record.queue_id)
+            else:
+                kept.append(popped)
+        if request.auto_renew:
+            for popped in kept:
+                self._in_flight.add(session, group_text, topic, popped.receipt)
+        await self._stream(call, topic, kept)
+
+    async def _stream(self, call: Call, topic: str, kept: list[Popped]) -> None:
+        if not kept:
+            await self._finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
+            return
+        await call.send(_status(Code.OK, "OK"))
+        for popped in kept:
+            response = CLASSES["ReceiveMessageResponse"]()
+            message = to_message(popped.record, popped.properties, topic)
+            system = message.system_properties
+            system.receipt_handle = popped.receipt.encode()
+            system.delivery_attempt = popped.attempts_before + 1
+            set_milliseconds(system.invisible_duration, popped.receipt.handle.invisible_ms)
+            response.message.CopyFrom(message)
+            await call.send(response.SerializeToString())
+        await self._end(call)
+
+    async def _answer_without(self, call: Call, response: RemotingCommand) -> None:
+        """Answers that there are no messages, or why."""
+        if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+            await self._finish(call, Code.MESSAGE_NOT_FOUND, "no new message")
+        elif response.code == ResponseCode.POLLING_FULL:
+            await self._finish(call, Code.TOO_MANY_REQUESTS, "polling full")
+        else:
+            raise CallRefused(code_of(response), response.remark or f"broker answered code {response.code}")
+
+    async def refuse(self, call: Call, code: Code, message: str) -> None:
+        """Answers a call with nothing but a status."""
+        await self._finish(call, code, message)
+
+    async def _finish(self, call: Call, code: Code, message: str) -> None:
+        await call.send(_status(code, message))
+        await self._end(call)
+
+    async def _end(self, call: Call) -> None:
+        response = CLASSES["ReceiveMessageResponse"]()
+        set_milliseconds(response.delivery_timestamp, self._wall_clock_ms())
+        await call.send(response.SerializeToString())
+        call.finish()
+
+    def _poll_ms(self, session: Session, call: Call, request: Any) -> int:
+        """Returns how long the broker may wait for messages."""
+        options = self._options
+        left_ms = int(min(call.timeout_s, 3600) * 1000) - ANSWER_MARGIN_MS
+        if request.HasField("long_polling_timeout"):
+            poll_ms = milliseconds(request.long_polling_timeout)
+        else:
+            patience_ms = milliseconds(session.settings.request_timeout) if session.settings is not None else 0
+            poll_ms = left_ms - patience_ms // 2
+        poll_ms = max(options.polling_ms_min, min(poll_ms, options.polling_ms_max))
+        return max(0, min(poll_ms, left_ms))
+
+    def _invisible_ms(self, request: Any) -> int:
+        options, invisible_ms = self._options, milliseconds(request.invisible_duration)
+        if invisible_ms < options.invisible_ms_min:
+            reason = f"the invisibleTime is too small. min is {options.invisible_ms_min}"
+            raise CallRefused(Code.ILLEGAL_INVISIBLE_TIME, reason)
+        if invisible_ms > options.invisible_ms_max:
+            reason = f"the invisibleTime is too large. max is {options.invisible_ms_max}"
+            raise CallRefused(Code.ILLEGAL_INVISIBLE_TIME, reason)
+        return invisible_ms
+
+
+def _filter(given: Any) -> tuple[str, str, frozenset[str]]:
+    """Returns expression, type and, of tags, the tags; none for all messages. Raises CallRefused."""
+    expression = given.expression.strip()
+    if given.type == SQL:
+        return expression, "SQL92", frozenset()
+    if given.type not in (0, TAG):
+        raise CallRefused(Code.ILLEGAL_FILTER_EXPRESSION, f"filter type {given.type}")
+    if expression in ("", "*"):
+        return "*", "TAG", frozenset()
+    tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
+    if not tags or len(tags) > TAG_COUNT_MAX:
+        raise CallRefused(Code.ILLEGAL_FILTER_EXPRESSION, f"{len(tags)} tags in {expression[:80]!r}")
+    return expression, "TAG", tags
+
+
+def _status(code: Code, message: str) -> bytes:
+    response = CLASSES["ReceiveMessageResponse"]()
+    response.status.code, response.status.message = code, message
+    data: bytes = response.SerializeToString()
+    return data

@@ -1,0 +1,106 @@
+"""What a gRPC client sends: HTTP/2 frames, header blocks, and the messages of calls."""
+
+from __future__ import annotations
+
+import hpack
+
+from ha.errors import RemoteProtocolError
+from ha.grpc.hpack import HeaderDecoder
+from ha.grpc.http2 import PREFACE, Aborted, Http2Limits, Http2Protocol, Received, frame
+from tests.fuzz.harness import Harness
+
+LIMITS = Http2Limits(
+    message_size_max=4096, partial_bytes_max=8192, streams_max=8, resets_max=16, header_list_size_max=2048
+)
+CALL = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/s/Unary"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+]
+
+
+def frames(data: bytes) -> None:
+    """Any bytes after the preface: only RemoteProtocolError; whole and in pieces the same; counters end at zero."""
+    answers = []
+    for piece_size in (len(data) or 1, 7):
+        protocol = Http2Protocol(LIMITS, lambda path: path.endswith(b"Streaming"))
+        received = []
+        try:
+            protocol.receive(PREFACE)
+            for start in range(0, len(data), piece_size):
+                for event in protocol.receive(data[start : start + piece_size]):
+                    if isinstance(event, Received):
+                        received.append((event.stream.id, event.message))
+                        if not event.stream.is_streaming:
+                            protocol.respond(event.stream, event.message)
+                    elif not isinstance(event, Aborted):
+                        protocol.finish(event.stream)
+        except RemoteProtocolError:
+            pass
+        assert protocol.partial_bytes == sum(len(stream._received) for stream in protocol.streams.values())
+        assert protocol.pending_bytes == sum(sum(map(len, s._pending)) for s in protocol.streams.values())
+        assert len(protocol.streams) <= LIMITS.streams_max
+        answers.append(received)
+    assert answers[0] == answers[1] or len(data) > 7
+
+
+def headers(data: bytes) -> None:
+    """Any blocks, each after its length: what the package hpack decodes is decoded to the same headers."""
+    ours, theirs = HeaderDecoder(1 << 20), hpack.Decoder(max_header_list_size=1 << 20)
+    position = 0
+    while position < len(data):
+        size = data[position]
+        block = data[position + 1 : position + 1 + size]
+        position += 1 + size
+        try:
+            expected = theirs.decode(block, raw=True)
+        except (hpack.HPACKError, UnicodeDecodeError):
+            expected = None
+        try:
+            found = ours.decode(block)
+        except RemoteProtocolError:
+            return
+        if expected is None:
+            return  # stricter about table sizes
+        assert found == [(bytes(name), bytes(value)) for name, value in expected]
+
+
+def frame_seeds() -> list[bytes]:
+    """Calls, settings and the frames that control them."""
+    start = frame(4, 0, 0)
+    block = hpack.Encoder().encode(CALL)
+    streaming = hpack.Encoder().encode([(n, b"/s/Streaming" if n == b":path" else v) for n, v in CALL])
+    message = b"\0\0\0\0\x05hello"
+    unary = frame(1, 4, 1, block) + frame(0, 1, 1, message)
+    return [
+        start + unary,
+        start + unary + frame(1, 4, 3, block) + frame(3, 0, 3, b"\0\0\0\x08"),
+        start
+        + frame(1, 0, 1, block[:5])
+        + frame(9, 4, 1, block[5:])
+        + frame(0, 0, 1, message[:4])
+        + frame(0, 1, 1, message[4:]),
+        start + frame(1, 4, 1, streaming) + frame(0, 0, 1, message + message) + frame(0, 1, 1),
+        frame(4, 0, 0, b"\0\x04\0\0\0\x10") + unary + frame(8, 0, 1, b"\0\0\0\x64") + frame(8, 0, 0, b"\0\0\0\x64"),
+        start + frame(6, 0, 0, b"12345678") + frame(2, 0, 1, b"\0\0\0\0\x10") + frame(7, 0, 0, b"\0" * 8),
+    ]
+
+
+def header_seeds() -> list[bytes]:
+    """Blocks of one connection, with and without Huffman codes."""
+    found = []
+    for is_huffman in (False, True):
+        encoder, data = hpack.Encoder(), b""
+        for value in (b"a", b"b" * 20, b"a"):
+            block = encoder.encode([*CALL, (b"x-mq-client-id", value)], is_huffman)
+            data += bytes([len(block)]) + block
+        found.append(data)
+    return found
+
+
+HARNESSES = {
+    "grpc_frames": Harness(about="HTTP/2 frames of gRPC calls", run=frames, seeds=frame_seeds, memory_max=16 << 20),
+    "grpc_headers": Harness(about="HPACK header blocks", run=headers, seeds=header_seeds),
+}

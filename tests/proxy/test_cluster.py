@@ -1,0 +1,149 @@
+"""The brokers of a cluster as a front sees them, with a name server and a broker of scripted answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.bodies import BrokerData, GroupConfig, QueueData, TopicConfig, TopicRouteData
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import RemotingCommand
+from ha.proxy.brokers import UNTYPED, BrokerUnreachable
+from ha.proxy.cluster import ROUTE_AGE_S_MAX, Cluster
+from ha.proxy.messages import MessageType
+
+ROUTE = TopicRouteData(
+    broker_datas=[
+        BrokerData(broker_name="a", broker_addrs={0: "a:1", 1: "a:2"}),
+        BrokerData(broker_name="b", broker_addrs={1: "b:2"}),
+    ],
+    queue_datas=[
+        QueueData(broker_name="b", perm=6, read_queue_nums=4, write_queue_nums=4),
+        QueueData(broker_name="a", perm=6, read_queue_nums=3, write_queue_nums=2),
+    ],
+)
+
+Answer = Callable[[RemotingCommand], RemotingCommand]
+
+
+class Servers:
+    """Answers by address and code, in place of the remoting client."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.gone: set[str] = set()
+        self.answers: dict[int, Answer] = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda command: command.reply(0, body=java_json.dumps(ROUTE)),
+            RequestCode.GET_TOPIC_CONFIG: lambda command: command.reply(
+                0, body=java_json.dumps(TopicConfig(attributes={"message.type": "FIFO"}))
+            ),
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: lambda command: command.reply(
+                0, body=java_json.dumps(GroupConfig(group_name="g", consume_message_orderly=True))
+            ),
+        }
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        self.asked.append((address, command.code))
+        if address in self.gone:
+            raise OSError("refused")
+        return self.answers[command.code](command)
+
+
+@asynccontextmanager
+async def opened(*name_servers: str) -> AsyncIterator[tuple[Cluster, Servers]]:
+    cluster, servers = Cluster(name_servers or ("n1:1", "n2:1")), Servers()
+    client: Any = servers
+    cluster._client = client
+    yield cluster, servers
+
+
+async def test_route() -> None:
+    """Queues of brokers that have a master, in the order of their names."""
+    async with opened() as (cluster, _):
+        assert cluster.known_route("t") is None
+        route = await cluster.route("t")
+        assert route is not None
+        assert route.message_types == (MessageType.FIFO,)
+        assert [(queues.broker_name, queues.readable, queues.writable) for queues in route.brokers] == [("a", 3, 2)]
+        assert cluster.known_route("t") is route
+
+
+async def test_answers_are_used_for_a_while(autojump_clock: MockClock) -> None:
+    async with opened() as (cluster, servers):
+        for _ in range(3):
+            await cluster.route("t")
+            await cluster.group("g")
+        assert len(servers.asked) == 3
+        await trio.sleep(ROUTE_AGE_S_MAX + 0.1)
+        assert cluster.known_route("t") is None
+        await cluster.route("t")
+        await cluster.group("g")
+        assert len(servers.asked) == 6
+
+
+async def test_unknown_topics_and_groups() -> None:
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(
+            ResponseCode.TOPIC_NOT_EXIST, "no"
+        )
+        assert await cluster.route("t") is None
+        with pytest.raises(BrokerUnreachable, match="no broker is known"):
+            await cluster.group("g")
+
+
+async def test_brokers_without_message_types() -> None:
+    """Those of RocketMQ 4."""
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.GET_TOPIC_CONFIG] = lambda command: command.reply(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "no"
+        )
+        route = await cluster.route("t")
+        assert route is not None
+        assert route.message_types == UNTYPED
+
+
+async def test_name_servers_that_are_gone() -> None:
+    """The next one is asked, and from then on first."""
+    async with opened() as (cluster, servers):
+        servers.gone = {"n1:1"}
+        for topic in ("t1", "t2"):
+            await cluster.route(topic)
+        asked = [address for address, code in servers.asked if code == RequestCode.GET_ROUTEINFO_BY_TOPIC]
+        assert asked == ["n1:1", "n2:1", "n2:1"]
+        servers.gone.add("n2:1")
+        with pytest.raises(BrokerUnreachable, match="no name server answers"):
+            await cluster.route("t3")
+
+
+async def test_master_that_is_gone() -> None:
+    """Routes are asked for again, as another broker may be the master."""
+    async with opened() as (cluster, servers):
+        await cluster.route("t")
+        servers.gone = {"a:1"}
+        with pytest.raises(BrokerUnreachable, match="a:1"):
+            await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        assert cluster.known_route("t") is None
+        with pytest.raises(BrokerUnreachable, match="no master"):
+            await cluster.invoke(None, "b", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+
+
+async def test_malformed_answers() -> None:
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(0, body=b"{")
+        with pytest.raises(RemoteProtocolError):
+            await cluster.route("t")
+
+
+async def test_known_answers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.proxy.cluster.KNOWN_COUNT_MAX", 2)
+    async with opened() as (cluster, _):
+        for topic in ("t1", "t2", "t3"):
+            await cluster.route(topic)
+        assert [topic for topic in ("t1", "t2", "t3") if cluster.known_route(topic)] == ["t3"]

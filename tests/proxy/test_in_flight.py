@@ -1,0 +1,137 @@
+"""Renewal and release of push consumers' messages, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ha.protocol.pop import Handle
+from ha.proxy.brokers import BrokerUnreachable
+from ha.proxy.in_flight import RELEASED_MS, RENEWED_S_MAX, RETURN_S, InFlight
+from ha.proxy.popped import ReceiptHandle
+
+INVISIBLE_MS = 900_000
+
+
+class Session:
+    client_id = "c"
+
+
+def receipt(offset: int = 0) -> ReceiptHandle:
+    handle = Handle(
+        start_offset=0,
+        pop_time_ms=1,
+        invisible_ms=INVISIBLE_MS,
+        revive_queue=0,
+        flag=0,
+        broker_name="b",
+        queue_id=0,
+        offset=offset,
+    )
+    return ReceiptHandle(handle, 7)
+
+
+class World:
+    """The table, and the changes that it asks for: time, queue offset, new invisible time."""
+
+    def __init__(self) -> None:
+        self.table = InFlight()
+        self.session: Any = Session()
+        self.changes: list[tuple[float, int, int]] = []
+        self.started = trio.current_time()
+        self.is_unreachable = False
+
+    @property
+    def now(self) -> float:
+        return trio.current_time() - self.started
+
+    async def delay(self, group: str, topic: str, old: ReceiptHandle, invisible_ms: int) -> ReceiptHandle:
+        self.changes.append((round(self.now), old.handle.offset, invisible_ms))
+        if self.is_unreachable:
+            raise BrokerUnreachable("b")
+        handle = msgspec.structs.replace(old.handle, pop_time_ms=old.handle.pop_time_ms + 1)
+        return ReceiptHandle(handle, old.physical_offset)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[World]:
+    world = World()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.table.serve, world.delay)
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+async def test_slow_consumer(autojump_clock: MockClock) -> None:
+    """Its messages are renewed before they become visible, and its first handle stands for the latest."""
+    async with opened() as world:
+        first = receipt().encode()
+        world.table.add(world.session, "g", "t", receipt())
+        await trio.sleep(1800)
+        assert world.changes == [(855, 0, INVISIBLE_MS), (1710, 0, INVISIBLE_MS)]
+        latest = world.table.find(world.session, first)
+        assert latest is not None
+        assert latest.handle.pop_time_ms == 3
+        world.table.remove(world.session, first)
+        assert world.table.count == 0
+        await trio.sleep(1800)
+        assert len(world.changes) == 2
+
+
+async def test_renewals_end(autojump_clock: MockClock) -> None:
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt())
+        await trio.sleep(2 * RENEWED_S_MAX)
+        assert world.changes[-1][0] <= RENEWED_S_MAX
+        assert world.table.count == 0
+
+
+async def test_client_that_is_gone(autojump_clock: MockClock) -> None:
+    async with opened() as world:
+        for offset in range(3):
+            world.table.add(world.session, "g", "t", receipt(offset))
+        world.table.gone("c", returns=True)
+        await trio.sleep(RETURN_S - 2)
+        assert world.changes == []
+        await trio.sleep(3)
+        assert [(offset, time) for _, offset, time in world.changes] == [(n, RELEASED_MS) for n in range(3)]
+        assert world.table.count == 0
+
+
+async def test_client_that_comes_back(autojump_clock: MockClock) -> None:
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt())
+        world.table.gone("c", returns=True)
+        await trio.sleep(RETURN_S - 2)
+        world.table.returned("c")
+        await trio.sleep(60)
+        assert world.changes == []
+        assert world.table.find(world.session, receipt().encode()) == receipt()
+
+
+async def test_unreachable_broker(autojump_clock: MockClock) -> None:
+    """A failed renewal ends neither the task nor the other messages."""
+    async with opened() as world:
+        world.is_unreachable = True
+        world.table.add(world.session, "g", "t", receipt(0))
+        world.table.add(world.session, "g", "t", receipt(1))
+        await trio.sleep(1000)
+        assert [offset for _, offset, _ in world.changes] == [0, 1]
+
+
+async def test_messages_are_limited(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
+    monkeypatch.setattr("ha.proxy.in_flight.COUNT_MAX", 2)
+    async with opened() as world:
+        for offset in range(3):
+            world.table.add(world.session, "g", "t", receipt(offset))
+        assert world.table.count == 2
+        assert world.table.find(world.session, receipt(2).encode()) is None
+        world.table.remove(world.session, receipt(0).encode())
+        world.table.add(world.session, "g", "t", receipt(2))
+        assert world.table.find(world.session, receipt(2).encode()) == receipt(2)
