@@ -270,6 +270,8 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.UNLOCK_BATCH_MQ: _LOCKS,
     RequestCode.GET_ALL_CONSUMER_OFFSET: _ADMIN,
     RequestCode.GET_ALL_DELAY_OFFSET: _ADMIN,
+    RequestCode.GET_TIMER_CHECK_POINT: _ADMIN,
+    RequestCode.GET_TIMER_METRICS: _ADMIN,
     RequestCode.CHECK_CLIENT_CONFIG: _rights("SUB on topic and group", _check_client),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _CHANGE,
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _SIGNATURE,

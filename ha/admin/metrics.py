@@ -54,10 +54,12 @@ LABELS = {
     "cause": "reason for a status other than PUT_OK: the values of ha.causes.Cause",
     "cluster": "brokerClusterName",
     "condition": "state of a slave's link, or why it ended: the values of ha.replication.statistics.Condition",
+    "due": "time until it is due: 1h, 24h, 7d (more than 24h), later",
     "kind": "remoting (the main port), remoting_fast (listenPort - 2), ha, admin",
     "level": "INFO to CRITICAL of log lines; 1 to 18 (the levels of messageDelayLevel) of delayed messages",
     "name_server": "the addresses of namesrvAddr",
-    "outcome": "committed, rolled_back, asked, unasked, given_up, dropped",
+    "outcome": "of half messages committed, rolled_back, asked, unasked, given_up, dropped; of timer messages "
+    "delivered, recalled, dropped",
     "python": "version of Python",
     "reason": "why connections were closed: for kind ha the values of ha.replication.progress.CloseReason, for others "
     "of ha.remoting.CloseCause with underscores; not_master, flow_control for rejected sends; failed, denied for the "
@@ -136,6 +138,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("halog_delayed_messages_waiting", "Delayed messages that are not due yet.", labels=("level",)),
     Metric("halog_delayed_messages_delivered_total", "Delayed messages delivered."),
     Metric("halog_delayed_messages_dropped_total", "Delayed messages that could no longer be read or stored."),
+    Metric("halog_timer_messages_pending", "Pending timer messages, exact to the hour.", labels=("due",)),
+    Metric("halog_timer_messages_total", "Timer messages, by outcome.", labels=("outcome",)),
     Metric("halog_half_messages_open", "Half messages that are neither committed nor rolled back."),
     Metric("halog_half_messages_total", "Half messages, by outcome.", labels=("outcome",)),
     # connections

@@ -35,6 +35,7 @@ from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.standing import FOREVER, Standing, fixed_standing
 from ha.broker.tables import Tables
+from ha.broker.timer_requests import TimerRequests
 from ha.broker.timers import TimerService
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
@@ -104,7 +105,7 @@ class Broker:
             core,
             self.puller.holds,
             sends_in_flight=lambda: self.sender.in_flight_count,
-            delay_figures=self.delay.figures,
+            delay_figures=lambda: {**self.delay.figures(), **self.timers.figures()},
         )
         self.slave_sync: SlaveSync | None = None
         if replication.client is not None and replication.master_address is not None:
@@ -135,6 +136,7 @@ class Broker:
                 HeartbeatProcessor(core),
                 self.queue_locks,
                 RecallProcessor(core, self.timers),
+                TimerRequests(core, self.timers, replicated_progress=self.delay.replicated_offsets),
                 MetadataProcessor(core, replication.ha_service, replication.ha_client),
                 self.admin,
                 *self.pop.families,

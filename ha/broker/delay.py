@@ -29,6 +29,7 @@ from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.bodies import DelayOffsets
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
@@ -163,10 +164,14 @@ class DelayService:
 
     # ---- the table
 
+    def replicated_offsets(self) -> DelayOffsets | None:
+        """Returns the newest state of the table whose delivered messages every slave has; None if there is none."""
+        self._mark()
+        return self._offsets.settled(self._put.acknowledgements.replicated_offset)
+
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """45, sent by slaves: delivery progress of each level, as far as every slave has the delivered messages."""
-        self._mark()
-        settled = self._offsets.settled(self._put.acknowledgements.replicated_offset)
+        settled = self.replicated_offsets()
         if settled is None:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, "No delay offset in this broker that is replicated up to there"

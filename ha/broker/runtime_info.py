@@ -98,11 +98,8 @@ class RuntimeInfo:
             "remainTransientStoreBufferNumbs": "0",
             "runtime": _duration(self._world.wall_clock_ms() - self._boot_ms),
             "startAcceptSendRequestTimeStamp": "0",
-            "timerCongestNum": "0",
             "timerDequeueTps": "0.0",
             "timerEnqueueTps": "0.0",
-            "timerOffsetBehind": "0",
-            "timerReadBehind": "0",
             **rates.per_s(),
             **self._pools(),
         }

@@ -44,6 +44,7 @@ from ha.broker.timer_index import TimerIndex
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol.properties import (
     CRC32,
+    REAL_TOPIC,
     TIMER_DELETE_UNIQUE_KEY,
     TIMER_DEQUEUE_MS,
     TIMER_ENQUEUE_MS,
@@ -391,6 +392,42 @@ class TimerService:
         properties.pop(CRC32, None)  # of this record; the store computes a new one
         message = message_of(record, TIMER_TOPIC, 0, encode_properties(properties))
         return PutRequest(messages=(message,), waits=False, frees_space=True)
+
+    # ---- counting
+
+    async def count_topics(self, read_count_max: int) -> dict[str, int]:
+        """Returns the number of pending messages by topic, recalls included.
+
+        Reads at most about `read_count_max` messages, in groups that are spread evenly over the queue. If more are
+        pending, the counts are estimates.
+        """
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        if queue is None:
+            return {}
+        first, end = max(self._progress.get(FIRST), queue.min_offset), self._indexed_to
+        step = BATCH_COUNT_MAX * max(1, math.ceil((end - first) / read_count_max))
+        counts: dict[str, int] = {}
+        for at in range(first, end, step):
+            group = range(at, min(at + BATCH_COUNT_MAX, end))
+            codes = await self._codes(queue, at, queue.read(at, len(group)))
+            pending = [each for each, code in zip(group, codes, strict=False) if code and self._is_pending(each, code)]
+            weight = min(step, end - at) / len(group)
+            for record in (await self._read(queue, pending)).values():
+                topic = None if record is None else record.property_map().get(REAL_TOPIC)
+                if topic is not None:
+                    counts[topic] = counts.get(topic, 0) + round(weight)
+            await trio.lowlevel.checkpoint()
+        return counts
+
+    def figures(self) -> dict[str, str]:
+        """For 28: messages not indexed yet, seconds by which the first one is overdue, and pending messages."""
+        queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._index.next_due_ms
+        overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)
+        return {
+            "timerCongestNum": str(len(self._index) + len(self._unreadable)),
+            "timerOffsetBehind": str(0 if queue is None else max(0, queue.max_offset - self._indexed_to)),
+            "timerReadBehind": str(overdue_ms // 1000),
+        }
 
     # ---- reading
 

@@ -105,6 +105,14 @@ class Damage(msgspec.Struct, frozen=True):
     scrub: Scrub = Scrub()
 
 
+class Timers(msgspec.Struct, frozen=True):
+    """Pending timer messages. `next_due_ms`: in ms since the epoch."""
+
+    pending_count: int = 0
+    next_due_ms: int | None = None
+    due_counts: dict[str, int] = {}
+
+
 class Event(msgspec.Struct, frozen=True):
     """An event of the node's log."""
 
@@ -169,6 +177,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     addresses: dict[str, str | None] = {}
     commitlog: Commitlog = Commitlog()
     damage: Damage = Damage()
+    timers: Timers = Timers()
     ha: MasterSide = MasterSide()
     ha_client: SlaveSide | None = None
     member: Membership | None = None

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, fetch_pages
+from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, Timers, fetch_pages
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
@@ -95,6 +95,8 @@ def _show(nodes: list[NodeStatus], flows: list[NodeFlow], event_count: int) -> N
         if node.duplicates:
             console.print(f"{flow.name}: another broker has the same name and ID: {safe(', '.join(node.duplicates))}")
         _show_damage(console, flow.name, node.damage)
+        if node.timers.pending_count:
+            console.print(f"{flow.name}: {_timers_text(node.timers)}")
         if node.link is not None:
             link = node.link
             rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
@@ -114,6 +116,14 @@ def _show(nodes: list[NodeStatus], flows: list[NodeFlow], event_count: int) -> N
                 console.print(f"{flow.name}: {role} certificate could not be reloaded: {held.error}")
         for event in node.events[:event_count]:
             console.print(f"  {event.level} {safe(event.text)}")
+
+
+def _timers_text(timers: Timers) -> str:
+    text = f"{timers.pending_count:,} timer messages are pending"
+    if timers.next_due_ms is not None:
+        text += time.strftime(", the next from %Y-%m-%d %H:%M:%S UTC on", time.gmtime(timers.next_due_ms / 1000))
+    counts = ", ".join(f"{due}: {count:,}" for due, count in timers.due_counts.items() if count)
+    return f"{text} ({counts})" if counts else text
 
 
 def nodes_table(flows: list[NodeFlow]) -> Table:

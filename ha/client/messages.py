@@ -43,7 +43,8 @@ class Message(msgspec.Struct, frozen=True):
     and replicated.
 
     Delayed delivery, one of: `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless configured otherwise), or with
-    RocketMQ 5 any time within 3 days, `delay_s` from now or `deliver_at_ms` since 1970."""
+    halog and RocketMQ 5 any time within `timerMaxDelaySec` (halog 40 days, RocketMQ 3), `delay_s` from now or
+    `deliver_at_ms` since 1970."""
 
     topic: str
     body: bytes
@@ -74,7 +75,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message was stored. For a batch, ids are joined with ',' and `queue_offset` is that of the first message.
 
     `message_id` is the client's unique id (property UNIQ_KEY), shown by RocketMQ's tools; `offset_message_id` encodes
-    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK."""
+    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK. `recall_handle` takes back a
+    message with `delay_s` or `deliver_at_ms` before its time (`Producer.recall`); None for others, and from brokers
+    that don't support it."""
 
     status: SendStatus
     message_id: str
@@ -82,6 +85,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     queue: MessageQueue
     queue_offset: int
     remark: str
+    recall_handle: str | None = None
 
 
 class ReceivedMessage:

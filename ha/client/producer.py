@@ -15,6 +15,7 @@ from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
 from ha.client.options import ClientOptions
+from ha.client.recalling import recall
 from ha.client.sender import Sender
 from ha.client.shared_requests import SharedRequests
 from ha.client.transactions import Check, Local, TransactionResult, Transactions
@@ -132,6 +133,17 @@ class Producer(ClientUser):
         Waits for the route, and while the connection's outbox is full. Raises RouteNotFound, ConnectionFailed,
         RequestTimedOut."""
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
+
+    async def recall(self, recall_handle: str, *, timeout_s: float | None = None) -> str:
+        """Takes back a message that is not due yet, by the `recall_handle` of its SendResult; returns its message id.
+
+        Once this returns, a halog broker does not deliver the message; RocketMQ's brokers may, in the second before it
+        is due. Retries for at most `timeout_s` (default options.send_timeout_s) if the broker can't be reached, for
+        example because its master changes. Raises BrokerError if the broker rejected it (604: its time has come),
+        RouteNotFound, RequestTimedOut or ConnectionFailed (it may be recalled), RemoteProtocolError if it is not a
+        handle."""
+        timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
+        return await recall(self._client, self._group, recall_handle, timeout_s)
 
     async def send_in_transaction(
         self,

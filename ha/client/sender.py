@@ -402,7 +402,8 @@ def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, mes
     queue = target
     if header.queue_id != target.queue_id:
         queue = MessageQueue(target.topic, target.broker_name, header.queue_id)
-    result = SendResult(status, message_id, header.msg_id, queue, header.queue_offset, answer.remark or "")
+    remark, handle = answer.remark or "", header.recall_handle
+    result = SendResult(status, message_id, header.msg_id, queue, header.queue_offset, remark, handle)
     return Sent(result, address, header.transaction_id)
 
 

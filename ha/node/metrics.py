@@ -139,12 +139,17 @@ def _pulls(node: Node) -> Iterator[Sample]:
 
 
 def _detours(node: Node) -> Iterator[Sample]:
-    """Delayed and half messages, which are stored in a system topic first."""
+    """Delayed, timer and half messages, which are stored in a system topic first."""
     delay, halves = node.broker.delay.statistics(), node.broker.transactions.statistics()
     yield "halog_delayed_messages_delivered_total", (), delay.delivered_count
     yield "halog_delayed_messages_dropped_total", (), delay.dropped_count
     for level in range(1, len(node.store.options.delay_levels_ms) + 1):
         yield "halog_delayed_messages_waiting", (str(level),), delay.waiting_counts.get(level, 0)
+    timers = node.broker.timers.statistics()
+    for due, count in timers.due_counts.items():
+        yield "halog_timer_messages_pending", (due,), count
+    for outcome in ("delivered", "recalled", "dropped"):
+        yield "halog_timer_messages_total", (outcome,), getattr(timers, f"{outcome}_count")
     yield "halog_half_messages_open", (), halves.open_count
     for outcome in ("committed", "rolled_back", "asked", "unasked", "given_up", "dropped"):
         yield "halog_half_messages_total", (outcome,), getattr(halves, f"{outcome}_count")

@@ -47,6 +47,7 @@ def describe(node: Node) -> Mapping[str, object]:
         "store": {"root": str(config.root.absolute()), "flush_disk_type": config.flush_mode, **store},
         "commitlog": commitlog,
         "delay": node.broker.delay.statistics(),
+        "timers": node.broker.timers.statistics(),
         "transactions": node.broker.transactions.statistics(),
         "damage": node.store.damage_statistics(),
         "tls": node.tls.status(),

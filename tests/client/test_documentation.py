@@ -1,4 +1,4 @@
-"""Runs the examples of docs/sdk.md, changed only in the name server's port, against a master of their own."""
+"""Runs the examples of docs/sdk.md and docs/timers.md against a master of their own, changed only in the name server's port."""
 
 import json
 import re
@@ -11,13 +11,13 @@ import pytest
 
 from tests.node.processes import FREE_PORTS, Process
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text()
+PAGES = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("sdk.md", "timers.md"))
 
 pytestmark = pytest.mark.processes
 
 
 def test_documentation_examples_run(tmp_path: Path) -> None:
-    examples = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE)
+    examples = re.findall(r"(?ms)^```python\n(.*?)^```", PAGES)
     printed = []
     with Process("ha.master", *FREE_PORTS, directory=tmp_path) as master:
         with urllib.request.urlopen(f"http://{master.wait_ready()['admin']}/status", timeout=10) as answer:
@@ -28,10 +28,11 @@ def test_documentation_examples_run(tmp_path: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             assert (done.returncode, done.stderr) == (0, "")
             printed.append(done.stdout.splitlines())
-    send, consume, read, transaction, admin = printed
+    send, consume, read, transaction, admin, recall = printed
     assert send[0].startswith("SEND_OK ")
     assert consume == ["42 EUR ('invoice-7',)"]
     assert {"42 EUR open", "1 EUR None", "2 EUR None"} <= set(read)
     assert transaction == ["COMMIT True"]
     assert admin[0].endswith("] True")
     assert admin[1] == "[b'42 EUR']"
+    assert recall == ["recalled"]

@@ -33,6 +33,7 @@ RUN_BY = {
     ("docs/security.md", "yaml"): "tests/security/test_documentation.py",
     ("docs/spark.md", "python"): "tests/spark/test_docs.py",
     ("docs/spark.md", "sh"): "tests/spark/test_docs.py",
+    ("docs/timers.md", "python"): "tests/client/test_documentation.py",
     ("docs/tls.md", "bash"): "tests/tls/test_documentation.py",
     ("docs/tls.md", "python"): "tests/tls/test_documentation.py",
     ("docs/tutorial.md", "sh"): "tests/docs/test_commands.py",

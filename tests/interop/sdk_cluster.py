@@ -25,6 +25,8 @@ from tests.interop.rocketmq import RocketMqBroker, start_name_server
 T = TypeVar("T")
 
 HALOG = "halog"
+# Off by default in tests and in RocketMQ.
+_TIMERS = {"timerWheelEnable": "true", "recallMessageEnable": "true"}
 # Additional settings of both makes: SQL92, early checks of half messages, and short delays.
 _SETTINGS: dict[str, object] = {
     "enablePropertyFilter": "true",
@@ -104,7 +106,12 @@ async def _start(make: str, children: Children) -> tuple[str, Broker]:
         release = resolve(make)
         name_server = await start_name_server(children, release)
         broker = RocketMqBroker(
-            children, release, "master", name_server, "ASYNC_MASTER", extra={**_SETTINGS, "timerWheelEnable": "true"}
+            children,
+            release,
+            "master",
+            name_server,
+            "ASYNC_MASTER",
+            extra={**_SETTINGS, **_TIMERS},
         )
     await broker.start()
     return name_server, broker

@@ -1,5 +1,6 @@
 """The SDK's producer and Admin on a running cluster, real or halog's own, under asyncio and trio."""
 
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from ha.client import (
 )
 from ha.errors import BrokerError, RouteNotFound
 from ha.protocol.bodies import GroupConfig
+from ha.protocol.recall_handle import decode_recall_handle
 from tests.client.backends import on_both_backends
 from tests.interop.sdk_cluster import SdkCluster
 from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all, until
@@ -125,6 +127,31 @@ async def test_a_timed_message_comes_when_it_is_due(cluster: SdkCluster) -> None
         await send_all(cluster, topic, [b"timed"], delay_s=3.0)
         await inbox.wait(2)
         assert anyio.current_time() - started >= (3.0 if cluster.is_halog else 2.0)
+
+
+@on_both_backends()
+async def test_a_recalled_message_does_not_come(cluster: SdkCluster) -> None:
+    topic, group = cluster.name("recalled"), cluster.name("g")
+    inbox = Inbox()
+    async with (
+        PushConsumer(cluster.name_server, inbox, group=group, subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
+        Producer(cluster.name_server, group=cluster.name("p")) as producer,
+    ):
+        await send_all(cluster, topic, [b"now"])
+        deliver_at_ms = int(time.time() * 1000) + 4_000
+        sent = [await producer.send(Message(topic, text, deliver_at_ms=deliver_at_ms)) for text in (b"no", b"yes")]
+        named = decode_recall_handle(sent[0].recall_handle or "")
+        assert (named.topic, named.broker_name, named.unique_key) == (topic, "broker-a", sent[0].message_id)
+        # A real broker rounds the due time down to a second, and names one millisecond later.
+        rounded_ms = deliver_at_ms if cluster.is_halog else (deliver_at_ms - 1) // 1000 * 1000
+        assert named.timestamp_ms == rounded_ms + 1
+        assert await producer.recall(sent[0].recall_handle or "") == sent[0].message_id
+        await inbox.wait(2)
+        await anyio.sleep(1)
+        assert inbox.bodies == [b"now", b"yes"]
+        with pytest.raises(BrokerError) as caught:
+            await producer.recall(sent[1].recall_handle or "")
+        assert (caught.value.code, caught.value.remark) == (604, "recall failed, timestamp invalid")
 
 
 @on_both_backends()
