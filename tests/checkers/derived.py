@@ -1,7 +1,8 @@
 """Consume queues and key index agree with an independent reading of the commitlog.
 
 Consume queue: `consumequeue/TOPIC/QUEUE/NNN`, entries of 20 bytes: int64 physical offset, int32 size, int64 tags code
-(Java's String.hashCode of the tag; in SCHEDULE_TOPIC_XXXX the delivery time); entry n of the queue at byte 20·n of the
+(Java's String.hashCode of the tag; in SCHEDULE_TOPIC_XXXX the delivery time; in rmq_sys_wheel_timer twice the due time,
+plus 1 unless it is a recall); entry n of the queue at byte 20·n of the
 concatenated files. Entries with size 7FFFFFFF are padding.
 
 Index file: header of 40 bytes (first and last time, first and last physical offset, used slots, next entry number),
@@ -36,6 +37,7 @@ INDEX_ENTRY = Struct(">iqii")
 _SLOT = Struct(">i")
 BLANK_SIZE = 0x7FFFFFFF
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 DELAY_LEVELS_S = (1, 5, 10, 30, *(60 * m for m in range(1, 11)), 1200, 1800, 3600, 7200)
 INDEX_SLOT_COUNT = 5_000_000
 _SHOWN_MAX = 5
@@ -161,6 +163,8 @@ def tags_code(record: Rec) -> int:
     if record.topic == SCHEDULE_TOPIC and "DELAY" in record.property_map:
         level = min(int(record.property_map["DELAY"]), len(DELAY_LEVELS_S))
         return record.store_ms + DELAY_LEVELS_S[level - 1] * 1000
+    if record.topic == TIMER_TOPIC and "TIMER_OUT_MS" in record.property_map:
+        return 2 * int(record.property_map["TIMER_OUT_MS"]) + ("TIMER_DEL_UNIQKEY" not in record.property_map)
     return java_hash(record.tags)
 
 

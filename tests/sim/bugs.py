@@ -17,6 +17,7 @@ import trio
 
 from ha.broker.acknowledgement import Acknowledgements, _Wait
 from ha.broker.put_request import PutRequest
+from ha.broker.timer_index import TimerIndex
 from ha.causes import Cause
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message
@@ -475,6 +476,17 @@ def index_entry_lost(plant: Planting) -> None:
         return taken + 1 if taken * KEY_SIZE < len(keys) else taken
 
     plant.replace(IndexFile.put)(put)
+
+
+@_bug("timers", needs=lambda plan: plan.options.timer_pause_s > 0)
+def timer_fired_before_its_time(plant: Planting) -> None:
+    """Due times are rounded down to seconds (as in RocketMQ), so timer messages are delivered up to a second early."""
+    real = TimerIndex.pop_due
+
+    def pop_due(self: TimerIndex, now_ms: int, count_max: int) -> list[tuple[int, int]]:
+        return real(self, now_ms // 1000 * 1000 + 999, count_max)
+
+    plant.replace(TimerIndex.pop_due)(pop_due)
 
 
 # ---- tasks

@@ -26,6 +26,7 @@ from tests.sim.machines import (
 )
 from tests.sim.process import Machine
 from tests.sim.scenario import MASTER, NAME_SERVER, Options
+from tests.sim.workload import TOPIC
 
 if TYPE_CHECKING:
     from ha.store.damage import DamagedRange
@@ -280,10 +281,8 @@ class Cluster(Machines):
             self._replace(machine)
 
     def queue_ends(self) -> dict[int, int]:
-        ends: dict[int, int] = {}
-        for record in self.image(self.master).records():
-            ends[record.queue_id] = record.queue_offset + 1
-        return ends
+        records = self.image(self.master).records()
+        return {record.queue_id: record.queue_offset + 1 for record in records if record.topic == TOPIC}
 
     # ---- what happens to them
 

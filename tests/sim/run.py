@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from tests.checkers import timers
 from tests.checkers.history import Consumed
 from tests.checkers.violation import Violation
 from tests.sim.faults import Faults
@@ -21,6 +22,7 @@ from tests.sim.machines import HA_PORT, Machines
 from tests.sim.network import Network
 from tests.sim.observer import Observer
 from tests.sim.scenario import CONVERGENCE_S, AnyPlan
+from tests.sim.timers import TIMED_TOPIC, TimerLedger
 
 if TYPE_CHECKING:
     from tests.sim.process import Machine
@@ -32,6 +34,8 @@ HEALED_S = 3.0
 CALM_S = 3.0
 READ_S = 30.0
 STOP_S = 60.0
+TIMERS_S = 120.0
+"""Time for timer messages that are due soon after the faults"""
 LOOK_EVERY_S = 0.5
 WRITE_BACK_EVERY_S = 1.0
 BROKEN_S = 20.0
@@ -78,6 +82,11 @@ class Run:
         self.world = world
         self.plan = plan
         self.outcome = outcome
+        self._ledger: TimerLedger | None = None
+        """With timer messages"""
+        self._master_name: str | None = None
+        self._now_ms = 0
+        """The master, and its clock, when it had delivered what was due"""
 
     # ---- what differs by kind of cluster
 
@@ -86,6 +95,17 @@ class Run:
         raise NotImplementedError
 
     def _producers(self) -> Sequence[Producer]:
+        raise NotImplementedError
+
+    def _timer_producer(self, ledger: TimerLedger) -> Producer:
+        raise NotImplementedError
+
+    def _may_lose(self) -> bool:
+        """Whether a fault, or the policy, may have lost acknowledged messages."""
+        raise NotImplementedError
+
+    def _may_repeat(self) -> bool:
+        """Whether a master crashed or was replaced."""
         raise NotImplementedError
 
     def _consumers(self) -> Sequence[Consumer]:
@@ -120,7 +140,10 @@ class Run:
         self.faults.schedule(self.plan.faults)
         self._write_back()
         self._watch_periodically()
-        producers = self._producers()
+        producers = list(self._producers())
+        if options.timer_pause_s:
+            self._ledger = TimerLedger(watch)
+            producers.append(self._timer_producer(self._ledger))
         for run in [*(each.run for each in producers), *(each.run for each in self._consumers())]:
             nursery.start_soon(run)
         await trio.sleep_until(began + options.run_s)
@@ -134,6 +157,7 @@ class Run:
             await self._stop(machines)
         if not watch.violations or self._all_stopped():
             self._check_end()
+            self._check_timers()
 
     async def _calm(self, producers: Sequence[Producer], nursery: trio.Nursery) -> None:
         """Without faults every put is PUT_OK, and a new consumer gets everything."""
@@ -152,6 +176,42 @@ class Run:
                 watch.check_consumed()
             else:
                 watch.violate("convergence", f"a consumer has read {reader.next_offsets} of {ends} in {READ_S} s")
+        await self._deliver_timers(producers)
+
+    async def _deliver_timers(self, producers: Sequence[Producer]) -> None:
+        """Waits until the master has delivered what is due, and nothing becomes due before the nodes stop."""
+        if self._ledger is None:
+            return
+        if await self._until(lambda: not self._due_soon(), TIMERS_S):
+            self._master_name, self._now_ms = self.cluster.master_name, self._master_clock_ms()
+            await self._converge(producers)
+        else:
+            self.watch.violate("timers", f"the master has not delivered what is due in {TIMERS_S} s")
+
+    def _due_soon(self) -> bool:
+        node = self.cluster.node(self.cluster.master_name or "")
+        if node is None:
+            return True
+        next_due_ms = node.broker.timers.statistics().next_due_ms
+        return next_due_ms is not None and next_due_ms <= self._master_clock_ms() + 1000 * STOP_S
+
+    def _master_clock_ms(self) -> int:
+        return self.cluster.machines[self.cluster.master_name or ""].wall_clock_ms()
+
+    def _check_timers(self) -> None:
+        if self._ledger is None or not self._master_name:
+            return
+        image = self.cluster.image(self.cluster.machines[self._master_name])
+        self.watch.judged(
+            timers.check(
+                self._ledger.sent(),
+                image,
+                TIMED_TOPIC,
+                now_ms=self._now_ms,
+                may_lose=self._may_lose(),
+                may_repeat=self._may_repeat(),
+            )
+        )
 
     async def run(self) -> None:
         """Runs all phases; the result is in `outcome`."""

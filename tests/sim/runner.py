@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import msgspec
 import trio
 import trio.testing
 
+from tests.checkers.history import Crashed
 from tests.checkers.violation import Violation
 from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
@@ -19,6 +21,7 @@ from tests.sim.network import Network
 from tests.sim.process import OWNER, Machine, Processes
 from tests.sim.run import Outcome, Run
 from tests.sim.scenario import MASTER, AnyPlan, Plan
+from tests.sim.timers import TimerLedger, TimerProducer
 from tests.sim.watch import Watch
 from tests.sim.workload import Consumer, Producer
 from tests.sim.world import World
@@ -106,6 +109,16 @@ class FixedRun(Run):
     def _producers(self) -> list[Producer]:
         cluster, options = self.cluster, self.plan.options
         return [Producer(cluster, options, self.watch, f"p{n}") for n in range(1, options.producer_count + 1)]
+
+    def _timer_producer(self, ledger: TimerLedger) -> Producer:
+        options = msgspec.structs.replace(self.plan.options, burst_max=1, pause_s=self.plan.options.timer_pause_s)
+        return TimerProducer(self.cluster, options, ledger, "t1")
+
+    def _may_lose(self) -> bool:
+        return any(crash.kind != "kill" for crash in self.watch.history.of(Crashed))
+
+    def _may_repeat(self) -> bool:
+        return any(crash.node == MASTER for crash in self.watch.history.of(Crashed))
 
     def _consumers(self) -> list[Consumer]:
         cluster, options = self.cluster, self.plan.options

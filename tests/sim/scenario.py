@@ -58,6 +58,8 @@ WEIGHTS = {
 DAMAGE = ("flip_bit", "zero_range", "truncate_file")
 """To files of one node only, in some runs"""
 DAMAGED_SHARE = 0.2
+TIMERS_SHARE = 0.5
+"""Share of runs with timer messages"""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,6 +90,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     split_chance: float = 0.2
 
     fault_count: int = 8
+    timer_pause_s: float = 0.0
+    """Mean time between two timer messages; 0: none are sent"""
     kinds: str = ""
     """Kinds of faults that may be drawn, joined with "+"; empty: a choice of all"""
 
@@ -264,9 +268,16 @@ def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
+def draw_timers(seed: int) -> float:
+    """Draws `timer_pause_s`. Drawn separately, so that no seed has other faults than before."""
+    chance = random.Random(f"{seed}/timers")
+    return chance.choice((0.2, 1.0)) if chance.random() < TIMERS_SHARE else 0.0
+
+
 def draw_plan(seed: int, overrides: dict[str, Any] | None = None) -> Plan:
     """Draws everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/options"))
+    options = msgspec.structs.replace(options, timer_pause_s=draw_timers(seed))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, Options, strict=False)
     return Plan(seed=seed, options=options, faults=draw_faults(random.Random(f"{seed}/faults"), options))

@@ -70,6 +70,7 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     ),
     "queue_entry_doubled_after_restart": ({}, [at(3.0, "kill", "m")]),
     "index_entry_lost": ({}, []),
+    "timer_fired_before_its_time": ({"timer_pause_s": 0.2}, []),
     "task_leaked": ({}, []),
 }
 """Bug -> options (the rest as SMALL), faults"""

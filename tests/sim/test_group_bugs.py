@@ -47,6 +47,7 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     ),
     "older_record_is_believed": ({}, [at(3.0, "kill", "slave", 1.5), at(4.0, "service_restored", "m1", 0.0, number=3)]),
     "lease_read_from_cache": ({"policy": "alone"}, APART),
+    "timer_lost_in_failover": ({"timer_pause_s": 0.1}, [at(4.0, "kill", "master", 4.0)]),
     "member_key_taken_over": ({}, [at(3.0, "duplicate_id", "slave", 4.5, number=1)]),
 }
 """Bug -> options (the rest as SMALL), faults"""
@@ -69,6 +70,7 @@ def test_planted_bug_is_caught(name: str) -> None:
         "expand_window",
         "stale_tail_after_cut",
         "member_key_taken_over",
+        "timer_lost_in_failover",
         "power_loss_is_not_noticed",
         "older_record_is_believed",
     ],

@@ -7,7 +7,7 @@ in flight unknown, and nothing is sent twice. A consumer pulls every queue in tu
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.machines import Machines
     from tests.sim.observer import Observer
     from tests.sim.sockets import SimStream
+    from tests.sim.world import World
 
 TOPIC = "flights"
 CONNECT_TIMEOUT_S = 3.0
@@ -117,14 +118,26 @@ class Client:
             self._stream = None
 
 
+class Watcher(Protocol):
+    """What a producer reports to: an `Observer`, or the ledger of timer messages."""
+
+    world: World
+
+    def on_sent(self, sent: Sent) -> None:
+        """A client is about to send a message."""
+
+    def on_answer(self, answered: Answered) -> None:
+        """A client was answered, or never will be."""
+
+
 class Producer:
     """Sends bursts to the master until `stop`; `is_idle` once the outcome of all sends is known."""
 
-    def __init__(self, cluster: Machines, options: RunOptions, watch: Observer, name: str) -> None:
-        self._client = Client(cluster, name)
+    def __init__(self, cluster: Machines, options: RunOptions, watch: Watcher, name: str) -> None:
+        self.client = Client(cluster, name)
         self._options = options
         self._watch = watch
-        self._node = MASTER
+        self.node = MASTER
         self._name = name
         self._numbers = itertools.count()
         self._go_on = trio.Event()
@@ -135,11 +148,11 @@ class Producer:
 
     async def run(self) -> None:
         """Sends until stopped."""
-        chance = self._client.chance
+        chance = self.client.chance
         while not self._is_stopping:
             try:
-                self._node = await self._choose()
-                await self._client.connect(self._node)
+                self.node = await self._choose()
+                await self.client.connect(self.node)
                 while not self._is_stopping:
                     if not self._go_on.is_set():
                         self.is_idle = True
@@ -149,9 +162,9 @@ class Producer:
                     await self._burst(chance.randint(1, self._options.burst_max))
                     await trio.sleep(chance.expovariate(1 / self._options.pause_s))
             except Lost:
-                self._client.close()
+                self.client.close()
                 await trio.sleep(RECONNECT_S * chance.uniform(0.5, 1.5))
-        self._client.close()
+        self.client.close()
         self.is_idle = True
 
     async def _choose(self) -> str:
@@ -170,17 +183,17 @@ class Producer:
             queue_id = int(command.ext_fields["e"])
             self._watch.on_sent(Sent(now, self._name, number, TOPIC, queue_id, body_id))
         try:
-            await self._client.send(commands)
+            await self.client.send(commands)
             while pending:
-                answer = await self._client.receive()
+                answer = await self.client.receive()
                 del pending[answer.opaque]
                 self._note(answer)
         finally:
             for number in pending:
-                self._watch.on_answer(Answered(trio.current_time(), self._name, number, UNKNOWN, node=self._node))
+                self._watch.on_answer(Answered(trio.current_time(), self._name, number, UNKNOWN, node=self.node))
 
     def _command(self, number: int) -> tuple[RemotingCommand, bytes]:
-        chance, options = self._client.chance, self._options
+        chance, options = self.client.chance, self._options
         body_id = f"{self._name}-{number}".encode()
         body = make_body(body_id, chance.randrange(options.body_size_max))
         unique = f"{self._name}{number:030d}"
@@ -202,7 +215,7 @@ class Producer:
         return command, body_id
 
     def _note(self, answer: RemotingCommand) -> None:
-        answered = answered_by(answer, trio.current_time(), self._name, self._node)
+        answered = answered_by(answer, trio.current_time(), self._name, self.node)
         text = f"{answered.status} {answered.queue_offset} {answered.physical_offset}"
         self._watch.world.note(f"{self._name} {answer.opaque} {text}")
         self._answered(answered)

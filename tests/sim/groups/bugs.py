@@ -6,6 +6,7 @@ from typing import Any
 
 from ha.broker.offset_requests import OffsetProcessor, _offset
 from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.timers import TimerService
 from ha.failover import election, member
 from ha.failover.agreement import GroupView, MemberRecord, RecordAge
 from ha.failover.durable_state import DurableState
@@ -157,3 +158,14 @@ def member_key_taken_over(plant: Planting) -> None:
 
     plant.replace(SimAgreementService.put_member)(put_member)
     plant.replace(LeaseKeeper.check_view)(saw)
+
+
+@_bug("timers", needs=lambda plan: plan.options.timer_pause_s > 0 and _ends_terms(plan))
+def timer_lost_in_failover(plant: Planting) -> None:
+    """A new master delivers only what becomes due in its term: what became due while there was no master is lost."""
+    real = TimerService._is_pending
+
+    def is_pending(self: TimerService, queue_offset: int, code: int) -> bool:
+        return real(self, queue_offset, code) and code >> 1 > self._wall_clock_ms()
+
+    plant.replace(TimerService._is_pending)(is_pending)

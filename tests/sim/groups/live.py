@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
+from tests.checkers.history import Crashed
 from tests.sim.groups.faults import GroupFaults
 from tests.sim.groups.group import Group
 from tests.sim.groups.watch import GroupWatch
@@ -13,6 +15,7 @@ from tests.sim.groups.workload import GroupConsumer, GroupProducer
 from tests.sim.machines import LISTEN_PORT
 from tests.sim.run import Run
 from tests.sim.scenario import GroupPlan
+from tests.sim.timers import GroupTimerProducer, TimerLedger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +46,19 @@ class GroupRun(Run):
     def _producers(self) -> list[GroupProducer]:
         count = self.plan.options.producer_count
         return [GroupProducer(self.cluster, self.watch, f"p{n}") for n in range(1, count + 1)]
+
+    def _timer_producer(self, ledger: TimerLedger) -> GroupTimerProducer:
+        options = self.plan.options
+        options = msgspec.structs.replace(options, burst_max=1, pause_s=options.timer_pause_s)
+        return GroupTimerProducer(self.cluster, options, ledger, "t1")
+
+    def _may_lose(self) -> bool:
+        return self.plan.options.policy == "alone" or any(
+            crash.kind != "kill" for crash in self.watch.history.of(Crashed)
+        )
+
+    def _may_repeat(self) -> bool:
+        return len(self.watch.terms) > 1 or any(self.watch.history.of(Crashed))
 
     def _consumers(self) -> list[GroupConsumer]:
         return [

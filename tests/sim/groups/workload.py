@@ -21,6 +21,8 @@ from tests.sim.workload import RECONNECT_S, TOPIC, Client, Consumer, Lost, Produ
 if TYPE_CHECKING:
     from tests.sim.groups.group import Group
     from tests.sim.groups.watch import GroupWatch
+    from tests.sim.scenario import RunOptions
+    from tests.sim.workload import Watcher
 
 ELSEWHERE = frozenset({"SERVICE_NOT_AVAILABLE", "CODE_2", "CODE_1"})
 """Rejections after which a client looks for the master again"""
@@ -58,9 +60,9 @@ class MasterFinder:
 class GroupProducer(Producer):
     """Sends to the current master."""
 
-    def __init__(self, group: Group, watch: GroupWatch, name: str) -> None:
-        super().__init__(group, group.options, watch, name)
-        self._finder = MasterFinder(group, f"p{10 + int(name[1:])}")
+    def __init__(self, group: Group, watch: Watcher, name: str, options: RunOptions | None = None) -> None:
+        super().__init__(group, options or group.options, watch, name)
+        self._finder = MasterFinder(group, f"{name[0]}{10 + int(name[1:])}")
         self._is_refused = False
 
     async def _choose(self) -> str:

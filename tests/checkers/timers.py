@@ -1,0 +1,70 @@
+"""Timer messages are delivered: none before its time, none lost, each once.
+
+Promises for the log of the master at the end of a run, when nothing more is due there:
+- A message is delivered at or after its due time, by the clock of the node that stored the delivered copy.
+- A message that was answered with PUT_OK, and is due, is delivered. Exception (`may_lose`): a fault lost it before, so
+  that the log has neither the message in rmq_sys_wheel_timer nor a delivered copy.
+- A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced.
+- Only messages that were sent are delivered.
+
+Bodies of timer messages are their keys. Not checked: how late a message is, and unanswered messages that are not
+delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.checkers.records import Rec
+from tests.checkers.store import StoreImage
+from tests.checkers.violation import Violation
+
+CHECKER = "timers"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+
+
+@dataclass(frozen=True)
+class TimerSent:
+    """A timer message as its producer knows it. `due_ms`: since the epoch; `is_acknowledged`: answered with PUT_OK."""
+
+    key: bytes
+    due_ms: int
+    is_acknowledged: bool
+
+
+def check(
+    sent: Iterable[TimerSent], image: StoreImage, topic: str, *, now_ms: int, may_lose: bool, may_repeat: bool
+) -> list[Violation]:
+    """Checks the messages `sent` to `topic`. `now_ms`: what is due by then on the master must be delivered."""
+    waiting: dict[bytes, Rec] = {}
+    delivered: dict[bytes, list[Rec]] = {}
+    for record in image.records():
+        if record.topic == topic:
+            delivered.setdefault(record.body, []).append(record)
+        elif record.topic == TIMER_TOPIC and record.property_map.get("REAL_TOPIC") == topic:
+            waiting[record.body] = record
+    found = []
+    known = {message.key: message for message in sent}
+    for key, records in delivered.items():
+        message = known.get(key)
+        if message is None:
+            found.append(f"nobody sent {key!r}, delivered at {records[0].physical_offset}")
+            continue
+        found += [
+            f"{key!r} was delivered {message.due_ms - record.store_ms} ms before its time, at {record.physical_offset}"
+            for record in records
+            if record.store_ms < message.due_ms
+        ]
+        if len(records) > 1 and not may_repeat:
+            places = ", ".join(str(record.physical_offset) for record in records)
+            found.append(f"{key!r} was delivered {len(records)} times, at {places}, and no master crashed")
+    for message in known.values():
+        if message.key in delivered or message.due_ms > now_ms or not message.is_acknowledged:
+            continue
+        if message.key in waiting:
+            place = waiting[message.key].physical_offset
+            found.append(f"{message.key!r} is {now_ms - message.due_ms} ms overdue, stored at {place}, not delivered")
+        elif not may_lose:
+            found.append(f"{message.key!r} was answered PUT_OK, and is not in the log")
+    return [Violation(CHECKER, text) for text in found]
