@@ -1,4 +1,4 @@
-"""Runs the examples of docs/sdk.md and docs/timers.md against a master of their own, changed only in the name server's port."""
+"""Runs the examples of docs/sdk.md and docs/timers.md against a master of their own; only the port is changed."""
 
 import json
 import re

@@ -8,6 +8,7 @@ until it is acknowledged. A consumer reads every queue meanwhile. What has to ho
 - Every acknowledged message is in the log, at the queue offset that its producer got, and no queue offset was given
   of two messages: not more than one master has acknowledged.
 - To the consumer the messages of a producer come in order: none is left out, and one that comes late came before.
+- Timer messages (timed.py) are delivered at or after their time, and each acknowledged one is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import trio
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, SendStatus
 from ha.errors import ClientError
 from tests.failover.members import LOOPBACK, Members, Places, open_group, until
+from tests.failover.timed import TimedMessages
 from tests.faults.switch import OWN, Switch
 
 TOPIC = "Ordered"
@@ -57,6 +59,10 @@ class Outcome:
     """How often a queue ended before what the consumer had already read of it"""
     refused: Counter[str] = field(default_factory=Counter)
     """Planned switches that were not done, by reason; each was requested again"""
+    timers: int = 0
+    """Timer messages that were acknowledged"""
+    timers_repeated: int = 0
+    """Timer messages that were delivered again"""
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
@@ -68,6 +74,8 @@ class Outcome:
         self.redelivered += other.redelivered
         self.sent_back += other.sent_back
         self.refused += other.refused
+        self.timers += other.timers
+        self.timers_repeated += other.timers_repeated
         self.violations += other.violations
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -83,6 +91,7 @@ class Outcome:
             yield f"sent again after {reason}", f"{count:,}"
         yield "given to the consumer", f"{self.consumed:,}, {self.redelivered:,} of them again"
         yield "the consumer was sent back", f"{self.sent_back:,} times"
+        yield "timer messages", f"{self.timers:,}, {self.timers_repeated:,} of them delivered again"
         for reason, count in self.refused.items():
             yield f"planned switch not done: {reason}", f"{count:,}"
         yield "broken promises", f"{len(self.violations)}"
@@ -326,8 +335,10 @@ def placed(has_network: bool, seed: int) -> Iterator[tuple[Switch | None, Places
 
 
 @asynccontextmanager
-async def _load(members: Members, in_flight: int) -> AsyncIterator[tuple[Producers, OrderedConsumer]]:
-    producers, consumer = Producers(in_flight), OrderedConsumer()
+async def _load(
+    members: Members, in_flight: int, seed: int
+) -> AsyncIterator[tuple[Producers, OrderedConsumer, TimedMessages]]:
+    producers, consumer, timed = Producers(in_flight), OrderedConsumer(), TimedMessages(seed)
     async with Producer(members.name_server, group="first") as first:
         while True:
             try:
@@ -339,7 +350,8 @@ async def _load(members: Members, in_flight: int) -> AsyncIterator[tuple[Produce
     async with trio.open_nursery() as nursery:
         nursery.start_soon(consumer.run, members.name_server, queues)
         nursery.start_soon(producers.run, members.name_server, queues)
-        yield producers, consumer
+        nursery.start_soon(timed.run, members.name_server)
+        yield producers, consumer, timed
         nursery.cancel_scope.cancel()
 
 
@@ -351,7 +363,7 @@ async def run_failovers(
     with placed("cut" in kinds, seed) as (network, places):
         async with (
             open_group(folder, *IDS, places=places) as members,
-            _load(members, in_flight) as (producers, consumer),
+            _load(members, in_flight, seed) as (producers, consumer, timed),
         ):
             await members.wait_set(*IDS)
             run = Run(members, producers, network, seed, say)
@@ -359,6 +371,8 @@ async def run_failovers(
                 outcome.gaps.setdefault(kind, []).append(await run.one(kind))
             await producers.stop()
             with trio.fail_after(PROGRESS_S):
+                await timed.stop()
+                early_or_lost = await timed.violations(members.name_server)
                 found = await _stored(members.name_server)
             ends = {queue_id: max(at) + 1 for queue_id, at in found.items()}
             await until("a consumer at the end", lambda: all(consumer.offsets[id_] >= end for id_, end in ends.items()))
@@ -371,7 +385,8 @@ async def run_failovers(
         consumer.sent_back,
     )
     outcome.refused = run.refused
-    outcome.violations = [*producers.violations, *consumer.violations]
+    outcome.timers, outcome.timers_repeated = timed.acknowledged, timed.repeated
+    outcome.violations = [*producers.violations, *consumer.violations, *early_or_lost]
     for (queue_id, offset), body in producers.told.items():
         stored = found.get(queue_id, {}).get(offset)
         if stored != body:

@@ -1,9 +1,13 @@
 """Stores change hands: halog opens and serves stores of real brokers, and the other way round."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import trio
 
+from ha.client import Message, Producer, PullConsumer, ReadFrom
+from ha.errors import HalogError
 from tests.interop.broker import Broker
 from tests.interop.clusters import check_acknowledged
 from tests.interop.halog import HalogBroker, start_halog_name_server
@@ -12,6 +16,7 @@ from tests.interop.processes import Children
 from tests.interop.releases import VERSIONS, Release
 from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import log_range, queue_entries
+from tests.interop.test_sdk import retry_on
 
 pytestmark = pytest.mark.processes
 
@@ -91,3 +96,67 @@ async def test_a_halog_store_opens_in_a_real_broker(children: Children, release:
     taker = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=SETTINGS, store=giver.store)
     async with open_java_client(children, release, name_server) as client:
         await hand_over(client, children.folder, giver, taker, cleanly=cleanly)
+
+
+# Due within a minute of the hand-over, and long before it.
+TIMER_S, DELIVERED_S = 45, 1
+TIMERS: dict[str, object] = {"timerWheelEnable": "true", "recallMessageEnable": "true"}
+
+
+only_5 = pytest.mark.parametrize("release", ["5.5.0"], indirect=True, scope="session")
+
+
+async def timer_bodies(consumer: PullConsumer) -> Counter[bytes]:
+    """How often each body is in the topic."""
+    found: Counter[bytes] = Counter()
+    for queue in await consumer.queues("timed"):
+        offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+        while offset < end:
+            result = await consumer.pull(queue, offset)
+            found.update(message.body for message in result.messages)
+            offset = result.next_offset
+    return found
+
+
+async def hand_over_timers(name_server: str, giver: Broker, taker: Broker) -> Counter[bytes]:
+    """`giver` delivers a message, keeps one that is due later and one that is recalled, and is killed; `taker` opens
+    its folder. Returns how often each message is in the topic when all are due."""
+    await giver.start()
+    async with Producer(name_server, group="timers") as producer:
+        async with PullConsumer(name_server, group="timers", read_from=ReadFrom.MASTER) as consumer:
+            await retry_on((HalogError,), lambda: producer.send(Message("timed", b"now")))
+            sent_at = trio.current_time()
+            await producer.send(Message("timed", b"delivered", delay_s=DELIVERED_S))
+            recalled = await producer.send(Message("timed", b"recalled", delay_s=TIMER_S))
+            await producer.send(Message("timed", b"pending", delay_s=TIMER_S))
+            assert await producer.recall(recalled.recall_handle or "") == recalled.message_id
+            await trio.sleep(DELIVERED_S + 3)
+            assert await timer_bodies(consumer) == {b"now": 1, b"delivered": 1}
+        await giver.kill()
+        await taker.start()
+        assert trio.current_time() - sent_at < TIMER_S - 5, "too slow a machine for this test"
+    async with PullConsumer(name_server, group="timers", read_from=ReadFrom.MASTER) as consumer:
+        await retry_on((HalogError,), lambda: timer_bodies(consumer))
+        await trio.sleep_until(sent_at + TIMER_S - 2)
+        assert b"pending" not in await timer_bodies(consumer), "it is not due"
+        await trio.sleep_until(sent_at + TIMER_S + 3)
+        return await timer_bodies(consumer)
+
+
+@only_5
+async def test_halog_takes_over_the_timers_of_a_real_broker(children: Children, release: Release) -> None:
+    name_server = await start_halog_name_server(children)
+    giver = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=TIMERS)
+    taker = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", store=giver.store)
+    found = await hand_over_timers(name_server, giver, taker)
+    # Its progress is in files that halog does not read: what it delivered is delivered again.
+    assert found == {b"now": 1, b"delivered": 2, b"pending": 1}
+
+
+@only_5
+async def test_a_real_broker_takes_over_the_timers_of_halog(children: Children, release: Release) -> None:
+    name_server = await start_halog_name_server(children)
+    giver = HalogBroker(children, "halog", name_server, "ASYNC_MASTER")
+    taker = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=TIMERS, store=giver.store)
+    found = await hand_over_timers(name_server, giver, taker)
+    assert found == {b"now": 1, b"delivered": 2, b"pending": 1}
