@@ -16,7 +16,9 @@ from ha.audit.range import examine_range
 from ha.cli import run
 from ha.cli.log import examination
 from ha.cli.times import time_ms
+from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
+from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message
 from tests.arrow.stores import StoreWriter
 from tests.spark.stores import live_store, make_store, message
@@ -149,6 +151,26 @@ def test_dump_shows_the_selected_records(golden: Golden, out: Out) -> None:
     assert between
     assert shown("--since", str(since), "--until", str(until)) == between
     assert "body" not in out.lines("log", "dump", golden.path, "--no-body", "--count", "1")[0]
+
+
+def test_dump_cuts_batch_queues_by_physical_offset(tmp_path: Path, out: Out) -> None:
+    store = StoreWriter(tmp_path / "store")
+    begins = []
+    for base in (0, 2):
+        body = encode_batch([(0, b"%d" % (base + n), b"") for n in range(2)])
+        properties = encode_properties({"INNER_NUM": "2", "INNER_BASE": str(base)})
+        store.next_queue_offset["b", 0] = base
+        flags = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
+        begins.append(store.put(Message("b", 0, body, properties, sys_flag=flags), is_queued=False))
+        entry = struct.pack(">qiqqqh8x", begins[-1], store.offset - begins[-1], 0, 1_700_000_000_000, base, 2)
+        store.write_entry("b", 0, base // 2, entry, "batchconsumequeue")
+
+    def bodies(*words: str) -> list[str]:
+        return [row["body"] for row in out.lines("log", "dump", store.root, "--topic", "b", *words)]
+
+    assert bodies() == ["0", "1", "2", "3"]
+    assert bodies("--to", str(begins[1])) == ["0", "1"]
+    assert bodies("--from", str(begins[1])) == ["2", "3"]
 
 
 def test_nothing_in_a_record_reaches_a_terminal_as_a_command(tmp_path: Path, out: Out) -> None:

@@ -148,6 +148,7 @@ async def test_a_member_of_a_failover_group(tmp_path: Path) -> None:
 
 def test_names_follow_the_conventions_of_prometheus() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert {metric.unit for metric in METRICS} == {"", "bytes", "seconds", "ratio"}
     for metric in METRICS:
         name = metric.name.removesuffix("_total")
         assert re.fullmatch(r"(halog|process)(_[a-z0-9]+)+", name)
