@@ -1,14 +1,16 @@
-"""Access control: RocketMQ 4.9's plain ACL (plain_acl.yml), checked for every request.
+"""Access control: RocketMQ 4.9's plain ACL (plain_acl.yml) and the users of 5.x's ACL 2.0, for every request.
 
-`AclGuard` checks requests before the handlers; `AclPolicy` is the content of the files; requirements.py is the table of
-permissions by request code. policy_files.py reads and reloads the files. It is only imported if there are files, as
-importing YAML is slow.
+`AclGuard` checks requests before the handlers; requirements.py is the table of permissions by request code, which both
+share; source.py is what the guard needs from a source of accounts: `AclPolicy` is the content of the files,
+`UserAccounts` are users, whose policies evaluation.py evaluates. policy_files.py reads and reloads the files. It is
+only imported if there are files, as importing YAML is slow.
 """
 
-from .guard import AclGuard, AclGuardOptions, AclStatistics, guard_options
+from .guard import AclGuard, AclGuardOptions, AclRefusal, AclStatistics, guard_options
 from .origins import AdminOrigins
-from .policy import Account, AclPolicy, Right
-from .requirements import BROKER_RULES, NAME_SERVER_RULES, Rule
+from .policy import Account, AclPolicy
+from .requirements import BROKER_RULES, NAME_SERVER_RULES, Right, Rule
+from .users import UserAccounts
 
 __all__ = [
     "BROKER_RULES",
@@ -17,9 +19,11 @@ __all__ = [
     "AclGuard",
     "AclGuardOptions",
     "AclPolicy",
+    "AclRefusal",
     "AclStatistics",
     "AdminOrigins",
     "Right",
     "Rule",
+    "UserAccounts",
     "guard_options",
 ]

@@ -1,10 +1,10 @@
 """Checks requests before the handlers of a broker or name server.
 
-The order is RocketMQ's (PlainPermissionManager.validate). Addresses in globalWhiteRemoteAddresses, and this process
-itself, may do anything. Otherwise, if TLS is required, the connection must be encrypted; the access key must be known;
-from its whiteRemoteAddress it may do anything; the signature must be valid; and finally the account needs the
-permission of the request. Refusals are answered as by RocketMQ 4.9: SYSTEM_ERROR with the exception's text (without its
-place in the source).
+Accounts come from plain_acl.yml and from the users of ACL 2.0 (source.py); an access key in both is the file's. The
+order is RocketMQ's (PlainPermissionManager.validate). Addresses in globalWhiteRemoteAddresses, and this process itself,
+may do anything. Otherwise, if TLS is required, the connection must be encrypted; the access key must be known; from its
+whiteRemoteAddress it may do anything; the signature must be valid; and finally the account needs the permission of the
+request. Refusals are answered as by RocketMQ, of the version to which the source belongs.
 
 A connection is closed after repeated authentication failures. Denied permissions do not count: a client with a valid
 key that may not write to a topic is still a client.
@@ -13,6 +13,7 @@ key that may not write to a topic is still a client.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
@@ -21,22 +22,22 @@ import trio
 
 from ha.errors import ConfigError, RemoteProtocolError
 from ha.log_rate_limiter import LogRateLimiter
-from ha.protocol.acl import ACCESS_KEY
+from ha.protocol.acl import ACCESS_KEY, SigningKey
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.remoting_protocol import CloseCause
-from ha.protocol.topic_names import RETRY_PREFIX
 
+from .grpc_signature import read_signature
 from .origins import AdminOrigins
-from .policy import Account, AclPolicy
-from .requirements import RULES, Needs
+from .policy import AclPolicy
+from .requirements import RULES, Needs, Rule
+from .source import ACL2, PLAIN, Account, Dialect, PolicySource
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
 
 logger = logging.getLogger(__name__)
 
-_EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 NO_TLS = "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
 NOT_FROM_HERE = "aclAdminFrom: request code={} is not taken from here; it needs TLS or an address that is listed"
 _SHOWN_MAX = 64
@@ -52,6 +53,10 @@ class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Refuses requests on connections without TLS."""
     admin_origins: AdminOrigins | None = None
     """Connections on which admins may change something; None for all."""
+    unauthenticated_codes: frozenset[str] = frozenset()
+    """Requests that need no signature: request codes, and names of gRPC messages."""
+    unauthorized_codes: frozenset[str] = frozenset()
+    """Requests of users of ACL 2.0 that need no permission."""
 
 
 class GuardKeys(Protocol):
@@ -68,8 +73,11 @@ class GuardKeys(Protocol):
         ...
 
 
-def guard_options(keys: GuardKeys) -> AclGuardOptions:
-    """Returns the options for a configuration. Raises ConfigError."""
+def guard_options(keys: GuardKeys, *, unauthenticated: str = "", unauthorized: str = "") -> AclGuardOptions:
+    """Returns the options for a configuration. Raises ConfigError.
+
+    `unauthenticated`, `unauthorized`: authenticationWhitelist and authorizationWhitelist.
+    """
     origins = None
     if keys.acl_admin_from:
         try:
@@ -77,7 +85,16 @@ def guard_options(keys: GuardKeys) -> AclGuardOptions:
         except ValueError as error:
             accepted = "tls and address patterns such as 10.0.0.*, separated by ;"
             raise ConfigError("aclAdminFrom", str(error), accepted) from None
-    return AclGuardOptions(requires_tls=keys.acl_require_tls, admin_origins=origins)
+    return AclGuardOptions(
+        requires_tls=keys.acl_require_tls,
+        admin_origins=origins,
+        unauthenticated_codes=_words(unauthenticated),
+        unauthorized_codes=_words(unauthorized),
+    )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
 
 
 class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,24 +109,35 @@ class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Connections closed after too many authentication failures."""
 
 
-class _Refusal(Exception):  # noqa: N818
-    """Why a request is refused. Never leaves this module."""
+class AclRefusal(Exception):  # noqa: N818
+    """Why a request is refused: what to answer, and whether authentication failed."""
 
-    def __init__(self, text: str, *, is_authentication: bool) -> None:
+    def __init__(self, dialect: Dialect, text: str, *, is_authentication: bool) -> None:
         super().__init__(text)
+        self.code = ResponseCode(dialect.code)
         self.text = text
+        self.remark = dialect.prefix + text
         self.is_authentication = is_authentication
 
 
 class AclGuard:
-    """Checks requests against `policy`, which may be replaced at any time and then applies to the next request.
+    """Checks requests against `policy` and `users`, which may be replaced at any time; the next request is checked
+    against the new ones.
 
     One guard serves all ports of a process. A request code without a rule only needs a signature, as it is not
     answered.
     """
 
-    def __init__(self, policy: AclPolicy, options: AclGuardOptions | None = None) -> None:
-        self.policy = policy
+    def __init__(
+        self,
+        policy: AclPolicy | None = None,
+        options: AclGuardOptions | None = None,
+        users: PolicySource | None = None,
+    ) -> None:
+        self.policy = AclPolicy() if policy is None else policy
+        """The accounts of plain_acl.yml"""
+        self.users = users
+        """The users of ACL 2.0; None if it is off"""
         self._options = options or AclGuardOptions()
         self._failures: WeakKeyDictionary[RemotingConnection, int] = WeakKeyDictionary()
         self._log_limiter = LogRateLimiter()
@@ -120,7 +148,7 @@ class AclGuard:
     def statistics(self) -> AclStatistics:
         """A snapshot of the counters."""
         return AclStatistics(
-            account_count=len(self.policy.accounts),
+            account_count=len(self.policy) + (0 if self.users is None else len(self.users)),
             failed_count=self._failed_count,
             denied_count=self._denied_count,
             closed_count=self._closed_count,
@@ -128,14 +156,13 @@ class AclGuard:
 
     def admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """Returns the allowed requests in order, and answers the others. Returns none once the connection is closed."""
-        policy, host = self.policy, connection.peer[0]
-        if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
+        if connection.is_own or self._admits(connection.peer[0]):
             return commands
         admitted = []
         for command in commands:
             try:
-                self._check(policy, connection, command)
-            except _Refusal as refusal:
+                self._check(connection, command)
+            except AclRefusal as refusal:
                 self._refuse(connection, command, refusal)
                 if connection.is_closed:
                     return []
@@ -145,63 +172,150 @@ class AclGuard:
                 admitted.append(command)
         return admitted
 
-    def _check(self, policy: AclPolicy, connection: RemotingConnection, command: RemotingCommand) -> None:
-        if self._options.requires_tls and not connection.is_encrypted:
-            raise _Refusal(NO_TLS, is_authentication=True)
-        access_key = command.ext_fields.get(ACCESS_KEY)
-        if not access_key:  # the C++ client sends an empty one for none
-            raise _Refusal("No accessKey is configured", is_authentication=True)
-        account = policy.accounts.get(access_key)
-        if account is None:
-            raise _Refusal(f"No acl config for {access_key[:_SHOWN_MAX]}", is_authentication=True)
-        if account.white_hosts and account.white_hosts.matches(connection.peer[0]):
+    def _check(self, connection: RemotingConnection, command: RemotingCommand) -> None:
+        rule, host = RULES.get(command.code), connection.peer[0]
+        access_key = command.ext_fields.get(ACCESS_KEY, "")  # the C++ client sends an empty one for none
+        if self._is_exempt(rule, str(command.code)):
             return
-        if not account.key.has_signed(command):
-            raise _Refusal(f"Check signature failed for accessKey={access_key}", is_authentication=True)
-        self._check_rights(account, connection, command)
+        account = self._authenticated(
+            access_key, lambda key: key.has_signed(command), host, is_encrypted=connection.is_encrypted
+        )
+        if account is None or rule is None:
+            return
+        if not (account.dialect is ACL2 and str(command.code) in self._options.unauthorized_codes):
+            denial = account.denial(rule, command, host)
+            if denial:
+                raise AclRefusal(account.dialect, denial, is_authentication=False)
+        origins = self._options.admin_origins
+        if rule.kind is Needs.ADMIN_CHANGE and origins is not None and not origins.match(connection):
+            raise AclRefusal(account.dialect, NOT_FROM_HERE.format(command.code), is_authentication=False)
 
-    def _check_rights(self, account: Account, connection: RemotingConnection, command: RemotingCommand) -> None:
-        code = command.code
-        rule = RULES.get(code)
-        if rule is None:
-            return
-        if rule.needed is None:
-            if rule.kind is not Needs.SIGNATURE and not account.is_admin:
-                raise _Refusal(
-                    f"Need admin permission for request code={code}, but accessKey={account.access_key} is not",
-                    is_authentication=False,
-                )
-            origins = self._options.admin_origins
-            if rule.kind is Needs.ADMIN_CHANGE and origins is not None and not origins.match(connection):
-                raise _Refusal(NOT_FROM_HERE.format(code), is_authentication=False)
-            return
-        for resource, right in rule.needed(command):
-            if not account.may(resource, right):
-                raise _Refusal(_no_permission(resource), is_authentication=False)
+    def _is_exempt(self, rule: Rule | None, code: str) -> bool:
+        """Whether a request needs neither a signature nor a permission. Rights belong to a user who has signed, so a
+        request that needs some must be in both lists."""
+        options = self._options
+        if code not in options.unauthenticated_codes or options.requires_tls:
+            return False
+        return code in options.unauthorized_codes or rule is None or rule.kind is Needs.SIGNATURE
+
+    def _authenticated(
+        self, access_key: str, has_signed: Callable[[SigningKey], bool], host: str, *, is_encrypted: bool
+    ) -> Account | None:
+        """The account that made a request, or None if it may do everything from `host`. Raises AclRefusal."""
+        dialect = PLAIN if self.users is None else ACL2
+        if self._options.requires_tls and not is_encrypted:
+            raise AclRefusal(dialect, NO_TLS, is_authentication=True)
+        if not access_key:
+            raise AclRefusal(dialect, dialect.no_key, is_authentication=True)
+        account = self._account(access_key)
+        if account is None:
+            raise AclRefusal(dialect, dialect.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=True)
+        if account.trusts(host):
+            return None
+        dialect = account.dialect
+        if account.fault:
+            raise AclRefusal(dialect, account.fault, is_authentication=True)
+        if not has_signed(account.key):
+            raise AclRefusal(dialect, dialect.wrong_signature.format(access_key), is_authentication=True)
+        return account
+
+    def _account(self, access_key: str) -> Account | None:
+        account: Account | None = self.policy.account(access_key)
+        if account is None and self.users is not None:
+            account = self.users.account(access_key)
+        return account
+
+    def _admits(self, host: str) -> bool:
+        return self.policy.admits(host) or (self.users is not None and self.users.admits(host))
 
     # For handlers: permissions on resources that only they can determine
 
     def may(self, connection: RemotingConnection, access_key: str, resource: str, right: int) -> bool:
         """Whether the account `access_key`, on `connection`, has `right` on `resource` at present."""
-        policy, host = self.policy, connection.peer[0]
-        if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
+        host = connection.peer[0]
+        if connection.is_own or self._admits(host):
             return True
-        account = policy.accounts.get(access_key)
-        if account is None:
+        account = self._account(access_key)
+        if account is None or account.fault:
             return False
-        return bool(account.white_hosts and account.white_hosts.matches(host)) or account.may(resource, right)
+        return account.trusts(host) or not account.denial_of(resource, right, host)
 
-    def refusal(self, connection: RemotingConnection, command: RemotingCommand, resource: str, right: int) -> str:
-        """Returns "" if the account of an admitted request has `right` on `resource`, else the refusal to answer."""
-        if self.may(connection, command.ext_fields.get(ACCESS_KEY, ""), resource, right):
+    def check(self, connection: RemotingConnection, command: RemotingCommand, resource: str, right: int) -> None:
+        """Raises AclRefusal unless the account of an admitted request has `right` on `resource`."""
+        access_key, host = command.ext_fields.get(ACCESS_KEY, ""), connection.peer[0]
+        if self.may(connection, access_key, resource, right):
+            return
+        account = self._account(access_key)
+        if account is None:  # deleted since the request was admitted, or it needed none
+            refusal = AclRefusal(ACL2, ACL2.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=False)
+        else:
+            text = account.fault or account.denial_of(resource, right, host)
+            refusal = AclRefusal(account.dialect, text, is_authentication=False)
+        self._note(connection.peer, command.code, refusal)
+        raise refusal
+
+    def is_admin(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
+        """Whether an admitted request comes from an admin, a super user or a trusted address."""
+        host = connection.peer[0]
+        if connection.is_own or self._admits(host):
+            return True
+        account = self._account(command.ext_fields.get(ACCESS_KEY, ""))
+        return account is not None and (account.is_admin or account.trusts(host))
+
+    # For calls of gRPC clients
+
+    def authenticate(
+        self, metadata: Mapping[str, str], peer: tuple[str, int], call: str, *, is_encrypted: bool = False
+    ) -> str:
+        """Returns the access key that signed a gRPC call; "" if the call needs none.
+
+        `metadata`: the call's, with names in lower case; `call`: the full name of its request message, as
+        `authenticationWhitelist` has it. Raises AclRefusal.
+        """
+        host = peer[0]
+        options = self._options
+        if self._admits(host) or (call in options.unauthenticated_codes and not options.requires_tls):
             return ""
-        refusal = _Refusal(_no_permission(resource), is_authentication=False)
-        self._note(connection, command, refusal)
-        return _EXCEPTION + refusal.text
+        try:
+            signature = read_signature(metadata)
+            self._authenticated(signature.access_key, signature.is_by, host, is_encrypted=is_encrypted)
+        except AclRefusal as refusal:
+            self._note(peer, call, refusal)
+            raise
+        except RemoteProtocolError as error:
+            malformed = AclRefusal(ACL2, str(error), is_authentication=True)
+            self._note(peer, call, malformed)
+            raise malformed from None
+        return signature.access_key
 
-    def _refuse(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
-        connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, _EXCEPTION + refusal.text))
-        self._note(connection, command, refusal)
+    def authorize(
+        self, access_key: str, peer: tuple[str, int], call: str, needs: Iterable[tuple[str | None, int]]
+    ) -> None:
+        """Checks that `access_key`, which `authenticate` returned, has one of the rights on each resource of `needs`.
+
+        `needs`: as `requirements.Rule.needs` yields them. Raises AclRefusal.
+        """
+        host = peer[0]
+        if self._admits(host) or call in self._options.unauthorized_codes:
+            return
+        account = self._account(access_key)
+        if account is not None and account.trusts(host):
+            return
+        for resource, right in needs:
+            if account is None:
+                text = ACL2.unknown_key.format(access_key[:_SHOWN_MAX]) if access_key else ACL2.no_key
+                refusal = AclRefusal(ACL2, text, is_authentication=True)
+            else:
+                denial = account.fault or account.denial_of(resource, right, host)
+                if not denial:
+                    continue
+                refusal = AclRefusal(account.dialect, denial, is_authentication=bool(account.fault))
+            self._note(peer, call, refusal)
+            raise refusal
+
+    def _refuse(self, connection: RemotingConnection, command: RemotingCommand, refusal: AclRefusal) -> None:
+        connection.reply(command, command.reply(refusal.code, refusal.remark))
+        self._note(connection.peer, command.code, refusal)
         if not refusal.is_authentication:
             return
         failures = self._failures[connection] = self._failures.get(connection, 0) + 1
@@ -209,25 +323,18 @@ class AclGuard:
             self._closed_count += 1
             connection.close(CloseCause.FAILED_AUTHENTICATIONS, f"{failures} requests failed authentication")
 
-    def _note(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
+    def _note(self, peer: tuple[str, int], code: int | str, refusal: AclRefusal) -> None:
         """Counts and logs a refusal."""
         if refusal.is_authentication:
             self._failed_count += 1
         else:
             self._denied_count += 1
-        host = connection.peer[0]
-        count = self._log_limiter.admit((host, refusal.is_authentication), trio.current_time())
+        count = self._log_limiter.admit((peer[0], refusal.is_authentication), trio.current_time())
         if count:
             logger.warning(
-                "acl.refused peer=%s:%d code=%d reason=%r times=%d",
-                *connection.peer,
-                command.code,
+                "acl.refused peer=%s:%d code=%s reason=%r times=%d",
+                *peer,
+                code,
                 refusal.text[: 4 * _SHOWN_MAX],
                 count,
             )
-
-
-def _no_permission(resource: str) -> str:
-    if resource.startswith(RETRY_PREFIX):
-        return f"No default permission for group:{resource.removeprefix(RETRY_PREFIX)}"
-    return f"No default permission for topic:{resource}"

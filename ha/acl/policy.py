@@ -1,8 +1,6 @@
-"""The permissions of access keys in memory: immutable, replaced as a whole when the files change.
+"""The accounts of plain_acl.yml in memory: immutable, replaced as a whole when the files change.
 
-Resources are topics, and groups under the name of their retry topic (%RETRY%group), as in RocketMQ: pulling from a
-group's retry topic needs exactly the right on the group. Sources: PlainPermissionManager, Permission,
-PlainAccessResource.
+Sources: PlainPermissionManager, Permission, PlainAccessResource.
 """
 
 from __future__ import annotations
@@ -10,26 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ha.protocol.acl import SigningKey
-from ha.protocol.topic_names import INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 
 from .addresses import AddressPattern
+from .requirements import Needs, Right, Rule, is_internal
+from .source import PLAIN
 
 KNOWN_HOSTS_MAX = 4096
 """Maximum number of hosts whose result is cached."""
 
 
-class Right:
-    """Rights on a topic or group, as bits. DENY overrides the others.
-
-    Plain integers: two operations on an IntFlag take a microsecond, a fifth of a whole check.
-    """
-
-    DENY = 1
-    PUB = 4
-    SUB = 8
-
-
-_DENY, _SUB = Right.DENY, Right.SUB
+_DENY, _SUB, _PUB_SUB = Right.DENY, Right.SUB, Right.PUB | Right.SUB
 RIGHTS = {
     "DENY": Right.DENY,
     "PUB": Right.PUB,
@@ -37,11 +27,6 @@ RIGHTS = {
     "PUB|SUB": Right.PUB | Right.SUB,
     "SUB|PUB": Right.PUB | Right.SUB,
 }
-
-
-def is_internal(topic: str) -> bool:
-    """Whether only admins may read `topic`."""
-    return topic in INTERNAL_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 class HostFilter:
@@ -72,6 +57,9 @@ class Account:
 
     __slots__ = ("_default_group", "_default_topic", "_rights", "access_key", "is_admin", "key", "white_hosts")
 
+    dialect = PLAIN
+    fault = ""
+
     def __init__(
         self,
         access_key: str,
@@ -97,11 +85,18 @@ class Account:
         return f"Account({self.access_key!r}, is_admin={self.is_admin}, rights={len(self._rights)})"
 
     def may(self, resource: str, needed: int) -> bool:
-        """Whether the account has `needed` (PUB, SUB, or both for either one) on `resource`.
+        """Whether the account has one of the rights `needed` on `resource`.
 
-        An admin has all rights, unless the file lists rights for it: then only these and the defaults, as in RocketMQ.
-        Only admins have rights on the empty resource, and SUB on system topics, which hold messages of all topics.
+        A file grants only PUB and SUB: either one on a topic, or SUB on a group, includes GET, and other rights need an
+        admin. An admin has all rights, unless the file lists rights for it: then only these and the defaults, as in
+        RocketMQ. Only admins have rights on the empty resource, and SUB on system topics, which hold messages of all
+        topics.
         """
+        is_group = resource.startswith(RETRY_PREFIX)
+        if not needed & _PUB_SUB:
+            if not needed & Right.GET:
+                return self.is_admin
+            needed = _SUB if is_group else _PUB_SUB
         if not self.is_admin and (not resource or (needed & _SUB and is_internal(resource))):
             return False
         if not resource:
@@ -110,8 +105,33 @@ class Account:
         if owned is None:
             if self.is_admin and not self._rights:
                 return True
-            owned = self._default_group if resource.startswith(RETRY_PREFIX) else self._default_topic
+            owned = self._default_group if is_group else self._default_topic
         return not owned & _DENY and owned & needed != 0
+
+    def trusts(self, host: str) -> bool:
+        """Whether the access key suffices from `host`."""
+        return bool(self.white_hosts) and self.white_hosts.matches(host)
+
+    def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
+        """See `source.Account`."""
+        if rule.kind is Needs.RIGHTS:
+            for resource, right in rule.needs(command):
+                denial = self.denial_of(resource, right, host)
+                if denial:
+                    return denial
+        elif rule.kind is not Needs.SIGNATURE and not self.is_admin:
+            return f"Need admin permission for request code={command.code}, but accessKey={self.access_key} is not"
+        return ""
+
+    def denial_of(self, resource: str | None, actions: int, host: str) -> str:
+        """See `source.Account`."""
+        if resource is None:
+            return "" if self.is_admin else f"Need admin permission, but accessKey={self.access_key} is not"
+        if self.may(resource, actions):
+            return ""
+        if resource.startswith(RETRY_PREFIX):
+            return f"No default permission for group:{resource.removeprefix(RETRY_PREFIX)}"
+        return f"No default permission for topic:{resource}"
 
 
 class AclPolicy:
@@ -125,3 +145,14 @@ class AclPolicy:
 
     def __repr__(self) -> str:
         return f"<AclPolicy of {len(self.accounts)} accounts>"
+
+    def __len__(self) -> int:
+        return len(self.accounts)
+
+    def account(self, access_key: str) -> Account | None:
+        """The account of `access_key`, or None."""
+        return self.accounts.get(access_key)
+
+    def admits(self, host: str) -> bool:
+        """Whether everything is allowed from `host`."""
+        return bool(self.global_white_hosts) and self.global_white_hosts.matches(host)

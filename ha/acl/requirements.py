@@ -14,51 +14,87 @@ As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departure
 - A request that names a message by its offset needs the right on the topic of the record at that offset, whatever topic
   the request names: 37 PUB on the topic of the half message, 36 and 33 SUB. 4.9.7 requires nothing for 37 and 33, and
   copies any message for 36.
-- A request about a topic needs PUB or SUB on it, one about a group SUB on the group, where 5.x's ACL 2.0 requires GET.
-  4.9.7 requires no right. Queue entries (321) tell where messages are, so they need SUB.
+- A request about a topic needs PUB or SUB on it, one about a group SUB on the group. 4.9.7 requires no right. Queue
+  entries (321) tell where messages are, so they need SUB.
 - plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and check requests (39) are
   sent only on connections whose account has PUB on the topic of the half message.
 - Reading system topics (policy.py), and asking about them, needs an admin. 4.9.7 applies the account's defaults.
 - Locking and unlocking queues and checking a subscription need the rights of a subscriber. 4.9.7 requires no right.
 - Changing settings or other clients' offsets, and tables of what all groups do, need an admin. 4.9.7 requires one for
   five codes.
+
+For users of ACL 2.0 the same rules name the actions, as 5.5.0 does (the annotations RocketMQAction of its headers, and
+DefaultAuthorizationContextBuilder), with these departures. Narrower: the above about sends, replies and requests that
+name a message; codes for which 5.5.0 checks only the signature need Get or Update on the cluster (25, 26, 43, 45, 306,
+316, 329), or Create on the group (200, 225); directly consuming a message (309), which reads any, needs Update on the
+cluster instead of Sub on the group; reading system topics needs a super user. Wider: Sub is also enough for 33 and 321,
+which need Get in 5.5.0; figures (315) need Get on what they are about instead of the cluster; traces need nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
+    CloneOffsetRequest,
     ConsumeStatsRequest,
     CorrectionRequest,
+    DeleteGroupRequest,
+    GroupConfigList,
     GroupRequest,
     QueryQueueRequest,
+    ResetOffsetsRequest,
     StatsRequest,
     SubscriptionRequest,
     TopicRequest,
 )
-from ha.protocol.bodies import decode_heartbeat
+from ha.protocol.bodies import GroupConfig, decode_heartbeat
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import (
     CheckClientBody,
     ConsumerGroupRequest,
     ConsumerStatusRequest,
     LockQueuesBody,
+    RunningInfoRequest,
 )
 from ha.protocol.headers import parse_header, topic_of_send
 from ha.protocol.pop import BATCH_ACK_COUNT_MAX, BatchAckBody, popped_topic
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import REPLY_SUFFIX, RETRY_PREFIX, TRACE_TOPIC
+from ha.protocol.topic_names import INTERNAL_TOPICS, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
-from .policy import Right
-
-Needed = Iterator[tuple[str, int]]
+Needed = Iterator[tuple[str | None, int]]
+"""Resources, and the rights of which one is needed. A group has the name of its retry topic (%RETRY%group), as reading
+that needs exactly the right on the group."""
 
 NO_TOPIC = ""
 """A name that only admins have rights on."""
+CLUSTER = None
+"""The resource of settings and of whole tables."""
+
+
+class Right:
+    """Rights on a resource, as bits: the actions of ACL 2.0. plain_acl.yml has only PUB, SUB, and DENY, which overrides
+    the others.
+
+    Plain integers: two operations on an IntFlag take a microsecond, a fifth of a whole check.
+    """
+
+    DENY = 1
+    PUB = 4
+    SUB = 8
+    GET = 16
+    CREATE = 32
+    UPDATE = 64
+    DELETE = 128
+    LIST = 256
+
+
+def is_internal(topic: str) -> bool:
+    """Whether only admins may read `topic`."""
+    return topic in INTERNAL_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 class Needs(Enum):
@@ -78,20 +114,33 @@ class Rule(NamedTuple):
     rights: str = ""
     """Of RIGHTS: the text in the documentation"""
     needed: Callable[[RemotingCommand], Needed] | None = None
-    """Of RIGHTS: yields each topic or group and the right on it; RemoteProtocolError for a malformed request"""
+    """Yields each resource and the rights of which one is needed; RemoteProtocolError for a malformed request. Of
+    ADMIN and ADMIN_CHANGE: only for ACL 2.0, whose users need no admin then"""
 
     @property
     def text(self) -> str:
         """The rule in words."""
         return self.rights or self.kind.value
 
+    def needs(self, command: RemotingCommand) -> Iterable[tuple[str | None, int]]:
+        """What ACL 2.0 requires. RemoteProtocolError, now or while iterating, for a malformed request."""
+        return _OF_CLUSTER[self.kind] if self.needed is None else self.needed(command)
 
-ANY = Right.PUB | Right.SUB
-"""Either of the two."""
+
+_OF_CLUSTER: Mapping[Needs, tuple[tuple[str | None, int], ...]] = {
+    Needs.SIGNATURE: (),
+    Needs.RIGHTS: (),
+    Needs.ADMIN: ((CLUSTER, Right.GET),),
+    Needs.ADMIN_CHANGE: ((CLUSTER, Right.UPDATE),),
+}
+
+GET = Right.GET
+"""Asking about a topic or group; in plain_acl.yml, included in PUB or SUB on the topic, or SUB on the group."""
+SUB_OR_GET = Right.SUB | Right.GET
 
 
-def _group_of(name: str) -> tuple[str, int]:
-    return RETRY_PREFIX + name, Right.SUB
+def _group_of(name: str, right: int = Right.SUB) -> tuple[str, int]:
+    return RETRY_PREFIX + name, right
 
 
 def _send(command: RemotingCommand) -> Needed:
@@ -107,6 +156,16 @@ def _recall(command: RemotingCommand) -> Needed:
 def _reply(command: RemotingCommand) -> Needed:
     topic = topic_of_send(command.ext_fields)
     yield topic if topic.endswith(REPLY_SUFFIX) else NO_TOPIC, Right.PUB
+
+
+def _offset(command: RemotingCommand) -> Needed:
+    yield command.ext_fields.get("topic", ""), SUB_OR_GET
+    yield _group_of(command.ext_fields.get("consumerGroup", ""), SUB_OR_GET)
+
+
+def _commit(command: RemotingCommand) -> Needed:
+    yield command.ext_fields.get("topic", ""), Right.SUB | Right.UPDATE
+    yield _group_of(command.ext_fields.get("consumerGroup", ""), Right.SUB | Right.UPDATE)
 
 
 def _consume(command: RemotingCommand) -> Needed:
@@ -127,7 +186,7 @@ def _batch_ack(command: RemotingCommand) -> Needed:
 
 
 def _read(command: RemotingCommand) -> Needed:
-    yield command.ext_fields.get("topic") or NO_TOPIC, Right.SUB
+    yield command.ext_fields.get("topic") or NO_TOPIC, SUB_OR_GET
 
 
 def _send_back(command: RemotingCommand) -> Needed:
@@ -158,7 +217,7 @@ def _unregister(command: RemotingCommand) -> Needed:
 
 
 def _member(command: RemotingCommand) -> Needed:
-    yield _group_of(command.ext_fields.get("consumerGroup", ""))
+    yield _group_of(command.ext_fields.get("consumerGroup", ""), SUB_OR_GET)
 
 
 def _locks(command: RemotingCommand) -> Needed:
@@ -172,59 +231,102 @@ def _check_client(command: RemotingCommand) -> Needed:
 
 
 def _topic(command: RemotingCommand) -> Needed:
-    yield parse_header(TopicRequest, command.ext_fields).topic, ANY
+    yield parse_header(TopicRequest, command.ext_fields).topic, GET
 
 
 def _group(command: RemotingCommand) -> Needed:
-    yield _group_of(parse_header(GroupRequest, command.ext_fields).group)
+    yield _group_of(parse_header(GroupRequest, command.ext_fields).group, GET)
 
 
 def _group_on_topic(command: RemotingCommand) -> Needed:
     asked = parse_header(SubscriptionRequest, command.ext_fields)
-    yield asked.topic, ANY
-    yield _group_of(asked.group)
+    yield asked.topic, GET
+    yield _group_of(asked.group, GET)
 
 
 def _consumers(command: RemotingCommand) -> Needed:
-    yield _group_of(parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group)
+    yield _group_of(parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group, GET)
 
 
 def _consumer_status(command: RemotingCommand) -> Needed:
     asked = parse_header(ConsumerStatusRequest, command.ext_fields)
-    yield asked.topic, ANY
-    yield _group_of(asked.group)
+    yield asked.topic, GET
+    yield _group_of(asked.group, GET)
 
 
 def _consume_stats(command: RemotingCommand) -> Needed:
     asked = parse_header(ConsumeStatsRequest, command.ext_fields)
     for topic in (asked.topic, *(asked.topic_list or "").split(";")):
         if topic:
-            yield topic, ANY
-    yield _group_of(asked.consumer_group)
+            yield topic, GET
+    yield _group_of(asked.consumer_group, GET)
 
 
 def _correction(command: RemotingCommand) -> Needed:
     asked = parse_header(CorrectionRequest, command.ext_fields)
-    yield asked.topic, ANY
+    yield asked.topic, GET
     if asked.compare_group:
-        yield _group_of(asked.compare_group)
+        yield _group_of(asked.compare_group, GET)
 
 
 def _stats(command: RemotingCommand) -> Needed:
     topic, at, group = parse_header(StatsRequest, command.ext_fields).stats_key.partition("@")
-    yield topic, ANY
+    yield topic, GET
     if at:
-        yield _group_of(group)
+        yield _group_of(group, GET)
 
 
 def _queue_entries(command: RemotingCommand) -> Needed:
     asked = parse_header(QueryQueueRequest, command.ext_fields)
-    yield asked.topic, Right.SUB
+    yield asked.topic, SUB_OR_GET
     if asked.consumer_group:
-        yield _group_of(asked.consumer_group)
+        yield _group_of(asked.consumer_group, SUB_OR_GET)
+
+
+def _changed_topic(right: int) -> Callable[[RemotingCommand], Needed]:
+    def needed(command: RemotingCommand) -> Needed:
+        yield parse_header(TopicRequest, command.ext_fields).topic, right
+
+    return needed
+
+
+def _deleted_group(command: RemotingCommand) -> Needed:
+    yield _group_of(parse_header(DeleteGroupRequest, command.ext_fields).group_name, Right.DELETE)
+
+
+def _changed_group(command: RemotingCommand) -> Needed:
+    if command.body:
+        yield _group_of(java_json.read_as(GroupConfig, command.body).group_name, Right.CREATE)
+
+
+def _changed_groups(command: RemotingCommand) -> Needed:
+    for group in java_json.read_as(GroupConfigList, command.body).group_config_list:
+        yield _group_of(group.group_name, Right.CREATE)
+
+
+def _reset(command: RemotingCommand) -> Needed:
+    asked = parse_header(ResetOffsetsRequest, command.ext_fields)
+    yield asked.topic, Right.UPDATE
+    yield _group_of(asked.group, Right.UPDATE)
+
+
+def _clone(command: RemotingCommand) -> Needed:
+    asked = parse_header(CloneOffsetRequest, command.ext_fields)
+    for group in (asked.src_group, asked.dest_group):
+        yield _group_of(group, Right.UPDATE)
+    if asked.topic:
+        yield asked.topic, Right.UPDATE
+
+
+def _running_info(command: RemotingCommand) -> Needed:
+    yield _group_of(parse_header(RunningInfoRequest, command.ext_fields).consumer_group, GET)
 
 
 _SIGNATURE, _ADMIN, _CHANGE = Rule(Needs.SIGNATURE), Rule(Needs.ADMIN), Rule(Needs.ADMIN_CHANGE)
+
+
+def _change(needed: Callable[[RemotingCommand], Needed]) -> Rule:
+    return Rule(Needs.ADMIN_CHANGE, needed=needed)
 
 
 def _rights(words: str, needed: Callable[[RemotingCommand], Needed]) -> Rule:
@@ -233,7 +335,8 @@ def _rights(words: str, needed: Callable[[RemotingCommand], Needed]) -> Rule:
 
 _SEND = _rights("PUB on the topic; of %RETRY%G, SUB on G", _send)
 _REPLY = _rights("PUB on the topic, which is one of replies (…_REPLY_TOPIC)", _reply)
-_CONSUME = _rights("SUB on topic and group", _consume)
+_SUB_ON_BOTH = "SUB on topic and group"
+_CONSUME = _rights(_SUB_ON_BOTH, _consume)
 _POP = _rights("SUB on topic and group; for a message from the group's retry topic, on the topic itself", _pop)
 _TOPIC = _rights("PUB or SUB on the topic", _topic)
 _GROUP = _rights("SUB on the group", _group)
@@ -244,9 +347,9 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.SEND_MESSAGE: _SEND,
     RequestCode.PULL_MESSAGE: _CONSUME,
     RequestCode.QUERY_MESSAGE: _rights("SUB on the topic", _read),
-    RequestCode.QUERY_CONSUMER_OFFSET: _CONSUME,
-    RequestCode.UPDATE_CONSUMER_OFFSET: _CONSUME,
-    RequestCode.UPDATE_AND_CREATE_TOPIC: _CHANGE,
+    RequestCode.QUERY_CONSUMER_OFFSET: _rights(_SUB_ON_BOTH, _offset),
+    RequestCode.UPDATE_CONSUMER_OFFSET: _rights(_SUB_ON_BOTH, _commit),
+    RequestCode.UPDATE_AND_CREATE_TOPIC: _change(_changed_topic(Right.CREATE)),
     RequestCode.GET_ALL_TOPIC_CONFIG: _SIGNATURE,
     RequestCode.UPDATE_BROKER_CONFIG: _CHANGE,
     RequestCode.GET_BROKER_CONFIG: _ADMIN,
@@ -272,29 +375,31 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.GET_ALL_DELAY_OFFSET: _ADMIN,
     RequestCode.GET_TIMER_CHECK_POINT: _ADMIN,
     RequestCode.GET_TIMER_METRICS: _ADMIN,
-    RequestCode.CHECK_CLIENT_CONFIG: _rights("SUB on topic and group", _check_client),
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _CHANGE,
+    RequestCode.CHECK_CLIENT_CONFIG: _rights(_SUB_ON_BOTH, _check_client),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _change(_changed_group),
     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _SIGNATURE,
     RequestCode.GET_TOPIC_STATS_INFO: _TOPIC,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _rights("SUB on the group", _consumers),
     RequestCode.GET_PRODUCER_CONNECTION_LIST: _ADMIN,
-    RequestCode.DELETE_SUBSCRIPTIONGROUP: _CHANGE,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: _change(_deleted_group),
     RequestCode.GET_CONSUME_STATS: _rights("SUB on the group; PUB or SUB on each topic that it names", _consume_stats),
-    RequestCode.DELETE_TOPIC_IN_BROKER: _CHANGE,
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _CHANGE,
+    RequestCode.DELETE_TOPIC_IN_BROKER: _change(_changed_topic(Right.DELETE)),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _change(_reset),
     RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _rights(_BOTH, _consumer_status),
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _CHANGE,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _change(_changed_groups),
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC,
     RequestCode.QUERY_CONSUME_TIME_SPAN: _rights(_BOTH, _group_on_topic),
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _SIGNATURE,
     RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: _CHANGE,
-    RequestCode.GET_CONSUMER_RUNNING_INFO: _ADMIN,  # with the stacks of the client's threads
+    RequestCode.GET_CONSUMER_RUNNING_INFO: Rule(
+        Needs.ADMIN, needed=_running_info
+    ),  # with the stacks of the client's threads
     RequestCode.QUERY_CORRECTION_OFFSET: _rights(
         "PUB or SUB on the topic, SUB on the group if it names one", _correction
     ),
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _CHANGE,
     RequestCode.SEND_MESSAGE_V2: _SEND,
-    RequestCode.CLONE_GROUP_OFFSET: _CHANGE,
+    RequestCode.CLONE_GROUP_OFFSET: _change(_clone),
     RequestCode.VIEW_BROKER_STATS_DATA: _rights("PUB or SUB on the topic, SUB on the group if it names one", _stats),
     RequestCode.CLEAN_UNUSED_TOPIC: _CHANGE,
     RequestCode.GET_BROKER_CONSUME_STATS: _ADMIN,
@@ -319,6 +424,26 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _POP,
     RequestCode.NOTIFICATION: _CONSUME,
     RequestCode.POLLING_INFO: _CONSUME,
+    **dict.fromkeys(
+        (
+            RequestCode.AUTH_CREATE_USER,
+            RequestCode.AUTH_UPDATE_USER,
+            RequestCode.AUTH_DELETE_USER,
+            RequestCode.AUTH_CREATE_ACL,
+            RequestCode.AUTH_UPDATE_ACL,
+            RequestCode.AUTH_DELETE_ACL,
+        ),
+        _CHANGE,
+    ),
+    **dict.fromkeys(
+        (
+            RequestCode.AUTH_GET_USER,
+            RequestCode.AUTH_LIST_USER,
+            RequestCode.AUTH_GET_ACL,
+            RequestCode.AUTH_LIST_ACL,
+        ),
+        _ADMIN,
+    ),
 }
 """The permissions at a broker, by request code."""
 

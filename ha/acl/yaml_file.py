@@ -23,7 +23,8 @@ from typing import NamedTuple
 import yaml
 
 from .addresses import AddressPattern
-from .policy import RIGHTS, Account, Right
+from .policy import RIGHTS, Account
+from .requirements import Right
 
 FILE_SIZE_MAX = 1 << 20
 KEY_LENGTH_MIN = 7

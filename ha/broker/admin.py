@@ -10,6 +10,7 @@ from ha.broker.admin_clients import AdminClients
 from ha.broker.admin_groups import AdminGroups
 from ha.broker.admin_store import AdminStore
 from ha.broker.admin_topics import AdminTopics
+from ha.broker.admin_users import AdminUsers
 from ha.broker.consume_statistics import ConsumeStatistics
 from ha.broker.core import BrokerCore
 from ha.broker.holds import PullHolds
@@ -43,6 +44,7 @@ class Admin:
             MessageQueries(core),
             self.topics,
             AdminGroups(core),
+            AdminUsers(core),
             self.info,
             ConsumeStatistics(core),
             self.clients,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import trio
 
-from ha.acl import BROKER_RULES, AclGuard
+from ha.acl import BROKER_RULES, AclGuard, UserAccounts
 from ha.broker.acknowledgement import SyncStateRule
 from ha.broker.admin import Admin
 from ha.broker.core import BrokerCore
@@ -90,6 +91,11 @@ class Broker:
         tables = self.tables = Tables(store, options, world, self.standing)
         self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
         self.delay_offsets, self.clients = tables.delay_offsets, tables.clients
+        if guard is not None and options.authentication_enabled:
+            users = tables.users
+            guard.users = UserAccounts(
+                users.get, users.__len__, options.cluster_name, authorizes=options.authorization_enabled
+            )
         self.put_service = PutService(store, replication.ha_service, options, self.standing, replication.sync_state)
         core = BrokerCore(options=options, store=store, tables=tables, puts=self.put_service, world=world, guard=guard)
         self._poller = world.poller
@@ -188,7 +194,9 @@ class Broker:
 
     def _services_of_role(self) -> Sequence[Service]:
         if not self.standing.is_slave:
-            return self.delay.serve, self.timers.serve, self.transactions.serve, *self.pop.master_services
+            create_users = partial(self.tables.users.create_missing, self.options.initial_users)
+            services = create_users, self.delay.serve, self.timers.serve, self.transactions.serve
+            return *services, *self.pop.master_services
         return () if self.slave_sync is None else (self.slave_sync.serve,)
 
     async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:

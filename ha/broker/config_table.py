@@ -1,4 +1,5 @@
-"""Configurations by name, with a data version: the common part of topics (topics.py) and consumer groups (groups.py).
+"""Configurations by name, with a data version: the common part of topics (topics.py), consumer groups (groups.py)
+and users (users.py).
 
 They are kept in a file under config/, or in a failover group in the group's log (journal.py): there a change takes
 effect when its record is in the log.
@@ -18,12 +19,13 @@ from ha.broker.journal import Journal, Logged
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing, fixed_standing
 from ha.protocol import java_json
+from ha.protocol.access_bodies import UserConfig, UserTable
 from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable, LogPosition, TopicConfig, TopicConfigTable
 from ha.protocol.group_records import config_size
 
 logger = logging.getLogger(__name__)
 
-Config = TypeVar("Config", TopicConfig, GroupConfig)
+Config = TypeVar("Config", TopicConfig, GroupConfig, UserConfig)
 
 Save = Callable[[Callable[[], bytes]], Awaitable[None]]
 
@@ -76,7 +78,7 @@ class ConfigTable(ABC, Generic[Config]):
         return self._data_version
 
     @abstractmethod
-    def snapshot(self) -> TopicConfigTable | GroupTable:
+    def snapshot(self) -> TopicConfigTable | GroupTable | UserTable:
         """A copy of the table: the answer to slaves, and the content of the file."""
 
     @abstractmethod

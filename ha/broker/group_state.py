@@ -1,4 +1,4 @@
-"""Topics, consumer groups and offsets as records of a failover group's log: applying records, and making them.
+"""Topics, consumer groups, offsets and users as records of a failover group's log: applying records, and making them.
 
 No I/O. `TablesState` is the result of all records up to one of them; `Replica` follows the log and switches to a
 complete snapshot; `pack` makes records of bounded size. The format: ha/protocol/group_records.py.
@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, LogPosition, TopicConfig
 from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, entry_size_max
 
@@ -21,8 +22,8 @@ QUEUE_COUNT = 512
 RECORD_OVERHEAD = 1024
 """Maximum bytes of a record's body apart from the entries of its maps."""
 
-TOPICS, GROUPS, OFFSETS, DELAYS = "topics", "groups", "offsets", "delays"
-SECTIONS = (TOPICS, GROUPS, OFFSETS, DELAYS)
+TOPICS, GROUPS, OFFSETS, DELAYS, USERS = "topics", "groups", "offsets", "delays", "users"
+SECTIONS = (TOPICS, GROUPS, OFFSETS, DELAYS, USERS)
 
 
 class TablesView(msgspec.Struct, frozen=True):
@@ -32,8 +33,10 @@ class TablesView(msgspec.Struct, frozen=True):
     groups: Mapping[str, GroupConfig | None]
     offsets: Mapping[str, dict[int, int]]
     delays: Mapping[int, int]
+    users: Mapping[str, UserConfig | None]
     topics_version: DataVersion | None
     groups_version: DataVersion | None
+    users_version: DataVersion | None
 
 
 class TablesState(msgspec.Struct):
@@ -43,8 +46,10 @@ class TablesState(msgspec.Struct):
     groups: dict[str, GroupConfig] = {}
     offsets: dict[str, dict[int, int]] = {}
     delays: dict[int, int] = {}
+    users: dict[str, UserConfig] = {}
     topics_version: DataVersion = DataVersion()
     groups_version: DataVersion = DataVersion()
+    users_version: DataVersion = DataVersion()
 
     def apply(self, record: TablesRecord) -> None:
         """Applies `record`."""
@@ -58,6 +63,11 @@ class TablesState(msgspec.Struct):
                 self.groups.pop(group, None)
             else:
                 self.groups[group] = group_config
+        for name, user in record.users.items():
+            if user is None:
+                self.users.pop(name, None)
+            else:
+                self.users[name] = user
         for key in record.removed_offsets:
             self.offsets.pop(key, None)
         offsets = self.offsets
@@ -72,6 +82,8 @@ class TablesState(msgspec.Struct):
             self.topics_version = record.topics_version
         if record.groups_version is not None:
             self.groups_version = record.groups_version
+        if record.users_version is not None:
+            self.users_version = record.users_version
 
 
 def changed_sections(record: TablesRecord) -> Iterator[str]:
@@ -84,6 +96,8 @@ def changed_sections(record: TablesRecord) -> Iterator[str]:
         yield OFFSETS
     if record.delays:
         yield DELAYS
+    if record.users or record.users_version is not None:
+        yield USERS
 
 
 class Replica:
@@ -164,6 +178,7 @@ def pack(
     sections: tuple[tuple[str, Mapping[Any, Any], Callable[[Any, Any], int]], ...] = (
         (TOPICS, view.topics, _config_size),
         (GROUPS, view.groups, _config_size),
+        (USERS, view.users, _config_size),
         (DELAYS, view.delays, _delay_size),
     )
     for key in list(view.offsets):
@@ -191,6 +206,7 @@ def pack(
             getattr(record, section)[name] = source[name]
             size += added
     record.topics_version, record.groups_version = view.topics_version, view.groups_version
+    record.users_version = view.users_version
     yield record
 
 
@@ -202,7 +218,7 @@ def snapshot_parts(view: TablesView, epoch: int, size_max: int) -> Iterator[Tabl
         yield record
 
 
-def _config_size(name: str, config: TopicConfig | GroupConfig | None) -> int:
+def _config_size(name: str, config: TopicConfig | GroupConfig | UserConfig | None) -> int:
     return entry_size_max(name, 0) if config is None else config_size(name, config)
 
 

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from ha.broker.group_state import TablesView, pack
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import TablesRecord
@@ -53,7 +54,8 @@ class Journal:
         """Maximum bytes of the configuration of one topic or group, so that it fits a record"""
         self._topics: dict[str, TopicConfig | None] = {}
         self._groups: dict[str, GroupConfig | None] = {}
-        self._versions: list[DataVersion | None] = [None, None]
+        self._users: dict[str, UserConfig | None] = {}
+        self._versions: list[DataVersion | None] = [None, None, None]
         self._removed: dict[str, None] = {}
         self._offsets: dict[str, dict[int, int]] = {}
         self._delays: dict[int, int] = {}
@@ -94,6 +96,13 @@ class Journal:
         if self.is_open:
             self._groups[name] = config
             self._versions[1] = version
+            self.some.set()
+
+    def user(self, name: str, config: UserConfig | None, version: DataVersion) -> None:
+        """Adds a new, changed or deleted (None) user."""
+        if self.is_open:
+            self._users[name] = config
+            self._versions[2] = version
             self.some.set()
 
     def offset(self, key: str, queue_id: int, offset: int) -> None:
@@ -156,7 +165,7 @@ class Journal:
 
     @property
     def _is_empty(self) -> bool:
-        return not (self._topics or self._groups or self._offsets or self._delays or self._removed)
+        return not (self._topics or self._groups or self._users or self._offsets or self._delays or self._removed)
 
     @property
     def has_waiters(self) -> bool:
@@ -165,7 +174,7 @@ class Journal:
 
     def take(self, size_max: int) -> list[TablesRecord]:
         """Removes all changes and returns them as records of about `size_max` bytes. `settle` reports their outcome."""
-        view = TablesView(self._topics, self._groups, self._offsets, self._delays, *self._versions)
+        view = TablesView(self._topics, self._groups, self._offsets, self._delays, self._users, *self._versions)
         records = (
             [] if self._is_empty and self._is_settled else list(pack(view, self.epoch, size_max, removed=self._removed))
         )
@@ -177,8 +186,8 @@ class Journal:
     def settle(self, epoch: int, logged: Logged, unstored: Iterable[TablesRecord] = ()) -> None:
         """Reports the outcome of the changes taken in `epoch` to their waiters.
 
-        Offsets in `unstored` are added again, as the tables have them; topics and groups are not, as their requests
-        fail.
+        Offsets in `unstored` are added again, as the tables have them; topics, groups and users are not, as their
+        requests fail.
         """
         if not self.is_open or epoch != self.epoch:
             return  # the waiters have been called
@@ -201,5 +210,5 @@ class Journal:
         self.some.set()
 
     def _forget(self) -> None:
-        self._topics, self._groups, self._versions = {}, {}, [None, None]
+        self._topics, self._groups, self._users, self._versions = {}, {}, {}, [None, None, None]
         self._removed, self._offsets, self._delays = {}, {}, {}

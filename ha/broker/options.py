@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from ha.protocol.access_bodies import UserConfig
+
 
 class BrokerRole(Enum):
     """RocketMQ's brokerRole."""
@@ -123,5 +125,9 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     server_side_reset_offset: bool = True
     slave_sync_interval_s: float = 10.0
     slave_sync_timeout_s: float = 3.0
+    authentication_enabled: bool = False
+    authorization_enabled: bool = False
+    initial_users: tuple[UserConfig, ...] = ()
+    """Created by a master if they don't exist; their representation shows no password"""
     keeps_tables_in_log: bool = False
     """In a failover group: topics, groups and offsets are records of the log (group_log.py)"""

@@ -1,4 +1,5 @@
-"""A slave's copy of its master's tables: topics (21), consumer offsets (43), groups (201) and delay offsets (45).
+"""A slave's copy of its master's tables: topics (21), consumer offsets (43), groups (201), delay offsets (45) and, with
+authenticationEnabled, users (3005) and their policies (3010).
 
 Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
 whole when their data version differs, delay offsets when they differ; consumer offsets are merged. RocketMQ:
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -20,6 +21,17 @@ from ha.broker.options import BrokerOptions
 from ha.broker.tables import Tables
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.access_bodies import (
+    DISABLE,
+    NORMAL,
+    USER_STATUSES,
+    USER_TYPES,
+    AclInfo,
+    UserConfig,
+    UserInfo,
+    known_name,
+    username_of,
+)
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
@@ -27,6 +39,8 @@ from ha.protocol.topic_names import NAME_SIZE_MAX
 from ha.remoting import RemotingClient
 
 logger = logging.getLogger(__name__)
+
+ListedT = TypeVar("ListedT")
 
 _NOT_YET = (
     ResponseCode.SYSTEM_BUSY,
@@ -101,13 +115,14 @@ class SlaveSync:
                 _leave_out_too_long("group", groups.subscription_group_table, address)
             await self._groups.replace(groups)
             await self._copy_delay_offsets(address)
+            fault = await self._copy_users(address) if self._options.authentication_enabled else ""
             self._tables.copied()
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
             self._offsets.on_master_contact(is_reachable=False)
             self._report(f"{type(error).__name__}: {error}", address)
             return False
-        self._report("", address)
-        return True
+        self._report(fault, address)
+        return not fault
 
     async def _copy_delay_offsets(self, address: str) -> None:
         """Copies delay offsets; the master sends none that are ahead of what its slaves have (delay.py)."""
@@ -115,6 +130,28 @@ class SlaveSync:
         answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
         if answer.code == ResponseCode.SUCCESS:
             await self._delay_offsets.replace(java_json.read_as(DelayOffsets, bytes(answer.body)))
+
+    async def _copy_users(self, address: str) -> str:
+        """Copies users with their policies. Returns why the master sends none, or ""; the users stay then."""
+        try:
+            users = _list_of(UserInfo, await self._ask(address, RequestCode.AUTH_LIST_USER))
+            acls = _list_of(AclInfo, await self._ask(address, RequestCode.AUTH_LIST_ACL))
+        except RemoteProtocolError as error:
+            return str(error)
+        policies = {username_of(acl.subject): acl.policies for acl in acls}
+        found: dict[str, UserConfig] = {}
+        for user in users:
+            if not user.username or not user.password:
+                return "the master sends passwords only to super users; brokerAccessKey has to be one"
+            found[user.username] = UserConfig(
+                username=user.username,
+                password=user.password,
+                user_type=known_name(user.user_type, USER_TYPES) or NORMAL,
+                user_status=known_name(user.user_status, USER_STATUSES) or DISABLE,
+                policies=policies.get(user.username) or [],
+            )
+        await self._tables.users.replace(found)
+        return ""
 
     async def _hand_on(self, address: str) -> None:
         """Sends the master the offsets committed here; drops those it refuses, for example for an unknown topic."""
@@ -154,6 +191,11 @@ class SlaveSync:
             logger.info(
                 "slave_sync.completed master=%s topics=%d groups=%d", address, len(self._topics), len(self._groups)
             )
+
+
+def _list_of(kind: type[ListedT], body: bytes) -> list[ListedT]:
+    """The list in an answer, which is empty if there is nothing to list."""
+    return java_json.read_as(list[kind], body) if body else []  # type: ignore[valid-type]
 
 
 def _leave_out_too_long(kind: str, table: dict[str, Any], address: str) -> None:

@@ -1,6 +1,7 @@
-"""The tables of a broker: topics, groups and offsets, each with its file under config/, connected clients, and pulls.
+"""The tables of a broker: topics, groups, offsets and users, each with its file under config/, connected clients, and
+pulls.
 
-In a failover group the group's log defines the first three (group_log.py).
+In a failover group the group's log defines the first four (group_log.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.group_replay import LoadedTables, cut_offsets
-from ha.broker.group_state import DELAYS, GROUPS, OFFSETS, TOPICS, Replica, TablesState, TablesView
+from ha.broker.group_state import DELAYS, GROUPS, OFFSETS, TOPICS, USERS, Replica, TablesState, TablesView
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.journal import Journal
 from ha.broker.offsets import ConsumerOffsetTable
@@ -21,8 +22,10 @@ from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing, fixed_standing
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
+from ha.broker.users import Users
 from ha.broker.world import World
 from ha.protocol import java_json
+from ha.protocol.access_bodies import UserTable
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPosition, TopicConfigTable
 from ha.protocol.group_records import TablesRecord
 from ha.store.message_store import MessageStore
@@ -32,6 +35,7 @@ FILES = {
     GROUPS: "subscriptionGroup.json",
     OFFSETS: "consumerOffset.json",
     DELAYS: "delayOffset.json",
+    USERS: "users.json",
 }
 """File names by table."""
 
@@ -96,6 +100,7 @@ class Tables:
             taken_file=self._file("takenOffsets.json"),
         )
         self.delay_offsets = DelayOffsetTable(self._file(FILES[DELAYS]), wall_clock_ms=clock)
+        self.users = Users(self._file(FILES[USERS]), options, wall_clock_ms=clock, standing=self.standing)
         self.clients = ClientRegistry(options)
         self.reads = GroupReads(key_count_max=options.offset_key_count_max)
 
@@ -108,7 +113,7 @@ class Tables:
     def keep_in_log(self, group_log: TablesLog) -> None:
         """Writes changes to a failover group's log from now on, which defines the tables. Call before `load`."""
         self.group_log = group_log
-        for table in (self.topics, self.groups, self.offsets, self.delay_offsets):
+        for table in (self.topics, self.groups, self.offsets, self.delay_offsets, self.users):
             table.journal = group_log.journal
 
     async def load(self) -> None:
@@ -122,6 +127,7 @@ class Tables:
         await self.topics.load()
         await self.groups.load()
         await self.offsets.load()
+        await self.users.load()
         await self.delay_offsets.load(self._store.log.max_offset.value)
 
     async def save(self) -> None:
@@ -175,8 +181,10 @@ class Tables:
             self.groups.table,
             self.offsets.table,
             self.delay_offsets.table,
+            self.users.table,
             self.topics.data_version,
             self.groups.data_version,
+            self.users.data_version,
         )
 
     def state(self) -> TablesState:
@@ -187,8 +195,10 @@ class Tables:
             groups=dict(self.groups.table),
             offsets={key: dict(by_queue) for key, by_queue in view.offsets.items()},
             delays=dict(view.delays),
+            users=dict(self.users.table),
             topics_version=self.topics.data_version,
             groups_version=self.groups.data_version,
+            users_version=self.users.data_version,
         )
 
     def as_loaded(self) -> LoadedTables:
@@ -199,6 +209,7 @@ class Tables:
             (GROUPS, self.groups.file_position),
             (OFFSETS, self.offsets.file_position),
             (DELAYS, self.delay_offsets.file_position),
+            (USERS, self.users.file_position),
         ):
             file = self._files[FILES[section]]
             if position is not None:
@@ -211,6 +222,7 @@ class Tables:
         """Replaces the tables with the content of the group's log."""
         self.topics.adopt(state.topics, state.topics_version)
         self.groups.adopt(state.groups, state.groups_version)
+        self.users.adopt(state.users, state.users_version)
         self.offsets.adopt(state.offsets)
         self.delay_offsets.adopt(state.delays, self._store.log.max_offset.value)
 
@@ -219,6 +231,7 @@ class Tables:
         if record.topics or record.topics_version is not None:
             self.topics.follow(record.topics, record.topics_version)
         self.groups.follow(record.groups, record.groups_version)
+        self.users.follow(record.users, record.users_version)
         self.offsets.follow(record.removed_offsets, record.offsets)
         if record.delays:
             self.delay_offsets.adopt({**self.delay_offsets.table, **record.delays}, self._store.log.max_offset.value)
@@ -234,7 +247,9 @@ class Tables:
         )
 
 
-def _file_content(section: str, replica: Replica) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets:
+def _file_content(
+    section: str, replica: Replica
+) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets | UserTable:
     state, position = replica.state, replica.reported_position
     if section == TOPICS:
         version = state.topics_version
@@ -244,4 +259,6 @@ def _file_content(section: str, replica: Replica) -> TopicConfigTable | GroupTab
         return GroupTable(data_version=version, log_position=position, subscription_group_table=state.groups)
     if section == OFFSETS:
         return ConsumerOffsets(log_position=position, offset_table=state.offsets)
+    if section == USERS:
+        return UserTable(data_version=state.users_version, log_position=position, user_table=state.users)
     return DelayOffsets(log_position=position, offset_table=state.delays)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import trio
 
-from ha.acl import Right
+from ha.acl import AclRefusal, Right
 from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, is_timer, real_message, store_delayed
 from ha.broker.message_queries import find_record
@@ -96,9 +96,10 @@ class TransactionEnds:
         properties = record.property_map()
         if self._guard is not None:
             topic = properties.get(REAL_TOPIC, "")
-            refusal = self._guard.refusal(connection, command, topic, Right.PUB)
-            if refusal:
-                raise RefusedError(ResponseCode.SYSTEM_ERROR, refusal)
+            try:
+                self._guard.check(connection, command, topic, Right.PUB)
+            except AclRefusal as refusal:
+                raise RefusedError(refusal.code, refusal.remark) from None
             if request.topic and request.topic != topic:
                 raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
         if properties.get(PRODUCER_GROUP) != request.producer_group:

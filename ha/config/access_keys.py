@@ -1,5 +1,5 @@
 """The keys of a node's own secrets: for signing its requests, between masters and slaves, and for the admin port.
-acl_keys.py has those that control access to its ports.
+acl_keys.py and user_keys.py have those that control access to its ports.
 
 A secret is either in the configuration or, better, in a file that only this node's user can read (`…File`). Files are
 read at the start.
@@ -11,7 +11,7 @@ from ha.errors import ConfigError
 
 from .key import key as _key
 from .secret import SecretStr
-from .tls_keys import BrokerTlsKeys
+from .user_keys import UserKeys
 
 SECRET_LENGTH_MIN = 16
 """For haSharedSecret and adminToken, because a recorded handshake can be attacked offline."""
@@ -19,7 +19,7 @@ ACL_KEY_LENGTH_MIN = 7
 """RocketMQ's minimum."""
 
 
-class AccessKeys(BrokerTlsKeys, frozen=True, kw_only=True):
+class AccessKeys(UserKeys, frozen=True, kw_only=True):
     """Secrets of a broker node."""
 
     broker_access_key: str = _key("brokerAccessKey", "")

@@ -36,13 +36,18 @@ def derive_acl(keys: AclKeys) -> None:
     put(keys, "acl_directory", keys.acl_directory or str(Path(keys.acl_file).parent / "acl"))
 
 
-def check_acl(keys: AclKeys, *, has_tls: bool) -> list[ConfigError]:
-    """Returns an error for each contradiction. `has_tls`: the remoting ports accept TLS connections."""
+def check_acl(keys: AclKeys, *, has_tls: bool, has_users: bool = False) -> list[ConfigError]:
+    """Returns an error for each contradiction. `has_tls`: the remoting ports accept TLS connections; `has_users`:
+    authenticationEnabled is set."""
     errors = []
-    if not keys.acl_enable:
+    if not keys.acl_enable and not has_users:
         for key, value in (("aclRequireTls", keys.acl_require_tls), ("aclAdminFrom", keys.acl_admin_from)):
             if value:
-                errors.append(ConfigError(key, "requires aclEnable=true", "no value, or aclEnable=true"))
+                errors.append(
+                    ConfigError(
+                        key, "requires aclEnable=true or authenticationEnabled=true", "no value, or one of the two"
+                    )
+                )
     if keys.acl_require_tls and not has_tls:
         reason = "requires TLS on the remoting ports (tls.server.mode, tls.server.certPath)"
         errors.append(ConfigError("aclRequireTls", reason, "false, or a certificate in tls.server.certPath"))

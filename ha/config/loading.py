@@ -36,8 +36,8 @@ ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
 """Alternative name -> key: the names of 4.9, and the name in broker.conf of a system property."""
 
 REFUSED_IF_TRUE = {
-    "authenticationEnabled": "halog has no such authentication, so all clients would be accepted",
-    "authorizationEnabled": "halog has no such authorization, so all requests would be accepted",
+    "authenticationEnabled": "only brokers have users; a name server checks plain_acl.yml (aclEnable)",
+    "authorizationEnabled": "only brokers have users; a name server checks plain_acl.yml (aclEnable)",
     "enableControllerMode": "halog uses elections instead of controllers: `python -m ha.member` (etcdEndpoints)",
     "enableDLegerCommitLog": "halog does not support DLedger's replication protocol",
     "duplicationEnable": "halog does not support it",

@@ -26,6 +26,7 @@ from .failover_keys import FailoverKeys, check_failover, derive_failover
 from .key import INT_MAX, Interval
 from .key import key as _key
 from .tls_keys import ServerTlsKeys, check_tls, derive_tls
+from .user_keys import check_users
 
 LONG_MAX = 2**63 - 1
 RECORD_OVERHEAD_MAX = 34_000
@@ -304,7 +305,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
         errors += _check_replication(self)
         errors += _check_tls(self)
         errors += check_access(self)
-        errors += check_acl(self, has_tls=self.takes_tls)
+        errors += check_users(self)
+        errors += check_acl(self, has_tls=self.takes_tls, has_users=self.authentication_enabled)
         errors += check_failover(self)
         raise_errors(errors)
 

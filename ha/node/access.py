@@ -11,7 +11,9 @@ import msgspec
 from ha.config import Config, SecretStr
 from ha.config.access_keys import ACL_KEY_LENGTH_MIN, SECRET_LENGTH_MIN, check_length
 from ha.config.check import raise_errors
+from ha.config.user_keys import parse_initial_user, parse_inner_client
 from ha.errors import ConfigError
+from ha.protocol.access_bodies import SUPER, UserConfig
 from ha.protocol.acl import AclCredentials
 from ha.protocol.ha_handshake import HandshakeKey
 from ha.replication.handshake import HandshakeOptions
@@ -34,6 +36,8 @@ class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
     handshake: HandshakeOptions | None
     admin_token: SecretStr | None
     etcd_password: SecretStr | None
+    initial_users: tuple[UserConfig, ...]
+    """The super users of initAuthenticationUser and innerClientAuthenticationCredentials"""
 
 
 async def read_access(config: Config, platform: Platform) -> NodeAccess:
@@ -61,12 +65,22 @@ async def read_access(config: Config, platform: Platform) -> NodeAccess:
         credentials = AclCredentials(config.broker_access_key, broker_secret.reveal())
     if shared_secret is not None:
         handshake = HandshakeOptions(key=HandshakeKey(shared_secret.reveal()), random_bytes=platform.random_bytes)
+    initial_users = []
+    if config.init_authentication_user is not None:
+        initial_users.append(parse_initial_user(config.init_authentication_user))
+    if config.inner_client_authentication_credentials is not None:
+        inner_client = parse_inner_client(config.inner_client_authentication_credentials)
+        initial_users.append(inner_client)
+        credentials = credentials or AclCredentials(*inner_client)
     return NodeAccess(
         acl_files=acl_files,
         credentials=credentials,
         handshake=handshake,
         admin_token=admin_token,
         etcd_password=etcd_password,
+        initial_users=tuple(
+            UserConfig(username=name, password=password, user_type=SUPER) for name, password in initial_users
+        ),
     )
 
 

@@ -53,7 +53,9 @@ class NodeDashboard(MessageBrowser):
     def is_content_open(self) -> bool:
         """`DashboardSource.is_content_open`."""
         config = self._node.config
-        return not config.acl_enable and config.tls_server_need_client_auth != "require"
+        return (
+            not (config.acl_enable or config.authentication_enabled) and config.tls_server_need_client_auth != "require"
+        )
 
     def status(self) -> Mapping[str, object]:
         """`DashboardSource.status`."""

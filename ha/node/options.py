@@ -17,6 +17,7 @@ from ha.broker.registration import BrokerIdentity, RegistrationOptions
 from ha.config import Config, options_of, shown
 from ha.failover.options import MemberOptions
 from ha.grpc import GrpcOptions
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.record import encode_host
 from ha.protocol.topic_names import TRACE_TOPIC
 from ha.proxy.options import FrontOptions
@@ -90,13 +91,14 @@ def ha_options(config: Config, open_files_max: int = OPEN_FILES_UNLIMITED) -> HA
     )
 
 
-def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
+def broker_options(config: Config, advertised: Advertised, initial_users: tuple[UserConfig, ...] = ()) -> BrokerOptions:
     """Returns the options of the broker."""
     return options_of(
         BrokerOptions,
         config,
         role=BrokerRole(config.broker_role),
         keeps_tables_in_log=config.is_member,
+        initial_users=initial_users if config.authentication_enabled else (),
         host=advertised.store_address,
         port=advertised.client_port,
         ha_address=join(advertised.ha_host, advertised.ha_port),

@@ -23,6 +23,7 @@ from ha.broker.world import World
 from ha.config import Config, SecretStr
 from ha.errors import ConfigError
 from ha.poller import open_poller
+from ha.protocol.access_bodies import UserConfig
 from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.sync_state import SyncStateSet
 from ha.store.message_store import open_message_store
@@ -60,8 +61,14 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
         tls = await load_tls(config, platform)
         access = await read_access(config, platform)
         guard = None
-        if access.acl_files is not None:
-            guard = AclGuard(await access.acl_files.load(), guard_options(config))
+        if access.acl_files is not None or config.authentication_enabled:
+            policy = None if access.acl_files is None else await access.acl_files.load()
+            options = guard_options(
+                config,
+                unauthenticated=config.authentication_whitelist,
+                unauthorized=config.authorization_whitelist,
+            )
+            guard = AclGuard(policy, options)
         warn_about(config)
         node = Node(config, events, platform, tls, ports, advertised, guard)
         own_name_server = OwnNameServer(node)
@@ -99,7 +106,7 @@ async def _serving(
     config = node.config
     name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
     nursery.start_soon(heal, node, client, name_servers, access.handshake)
-    async with _open_broker(node, client, ports) as node.broker:
+    async with _open_broker(node, client, ports, access.initial_users) as node.broker:
         if node.acl_guard is not None and access.acl_files is not None:
             interval_s = node.platform.file_check_interval_s
             nursery.start_soon(access.acl_files.keep_loaded, node.acl_guard, interval_s)
@@ -123,13 +130,15 @@ async def _serving(
         await finish_waiting_puts(node)
 
 
-def _open_broker(node: Node, client: RemotingClient, ports: NodePorts) -> AbstractAsyncContextManager[Broker]:
+def _open_broker(
+    node: Node, client: RemotingClient, ports: NodePorts, initial_users: tuple[UserConfig, ...]
+) -> AbstractAsyncContextManager[Broker]:
     config, platform = node.config, node.platform
     standing = None
     if config.is_member:
         standing = Standing(config.broker_name, config.broker_id, is_slave=True, is_elected=True)
     return open_broker(
-        make.broker_options(config, node.advertised),
+        make.broker_options(config, node.advertised, initial_users),
         node.store,
         Replication(
             ha_service=None if config.is_slave else node.ha_service,

@@ -6,15 +6,15 @@ A signed request has the ext fields AccessKey (the signer), SecurityToken (optio
     content   = the values of all ext fields except Signature, sorted by name, then the body
 
 Names are compared by UTF-16 code units, as Java's String does; values are the strings as transmitted, in UTF-8 without
-separators. The signature contains no time, so a captured request can be replayed unless TLS protects it. Sources:
-AclClientRPCHook, AclSigner, AclUtils.combineRequestContent, PlainAccessValidator.
+separators. Clients up to version 4.9.3 don't sign `_UNIQUE_KEY_QUERY`. The signature contains no time, so a captured
+request can be replayed unless TLS protects it. Sources: AclClientRPCHook, AclSigner, AclUtils.combineRequestContent,
+PlainAccessValidator, DefaultAuthenticationContextBuilder.
 """
 
 from __future__ import annotations
 
 import hmac
 from binascii import b2a_base64
-from collections.abc import Mapping
 
 from ha.errors import LocalProtocolError
 from ha.protocol.remoting import RemotingCommand
@@ -23,9 +23,12 @@ ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
-"""An ext field that clients add after signing; servers exclude it from the content."""
+"""An ext field that clients up to 4.9.3 add after signing; later ones sign it."""
+VERSION_QUERIES_UNSIGNED_MAX = 399
+"""V4_9_3"""
 
-_UNSIGNED = frozenset({SIGNATURE, UNIQUE_KEY_QUERY})
+_UNSIGNED = frozenset({SIGNATURE})
+_UNSIGNED_BEFORE = frozenset({SIGNATURE, UNIQUE_KEY_QUERY})
 
 
 class SigningKey:
@@ -39,20 +42,27 @@ class SigningKey:
     def __repr__(self) -> str:
         return "<SigningKey>"
 
-    def signature(self, ext_fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
+    def signature(self, command: RemotingCommand) -> bytes:
         """Return the base64 value of Signature. UnicodeEncodeError if a string can't be encoded as UTF-8."""
-        names = sorted(ext_fields)
+        fields = command.ext_fields
+        names = sorted(fields)
         if not "".join(names).isascii():
             names.sort(key=_utf16)
+        unsigned = _UNSIGNED if command.version > VERSION_QUERIES_UNSIGNED_MAX else _UNSIGNED_BEFORE
+        content = "".join([fields[name] for name in names if name not in unsigned]).encode()
+        return b2a_base64(self.digest(content, command.body), newline=False)
+
+    def digest(self, content: bytes, body: bytes | memoryview = b"") -> bytes:
+        """Return the HMAC-SHA1 of `content` and `body`."""
         signing = self._keyed.copy()
-        signing.update("".join([ext_fields[name] for name in names if name not in _UNSIGNED]).encode())
+        signing.update(content)
         signing.update(body)
-        return b2a_base64(signing.digest(), newline=False)
+        return signing.digest()
 
     def has_signed(self, command: RemotingCommand) -> bool:
         """Return whether the Signature of `command` was made with this key; takes constant time."""
         claimed = command.ext_fields.get(SIGNATURE, "").encode()
-        return hmac.compare_digest(self.signature(command.ext_fields, command.body), claimed)
+        return hmac.compare_digest(self.signature(command), claimed)
 
 
 class AclCredentials:
@@ -78,7 +88,7 @@ class AclCredentials:
         if self._security_token is not None:
             fields[SECURITY_TOKEN] = self._security_token
         try:
-            fields[SIGNATURE] = self._key.signature(fields, command.body).decode()
+            fields[SIGNATURE] = self._key.signature(command).decode()
         except UnicodeEncodeError as error:
             raise LocalProtocolError(f"command {command.code} can't be signed: {error.reason}") from None
 

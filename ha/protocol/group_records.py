@@ -1,4 +1,4 @@
-"""Records of the topic rmq_sys_halog_tables: the topics, consumer groups and offsets of a failover group.
+"""Records of the topic rmq_sys_halog_tables: the topics, consumer groups, offsets and users of a failover group.
 
 They are ordinary messages in queue 0, so that every RocketMQ broker replicates, queues and shows them. The body is
 JSON:
@@ -7,7 +7,8 @@ JSON:
     epoch     epoch of the master that wrote it: with the record's physical offset it identifies the log
     snapshot  {"part": n, "isLast": bool}, only in parts of a snapshot, which have the tag `s`
     topics, groups                     name -> configuration as in topics.json, subscriptionGroup.json; null: deleted
-    topicsVersion, groupsVersion       data version of that table after the change
+    users                              name -> user as in users.json, with its password; null: deleted
+    topicsVersion, groupsVersion, usersVersion  data version of that table after the change
     removedOffsets                     "topic@group" whose offsets are removed, before `offsets` apply
     offsets                            "topic@group" -> queue id -> queue offset
     delays                             delay level (from 1) -> queue offset of the next message to be delivered
@@ -22,6 +23,7 @@ from __future__ import annotations
 import msgspec
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from ha.protocol.properties import TAGS, encode_properties, tags_code
 
@@ -48,6 +50,8 @@ class TablesRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=T
     topics_version: DataVersion | None = None
     groups: dict[str, GroupConfig | None] = {}
     groups_version: DataVersion | None = None
+    users: dict[str, UserConfig | None] = {}
+    users_version: DataVersion | None = None
     removed_offsets: list[str] = []
     offsets: dict[str, dict[int, int]] = {}
     delays: dict[int, int] = {}
@@ -84,6 +88,6 @@ def entry_size_max(name: str, queue_count: int) -> int:
     return len(_encode(name)) + 32 * queue_count + 8
 
 
-def config_size(name: str, config: TopicConfig | GroupConfig) -> int:
-    """Return the maximum size in bytes of one entry of `topics` or `groups`."""
+def config_size(name: str, config: TopicConfig | GroupConfig | UserConfig) -> int:
+    """Return the maximum size in bytes of one entry of `topics`, `groups` or `users`."""
     return len(_encode(name)) + len(_encode(config)) + 8

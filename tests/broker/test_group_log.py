@@ -238,7 +238,7 @@ async def test_file_of_another_history_is_ignored(autojump_clock: MockClock) -> 
         await old.settled()
         await old.group_log.save()
         assert sorted(disk.list_dir(CONFIG))[0] == "consumerOffset.json"
-        assert len(disk.list_dir(CONFIG)) == 4
+        assert len(disk.list_dir(CONFIG)) == 5
         await new.become_master(2)
         await new.settled()
         await new.committed("h", "T", 0, 0)

@@ -2,6 +2,7 @@
 
 from ha.broker.group_state import Replica, TablesState, TablesView, pack, snapshot_parts
 from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Journal, Logged
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, LogPosition, TopicConfig
 from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import SnapshotPart, TablesRecord, encode_tables_record
@@ -100,7 +101,14 @@ def test_outcome_of_another_term_is_ignored() -> None:
 
 def view(state: TablesState) -> TablesView:
     return TablesView(
-        state.topics, state.groups, state.offsets, state.delays, state.topics_version, state.groups_version
+        state.topics,
+        state.groups,
+        state.offsets,
+        state.delays,
+        state.users,
+        state.topics_version,
+        state.groups_version,
+        state.users_version,
     )
 
 
@@ -110,8 +118,10 @@ def some_tables() -> TablesState:
         groups={f"g{number}": GroupConfig(group_name=f"g{number}") for number in range(50)},
         offsets={f"T{number}@g": {queue: queue for queue in range(600)} for number in range(5)},
         delays={1: 3},
+        users={f"u{number}": UserConfig(username=f"u{number}", password="p" * 100) for number in range(50)},
         topics_version=DataVersion(counter=7),
         groups_version=DataVersion(counter=8),
+        users_version=DataVersion(counter=9),
     )
 
 

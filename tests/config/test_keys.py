@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import inspect
 
 from ha.config import REFUSED_IF_TRUE, Config, NameServerConfig, fields, load_config, rocketmq_keys
 from ha.config.loading import REMOVED
+from ha.config.secret import SecretStr
 from ha.errors import ConfigError
 
 OWN = {
@@ -435,3 +437,29 @@ def test_contradictions_of_failover(settings: tuple[str, ...], key: str) -> None
     [error] = mistakes(*MEMBER, *settings)
     assert error.key == key
     assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "reason"),
+    [
+        ({"authorization_enabled": True}, "authorizationEnabled", "requires authenticationEnabled=true"),
+        ({"init_authentication_user": SecretStr("hidden-value")}, "initAuthenticationUser", "not the expected JSON"),
+        (
+            {"init_authentication_user": SecretStr('{"username":" ","password":"hidden-value"}')},
+            "initAuthenticationUser",
+            "blank name or password",
+        ),
+        (
+            {"inner_client_authentication_credentials": SecretStr('{"username":"u","password":"hidden-value"}')},
+            "innerClientAuthenticationCredentials",
+            "not the expected JSON",
+        ),
+        ({"acl_admin_from": "tls"}, "aclAdminFrom", "requires aclEnable=true or authenticationEnabled=true"),
+    ],
+)
+def test_wrong_users(keys: dict[str, Any], key: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**keys)
+    assert caught.value.key == key
+    assert reason in caught.value.reason
+    assert "hidden-value" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Who is let in: the HA handshake, a peer that heals, ACL files, the credentials of the admin port."""
+"""Access: the HA handshake, a peer that heals, ACL files, policies, gRPC signatures, the admin port's credentials."""
 
 import random
 from typing import Any
@@ -7,11 +7,17 @@ import trio
 from starlette.requests import Request
 from trio.testing import memory_stream_pair
 
+from ha.acl import Right
+from ha.acl.evaluation import CLUSTER, DENIED, GROUP, NO_MATCH, TOPIC, Policies, PolicyError, canonical
+from ha.acl.grpc_signature import AUTHORIZATION, DATE_TIME, read_signature
 from ha.acl.yaml_file import AclFileError, parse_acl_file
 from ha.admin import AdminKey
 from ha.admin.credentials import LOGIN_PATH, AdminGuard
 from ha.admin.dashboard.login import FIELD_COUNT_MAX, Login
 from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.access_bodies import AclInfo, PolicyInfo
+from ha.protocol.acl import SigningKey
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.protocol.ha_handshake import HELLO, HandshakeKey, encode_handshake_frame
 from ha.replication.handshake import HandshakeOptions, authenticate_slave, authenticate_to_master
@@ -109,6 +115,36 @@ def acl_files(data: bytes) -> None:
             pattern.matches(host)
 
 
+def user_policies(data: bytes) -> None:
+    """Any body of 3006: the one error, or policies that stay the same when written and parsed again."""
+    try:
+        info = java_json.read_as(AclInfo, data)
+        entries = [canonical(entry) for policy in info.policies or () for entry in policy.entries or ()]
+    except (RemoteProtocolError, PolicyError):
+        return
+    assert [canonical(entry) for entry in entries] == entries
+    first = Policies([PolicyInfo(entries=entries)])
+    again = java_json.read_as(AclInfo, java_json.dumps(AclInfo(policies=[PolicyInfo(entries=entries)])))
+    second = Policies(again.policies or ())
+    for kind, name in ((TOPIC, "T"), (GROUP, "g"), (CLUSTER, "C")):
+        for host in ("10.0.0.1", "2001:db8::1", "::ffff:10.0.0.1", "memory", "fe80::1%eth0"):
+            for actions in (Right.PUB, Right.SUB | Right.GET):
+                found = first.denial(kind, name, actions, host)
+                assert found in ("", NO_MATCH, DENIED)
+                assert found == second.denial(kind, name, actions, host)
+
+
+def grpc_signature(data: bytes) -> None:
+    """Any metadata: the one error, or a signature that the known secret did not make."""
+    authorization, _, date_time = data.decode("utf-8", "surrogateescape").partition("\n")
+    try:
+        signature = read_signature({AUTHORIZATION: authorization, DATE_TIME: date_time})
+    except RemoteProtocolError:
+        return
+    assert len(signature.access_key) <= len(authorization)
+    assert not signature.is_by(SigningKey(SECRET))
+
+
 def admin_credentials(data: bytes) -> None:
     """Any headers, any cookie, and any form of the dashboard: refused, without an error."""
     guard = AdminGuard(AdminKey(TOKEN))
@@ -159,6 +195,31 @@ def heal_seeds() -> list[bytes]:
         beat = encode_transfer_header(begin, 0)
         found.append(bytes([number]) + answer + PAUSE + beat + beat + body)
     return found
+
+
+def policy_seeds() -> list[bytes]:
+    """Policies of all kinds, and oddities."""
+    return [
+        b"""{"subject":"User:u","policies":[{"policyType":"Custom","entries":[
+{"resource":"Topic:T","actions":["Pub","Sub"],"sourceIps":["10.0.0.0/8","::1"],"decision":"Allow"},
+{"resource":"Topic:T*","actions":["All"],"decision":"Deny"},{"resource":"*","actions":["Get"],"decision":"allow"}]},
+{"policyType":"Default","entries":[{"resource":"Group:*","actions":["sub"],"decision":"Allow"}]}]}""",
+        b'{"policies":[{"entries":[{"resource":"Topic:a*b*","actions":["Pub"],"decision":"Deny"}]}]}',
+        b'{"policies":[{"entries":[{"resource":"Cluster:C","actions":["Any"],"sourceIps":[" "],"decision":null}]}]}',
+        b'{"policies":[{"entries":null},{"entries":[]}]}',
+    ]
+
+
+def signature_seeds() -> list[bytes]:
+    """Of clients in several languages."""
+    head, tail = b"MQv2-HMAC-SHA1 Credential=", b", SignedHeaders=x-mq-date-time, Signature="
+    return [
+        head + b"alice" + tail + b"0" * 40 + b"\n20261127T025722Z",
+        head + b"alice//Rocketmq" + tail + b"AF" * 20 + b"\n20261127T025722Z",
+        head + tail + b"\n20261127T025722Z",
+        b"MQv2-HMAC-SHA1\n20261127T025722Z",
+        b"\n",
+    ]
 
 
 def acl_seeds() -> list[bytes]:
@@ -233,6 +294,32 @@ HARNESSES = {
         ),
         size_max=2000,
         seconds_max=5.0,
+    ),
+    "user_policies": Harness(
+        about=user_policies.__doc__ or "",
+        run=user_policies,
+        seeds=policy_seeds,
+        words=(
+            b'"resource":"',
+            b"Topic:",
+            b"Group:",
+            b"Cluster:",
+            b"Any:",
+            b'*"',
+            b'"actions":["',
+            b'"sourceIps":["',
+            b"/8",
+            b"::",
+            b'"Deny"',
+        ),
+        size_max=1000,
+    ),
+    "grpc_signature": Harness(
+        about=grpc_signature.__doc__ or "",
+        run=grpc_signature,
+        seeds=signature_seeds,
+        words=(b"Credential=", b"Signature=", b", ", b"=", b"/", b"\n"),
+        size_max=300,
     ),
     "admin_credentials": Harness(
         about=admin_credentials.__doc__ or "",

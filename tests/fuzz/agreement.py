@@ -21,6 +21,7 @@ from ha.failover.etcd_values import (
     read_view,
     value_of,
 )
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from ha.protocol.group_records import SnapshotPart, TablesRecord, decode_tables_record, encode_tables_record
 from tests.fuzz.harness import Harness
@@ -111,6 +112,8 @@ def record_seeds() -> list[bytes]:
         topics_version=DataVersion(counter=2, timestamp=7),
         groups={"g": GroupConfig(group_name="g")},
         groups_version=DataVersion(counter=1),
+        users={"u": UserConfig(username="u", password="p"), "gone": None},
+        users_version=DataVersion(counter=4),
         removed_offsets=["gone@g"],
         offsets={"T@g": {0: 5, 3: 1 << 40}},
         delays={3: 17},

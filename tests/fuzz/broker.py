@@ -8,7 +8,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.acl import AclGuard, AclPolicy
-from ha.acl.policy import Account, Right
+from ha.acl.policy import Account
+from ha.acl.requirements import Right
 from ha.broker.broker import BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault

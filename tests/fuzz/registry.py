@@ -31,6 +31,8 @@ MODULES = {
     "ha_handshake": "access",
     "heal_fetch": "access",
     "acl_files": "access",
+    "user_policies": "access",
+    "grpc_signature": "access",
     "admin_credentials": "access",
     "broker": "broker",
     "broker_access": "broker",

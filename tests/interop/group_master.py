@@ -11,12 +11,15 @@ from ha.broker.options import BrokerOptions
 from ha.config import Config
 from ha.master import ENTRY
 from ha.node import options
+from ha.protocol.access_bodies import UserConfig
 
 _as_configured = options.broker_options
 
 
-def with_tables_in_log(config: Config, advertised: options.Advertised) -> BrokerOptions:
-    return msgspec.structs.replace(_as_configured(config, advertised), keeps_tables_in_log=True)
+def with_tables_in_log(
+    config: Config, advertised: options.Advertised, initial_users: tuple[UserConfig, ...] = ()
+) -> BrokerOptions:
+    return msgspec.structs.replace(_as_configured(config, advertised, initial_users), keeps_tables_in_log=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from ha.protocol.group_records import (
     SNAPSHOT_PROPERTIES,
@@ -24,11 +25,15 @@ DELTA = TablesRecord(
     removed_offsets=["gone@g"],
     offsets={"T@g": {0: 5, 3: 1 << 40}},
     delays={3: 17},
+    users={"u": UserConfig(username="u", password="p", user_status="disable"), "gone": None},
+    users_version=DataVersion(counter=4, timestamp=7),
 )
 WRITTEN = (
     b'{"version":1,"epoch":3,"topics":{"T":{"attributes":{},"order":false,"perm":6,"readQueueNums":4,'
     b'"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":4},"gone":null},'
-    b'"topicsVersion":{"counter":2,"stateVersion":0,"timestamp":7},"removedOffsets":["gone@g"],'
+    b'"topicsVersion":{"counter":2,"stateVersion":0,"timestamp":7},'
+    b'"users":{"u":{"username":"u","password":"p","userStatus":"disable"},"gone":null},'
+    b'"usersVersion":{"counter":4,"stateVersion":0,"timestamp":7},"removedOffsets":["gone@g"],'
     b'"offsets":{"T@g":{"0":5,"3":1099511627776}},"delays":{"3":17}}'
 )
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ha.acl.addresses import AddressPattern
-from ha.acl.policy import KNOWN_HOSTS_MAX, HostFilter, Right
+from ha.acl.policy import KNOWN_HOSTS_MAX, HostFilter
+from ha.acl.requirements import Right
 from ha.acl.yaml_file import AclFileError, parse_acl_file
 
 SHIPPED = b"""

@@ -274,7 +274,7 @@ async def test_long_access_keys_are_shortened(
 
 
 def test_requests_cover_every_code_that_needs_rights() -> None:
-    rights = {code for code, rule in BROKER_RULES.items() if rule.needed is not None}
+    rights = {code for code, rule in BROKER_RULES.items() if rule.kind is Needs.RIGHTS}
     assert {code for code, _, _, expected in REQUESTS if expected} >= rights
     assert {code for code, _, _, expected in REQUESTS if not expected} >= rights
 

@@ -11,6 +11,7 @@ import trio
 import ha
 from ha.acl.requirements import RULES, Needs
 from ha.acl.yaml_file import parse_acl_file
+from ha.config.loading import load_config, shown
 from ha.node.status import describe
 from ha.protocol.acl import AclCredentials
 from ha.replication.progress import CloseReason
@@ -39,13 +40,17 @@ def test_permission_tables_equal_the_code() -> None:
 def test_every_answered_request_is_in_a_table() -> None:
     """Read from the page, so that a missing marker is noticed, too."""
     said = {
-        int(code): needs
-        for needs, codes in re.findall(r"(?m)^\| ([^|]+) \| (\d+ [A-Z_\d]+(?:, \d+ [A-Z_\d]+)*) \|$", DOCUMENT)
+        int(code): (account, user)
+        for account, user, codes in re.findall(
+            r"(?m)^\| ([^|]+) \| ([^|]+) \| (\d+ [A-Z_\d]+(?:, \d+ [A-Z_\d]+)*) \|$", DOCUMENT
+        )
         for code in re.findall(r"(?:^|, )(\d+) ", codes)
     }
     assert said.keys() == RULES.keys()
-    assert said[37] == "PUB on the topic of the half message"
-    assert said[215] == said[205] == said[104] == Needs.ADMIN_CHANGE.value
+    assert said[37] == ("PUB on the topic of the half message", "Pub on the topic")
+    assert said[205] == said[104] == said[3001] == (Needs.ADMIN_CHANGE.value, "Update on the cluster")
+    assert said[215] == (Needs.ADMIN_CHANGE.value, "Delete on the topic")
+    assert said[14][1] == "Sub or Get on the topic and the group"
 
 
 async def test_example_accounts(tmp_path: Path) -> None:
@@ -62,6 +67,31 @@ async def test_example_accounts(tmp_path: Path) -> None:
         assert await refusal(billing, 11, **{**pull, "topic": "letters"}) == topic
         assert await refusal(billing, 11, **{**pull, "consumerGroup": "readers"}) == group
         assert "No accessKey is configured" in await refusal(Client(node, None), 11, **pull)
+
+
+async def test_example_users(tmp_path: Path) -> None:
+    """On a whole node: the users exist, the configuration and the state show no password, the broker registers."""
+    [block] = re.findall(r"(?ms)^```properties\n(.*?)^```", DOCUMENT)
+    settings = [line.replace("…", SECRET) for line in block.splitlines()]
+    base = config(tmp_path / "store")
+    loaded = load_config(ha.Config, settings=settings).config
+    given = msgspec.structs.replace(
+        base,
+        **{
+            name: getattr(loaded, name)
+            for name in (
+                "authentication_enabled",
+                "authorization_enabled",
+                "init_authentication_user",
+                "inner_client_authentication_credentials",
+            )
+        },
+    )
+    async with ha.open_master(given) as master:
+        assert sorted(master.broker.tables.users.table) == ["broker", "root"]
+        assert all(user.is_super and user.password == SECRET for user in master.broker.tables.users.table.values())
+        assert SECRET not in str(shown(given)) + str(msgspec.to_builtins(describe(master)))
+    assert SECRET in (tmp_path / "store" / "config" / "users.json").read_text()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")

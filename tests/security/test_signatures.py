@@ -58,11 +58,12 @@ def test_body_key_and_signature_have_to_match() -> None:
     assert not SigningKey("secret12").has_signed(command)
 
 
-def test_fields_added_after_signing_are_ignored() -> None:
-    command = RemotingCommand(12, ext_fields=dict(FIELDS))
-    AclCredentials("ak", "secret12").sign(command)
-    command.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
-    assert SigningKey("secret12").has_signed(command)
+def test_clients_sign_queries_by_unique_key_from_4_9_4_on() -> None:
+    for version, is_signed in ((399, False), (400, True)):
+        command = RemotingCommand(12, version=version, ext_fields=dict(FIELDS))
+        AclCredentials("ak", "secret12").sign(command)
+        command.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
+        assert SigningKey("secret12").has_signed(command) is not is_signed
 
 
 def test_names_are_ordered_as_in_java() -> None:
@@ -70,7 +71,8 @@ def test_names_are_ordered_as_in_java() -> None:
     low, high = "\N{GRINNING FACE}", "\N{FULLWIDTH LATIN CAPITAL LETTER A}"
     assert sorted((low, high)) == [high, low]
     key = SigningKey("secret12")
-    assert key.signature({high: "2", low: "1"}, b"") == key.signature({"a": "1", "b": "2"}, b"")
+    signed = key.signature(RemotingCommand(310, ext_fields={high: "2", low: "1"}))
+    assert signed == key.signature(RemotingCommand(310, ext_fields={"a": "1", "b": "2"}))
 
 
 def test_credentials_show_no_secret() -> None:

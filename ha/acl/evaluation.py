@@ -1,0 +1,200 @@
+"""Evaluates the policies of one user of ACL 2.0. No I/O.
+
+    entries     an entry matches a request if its resource covers the one of the request, one of the actions that
+                suffice is among its actions (All is every action), and it has no source addresses or one of them
+    types       Default policies count only if no entry of the Custom policies matches
+    priority    of the matching entries the most specific one decides: `Type:name`, then `Type:prefix*` (the longest
+                prefix first), then `Type:*`, then `*`; among equal ones, Deny
+    otherwise   the request is denied
+
+Sources: AclAuthorizationHandler, PolicyEntry, Resource, Environment, IPAddressUtils; tests/fixtures/acl2 has a real
+broker's answers. Stricter: a name contains no `*` before its end (`Topic:a*b*` means `Topic:a*` in RocketMQ), and a
+network is an address and the length of a prefix, of the same family as the client's address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import NamedTuple, TypeAlias
+
+from ha.protocol.access_bodies import (
+    ACTIONS,
+    CUSTOM,
+    DECISIONS,
+    DENY,
+    POLICY_TYPES,
+    PolicyEntryInfo,
+    PolicyInfo,
+    known_name,
+)
+
+from .requirements import Right
+
+ANY, CLUSTER, TOPIC, GROUP = "Any", "Cluster", "Topic", "Group"
+RESOURCE_TYPES = (ANY, CLUSTER, "Namespace", TOPIC, GROUP)
+
+LITERAL, PREFIXED, EVERY = range(3)
+"""Patterns, the most specific first."""
+
+_BITS = {
+    "Pub": Right.PUB,
+    "Sub": Right.SUB,
+    "Get": Right.GET,
+    "Create": Right.CREATE,
+    "Update": Right.UPDATE,
+    "Delete": Right.DELETE,
+    "List": Right.LIST,
+}
+ALL_ACTIONS = sum(_BITS.values())
+NO_MATCH, DENIED = "no matched policies.", "the decision is deny."
+
+_Network: TypeAlias = IPv4Network | IPv6Network
+
+
+class PolicyError(Exception):
+    """An entry is invalid. The text is RocketMQ's where it has one."""
+
+
+class Resource(NamedTuple):
+    """What an entry is about. `name`: of PREFIXED the prefix, of EVERY ""."""
+
+    kind: str
+    pattern: int
+    name: str
+
+    def covers(self, kind: str, name: str) -> bool:
+        """Whether the entry is about the resource `name` of `kind`."""
+        if self.kind == ANY:
+            return True
+        if self.kind != kind:
+            return False
+        if self.pattern == LITERAL:
+            return name == self.name
+        return self.pattern == EVERY or name.startswith(self.name)
+
+    @property
+    def text(self) -> str:
+        """The resource as it is written."""
+        if self.kind == ANY:
+            return "*"
+        return f"{self.kind}:{self.name}" + ("" if self.pattern == LITERAL else "*")
+
+
+class Entry(NamedTuple):
+    """One entry, parsed. `networks`: None for all addresses."""
+
+    resource: Resource
+    actions: int
+    networks: tuple[_Network, ...] | None
+    is_denied: bool
+
+    def is_from(self, host: str) -> bool:
+        """Whether the entry counts for requests from `host`."""
+        if self.networks is None:
+            return True
+        try:
+            address = ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address.version == network.version and address in network for network in self.networks)
+
+    @property
+    def priority(self) -> tuple[bool, int, int, bool]:
+        """The smallest one decides."""
+        resource = self.resource
+        length = len(resource.name) if resource.pattern == PREFIXED else 0
+        return resource.kind == ANY, resource.pattern, -length, not self.is_denied
+
+
+def parse_resource(text: str | None) -> Resource:
+    """The resource that `text` names. Raises PolicyError."""
+    text = text or ""
+    if text == "*":
+        return Resource(ANY, EVERY, "")
+    word, _, name = text.partition(":")
+    kind = known_name(word, RESOURCE_TYPES)
+    if kind is None or not text.strip():
+        raise PolicyError("The resource is null.")
+    if kind == ANY:
+        return Resource(ANY, EVERY, "")
+    pattern = LITERAL
+    if name.endswith("*"):
+        name = name[:-1]
+        pattern = PREFIXED if name else EVERY
+    if "*" in name:
+        raise PolicyError(f"The resource {text!r} has a * before its end; accepted are *, Topic:*, Topic:prefix*")
+    return Resource(kind, pattern, name)
+
+
+def parse_actions(names: Iterable[str] | None) -> int:
+    """The bits of `names`; unknown ones are left out, as in RocketMQ. Raises PolicyError if none is left."""
+    known = {known_name(name, ACTIONS) for name in names or ()} - {None}
+    if not known:
+        raise PolicyError("The actions is empty.")
+    if "Any" in known:
+        raise PolicyError("The actions can not be Any.")
+    if "All" in known:
+        return ALL_ACTIONS
+    return sum(_BITS[name] for name in known if name is not None)
+
+
+def parse_entry(info: PolicyEntryInfo) -> Entry:
+    """The entry of `info`. Raises PolicyError."""
+    resource = parse_resource(info.resource)
+    actions = parse_actions(info.actions)
+    networks = tuple(_network(text) for text in info.source_ips) if info.source_ips else None
+    decision = known_name(info.decision, DECISIONS)
+    if decision is None:
+        raise PolicyError("The decision is null or illegal.")
+    return Entry(resource, actions, networks, decision == DENY)
+
+
+def canonical(info: PolicyEntryInfo) -> PolicyEntryInfo:
+    """`info` as it is kept and shown. Raises PolicyError."""
+    entry = parse_entry(info)
+    return PolicyEntryInfo(
+        resource=entry.resource.text,
+        actions=[name for each in info.actions or () if (name := known_name(each, ACTIONS)) is not None],
+        source_ips=info.source_ips or None,
+        decision=known_name(info.decision, DECISIONS),
+    )
+
+
+def policy_type(policy: PolicyInfo) -> str:
+    """The type of `policy`; CUSTOM if it is missing or unknown."""
+    return known_name(policy.policy_type, POLICY_TYPES) or CUSTOM
+
+
+class Policies:
+    """All entries of one user, each type in the order of priority."""
+
+    __slots__ = ("_by_type",)
+
+    def __init__(self, policies: Iterable[PolicyInfo]) -> None:
+        """Raises PolicyError."""
+        by_type: dict[str, list[Entry]] = {name: [] for name in POLICY_TYPES}
+        for policy in policies:
+            by_type[policy_type(policy)] += [parse_entry(info) for info in policy.entries or ()]
+        self._by_type = [sorted(entries, key=lambda entry: entry.priority) for entries in by_type.values()]
+
+    def denial(self, kind: str, name: str, actions: int, host: str) -> str:
+        """Why all of `actions` on a resource are denied from `host`, or "" if one is allowed."""
+        for entries in self._by_type:
+            for entry in entries:
+                if entry.actions & actions and entry.resource.covers(kind, name) and entry.is_from(host):
+                    return DENIED if entry.is_denied else ""
+        return NO_MATCH
+
+
+def _network(text: str) -> _Network:
+    if not text.strip():
+        raise PolicyError("The source ip is empty.")
+    _, slash, length = text.partition("/")
+    try:
+        if slash and not (length.isascii() and length.isdigit()):
+            raise ValueError
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise PolicyError("The source ip is invalid.") from None

@@ -1,0 +1,99 @@
+"""What the guard needs from a source of accounts: plain_acl.yml (policy.py) and users of ACL 2.0 (users.py) are two.
+
+The guard asks each source for the account of an access key; the first one that has it decides. An account verifies
+signatures with its key and answers what it denies; `Dialect` holds the codes and texts of RocketMQ's refusals.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ha.protocol.acl import SigningKey
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
+
+from .requirements import Rule
+
+
+class Dialect(NamedTuple):
+    """How requests are refused. `{}` in a text is the access key."""
+
+    code: int
+    prefix: str
+    no_key: str
+    unknown_key: str
+    wrong_signature: str
+
+
+PLAIN = Dialect(
+    ResponseCode.SYSTEM_ERROR,
+    "org.apache.rocketmq.acl.common.AclException: ",
+    "No accessKey is configured",
+    "No acl config for {}",
+    "Check signature failed for accessKey={}",
+)
+"""RocketMQ 4.9's, with the exception's text without its place in the source."""
+
+ACL2 = Dialect(
+    ResponseCode.NO_PERMISSION,
+    "",
+    "username cannot be null.",
+    "User:{} is not found.",
+    "check signature failed.",
+)
+"""RocketMQ 5's."""
+
+
+class Account(Protocol):
+    """One access key with its rights."""
+
+    @property
+    def access_key(self) -> str:
+        """The name in requests."""
+        ...
+
+    @property
+    def key(self) -> SigningKey:
+        """Verifies its signatures."""
+        ...
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may do everything that needs an admin."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """How its requests are refused."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why it can't be used at present, or ""."""
+        ...
+
+    def trusts(self, host: str) -> bool:
+        """Whether its requests from `host` need no signature and no rights."""
+        ...
+
+    def denial(self, rule: Rule, command: RemotingCommand, host: str) -> str:
+        """Why a request under `rule` is denied, or "". RemoteProtocolError if it is malformed."""
+        ...
+
+    def denial_of(self, resource: str | None, actions: int, host: str) -> str:
+        """Why all of `actions` (bits of `Right`) on `resource` are denied, or "" if one is allowed."""
+        ...
+
+
+class PolicySource(Protocol):
+    """Accounts by access key."""
+
+    def __len__(self) -> int: ...
+
+    def account(self, access_key: str) -> Account | None:
+        """The account, or None if this source has none."""
+        ...
+
+    def admits(self, host: str) -> bool:
+        """Whether everything is allowed from `host`, without an account."""
+        ...

@@ -1,0 +1,155 @@
+"""Users and policies of RocketMQ 5's ACL 2.0: ext fields and bodies of 3001 to 3010, and the users of a broker.
+
+    code        ext fields              body           answer
+    3001, 3002  UserRequest             UserInfo       -
+    3003        UserRequest             -              -
+    3004        UserRequest             -              UserInfo; empty if there is no such user
+    3005        ListUsersRequest        -              list of UserInfo; empty if there are none
+    3006, 3007  SubjectRequest          AclInfo        -
+    3008        DeleteAclRequest        -              -
+    3009        SubjectRequest          -              AclInfo; empty if the user has no policies
+    3010        ListAclsRequest         -              list of AclInfo; empty if there are none
+
+A subject is `User:name`. A resource is `*`, `Type:*`, `Type:prefix*` or `Type:name`, where the type is Cluster, Topic
+or Group. Sources: UserInfo, AclInfo, the headers of the same names, and the answers of a 5.5.0 broker
+(tests/fixtures/acl2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ha.protocol.bodies import DataVersion, LogPosition
+from ha.protocol.headers import Header
+
+SUBJECT_PREFIX = "User:"
+SUPER, NORMAL = "Super", "Normal"
+ENABLE, DISABLE = "enable", "disable"
+USER_TYPES, USER_STATUSES = (SUPER, NORMAL), (ENABLE, DISABLE)
+CUSTOM, DEFAULT = "Custom", "Default"
+POLICY_TYPES = (CUSTOM, DEFAULT)
+"""Default policies count only if no entry of a custom policy matches."""
+ALLOW, DENY = "Allow", "Deny"
+DECISIONS = (ALLOW, DENY)
+ACTIONS = ("All", "Any", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+
+
+class UserRequest(Header):
+    """3001 to 3004: the user, whom the body of 3001 and 3002 does not name."""
+
+    username: str = ""
+
+
+class ListUsersRequest(Header):
+    """3005: part of the names; all users without it."""
+
+    filter: str = ""
+
+
+class SubjectRequest(Header):
+    """3006, 3007, 3009: whose policies; the body's subject comes first."""
+
+    subject: str = ""
+
+
+class DeleteAclRequest(Header):
+    """3008: the entry of a resource in one type of policies (Custom if not given), or all policies without a
+    resource."""
+
+    subject: str = ""
+    policy_type: str = ""
+    resource: str = ""
+
+
+class ListAclsRequest(Header):
+    """3010: parts of subjects and of resources."""
+
+    subject_filter: str = ""
+    resource_filter: str = ""
+
+
+class PolicyEntryInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """Allows or denies actions on one resource, if `source_ips` (addresses, networks) is not empty only from there."""
+
+    resource: str | None = None
+    actions: list[str] | None = None
+    source_ips: list[str] | None = None
+    decision: str | None = None
+
+
+class PolicyInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """The entries of one type."""
+
+    policy_type: str | None = None
+    entries: list[PolicyEntryInfo] | None = None
+
+
+class AclInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """All policies of a subject."""
+
+    subject: str | None = None
+    policies: list[PolicyInfo] | None = None
+
+
+class UserInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """A user as tools see it. Its representation does not show the password."""
+
+    username: str | None = None
+    password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
+
+    def __repr__(self) -> str:
+        return f"UserInfo({self.username!r}, {self.user_type}, {self.user_status})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("username", self.username)]
+
+
+class UserConfig(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """A user with its policies, as a broker keeps them. Its representation does not show the password."""
+
+    username: str
+    password: str
+    user_type: str = NORMAL
+    user_status: str = ENABLE
+    policies: list[PolicyInfo] = []
+
+    def __repr__(self) -> str:
+        entries = sum(len(policy.entries or ()) for policy in self.policies)
+        return f"UserConfig({self.username!r}, {self.user_type}, {self.user_status}, entries={entries})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("username", self.username)]
+
+    @property
+    def is_super(self) -> bool:
+        """Whether the user may do everything."""
+        return self.user_type == SUPER
+
+
+class UserTable(msgspec.Struct, rename="camel", kw_only=True):
+    """The content of config/users.json."""
+
+    data_version: DataVersion = DataVersion()
+    log_position: LogPosition | None = None
+    user_table: dict[str, UserConfig] = {}
+
+
+def subject_of(username: str) -> str:
+    """The subject of a user."""
+    return SUBJECT_PREFIX + username
+
+
+def username_of(subject: str | None) -> str:
+    """The user of a subject; "" if it is not one."""
+    kind, _, name = (subject or "").partition(":")
+    return name if kind.lower() == "user" else ""
+
+
+def known_name(name: str | None, names: tuple[str, ...]) -> str | None:
+    """The one of `names` that equals `name` apart from its case, or None."""
+    lowered = (name or "").lower()
+    return next((each for each in names if each.lower() == lowered), None)
