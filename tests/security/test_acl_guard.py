@@ -62,6 +62,14 @@ async def test_authentication(autojump_clock: MockClock, tmp_path: Path) -> None
 
 ENDS = (29, 30, 31, 32)
 """Requests for the bounds of queues."""
+POPS = (200050, 200051, 200052, 200053, 200054, 200055)
+"""Requests of POP consumers."""
+
+
+def acks(topic: str, group: str) -> bytes:
+    """The body of 200151."""
+    return json.dumps({"acks": [{"t": topic, "c": group, "so": 0, "q": 0, "rq": 0, "pt": 0}]}).encode()
+
 
 REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (310, b"x", {**SEND_V2, "b": "writable"}, ""),
@@ -151,6 +159,12 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (370, b"", {"topic": "readable", "recallHandle": "x"}, "No default permission for topic:readable"),
     *[(code, b"x", {**SEND_V2, "b": "C_REPLY_TOPIC"}, "") for code in (324, 325)],
     *[(code, b"x", {**SEND_V2, "b": "RMQ_SYS_TRACE_TOPIC"}, "No default permission for topic:") for code in (324, 325)],
+    *[(code, b"", {**PULL, "topic": "readable"}, "") for code in POPS],
+    *[(code, b"", {**PULL, "topic": "writable"}, "No default permission for topic:writable") for code in POPS],
+    *[(code, b"", {**PULL, "consumerGroup": "h"}, "No default permission for group:h") for code in POPS],
+    (200151, acks("TT", "g"), {}, ""),
+    (200151, acks("writable", "g"), {}, "No default permission for topic:writable"),
+    (200151, acks("TT", "h"), {}, "No default permission for group:h"),
     (324, b"x", {**SEND_V2, "b": "other_REPLY_TOPIC"}, "No default permission for topic:other_REPLY_TOPIC"),
     (307, b"", {"consumerGroup": "g"}, "Need admin permission for request code=307, but accessKey=alice-key is not"),
     (309, b"", {"consumerGroup": "g"}, "Need admin permission for request code=309, but accessKey=alice-key is not"),
@@ -290,6 +304,7 @@ async def test_every_broker_code_enforces_its_rule(autojump_clock: MockClock, tm
     names = {"topic": "TT", "consumerGroup": "g", "group": "g", "statsName": "TOPIC_PUT_NUMS", "statsKey": "TT"}
     ext = {**names, "queueId": 0, "index": 0, "count": 1, "b": "TT", "a": "g"}
     bodies = {34: heartbeat("g", "TT"), 41: b'{"consumerGroup":"g"}', 42: b'{"consumerGroup":"g"}'}
+    bodies[200151] = acks("TT", "g")
     bodies[46] = b'{"clientId":"c","group":"g","namespace":"","subscriptionData":{"topic":"TT"}}'
     async with guarded_broker(tmp_path, accounts) as node:
         nobody = Client(node, AclCredentials("nobody-key", "the-secret-of-nobody"))
