@@ -48,29 +48,6 @@ def request(number: int) -> RemotingCommand:
     return RemotingCommand(RequestCode.GET_MAX_OFFSET, ext_fields={"n": str(number)}, body=b"x" * number)
 
 
-@on_both_backends()
-async def test_responses_are_matched_in_any_order() -> None:
-    held: list[RemotingCommand] = []
-
-    def reversing(command: RemotingCommand) -> bytes | None:
-        held.append(command)
-        if len(held) < 10:
-            return None
-        return b"".join(encode_command(echo(each)) for each in reversed(held))
-
-    async with open_connection(reversing) as (connection, _):
-        answers: dict[int, RemotingCommand] = {}
-
-        async def ask(number: int) -> None:
-            answers[number] = await connection.invoke(request(number), 5)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(10):
-                tasks.start_soon(ask, number)
-        assert {number: answer.ext_fields["n"] for number, answer in answers.items()} == {n: str(n) for n in range(10)}
-        assert {number: len(answer.body) for number, answer in answers.items()} == {n: n for n in range(10)}
-
-
 @on_both_backends(open_connection, lambda command: echo(command) if command.ext_fields["n"] == "2" else None)
 async def test_oversized_request_does_not_affect_others(connection: Connection, server: FakeServer) -> None:
     with pytest.raises(LocalProtocolError):
@@ -231,28 +208,6 @@ def test_response_received_while_the_loop_was_blocked_is_accepted(backend: str) 
         portal.wrap_async_context_manager(serving(echo)) as server,
     ):
         anyio.run(main, server.address, backend=backend)
-
-
-@on_both_backends(open_connection, echo)
-async def test_answered_requests_are_forgotten(connection: Connection, server: FakeServer) -> None:
-    for number in range(200):
-        await connection.invoke(request(number), 60)
-    assert len(connection._deadlines) <= 2
-    assert (connection._protocol._pending, connection._protocol.outbox_bytes) == ({}, 0)
-
-
-async def echo_late(command: RemotingCommand) -> RemotingCommand:
-    await anyio.sleep(0.3 if command.ext_fields["n"] == "1" else 0)
-    return echo(command)
-
-
-@on_both_backends(open_connection, echo_late)
-async def test_late_response_is_dropped(connection: Connection, server: FakeServer) -> None:
-    with pytest.raises(RequestTimedOut):
-        await connection.invoke(request(1), 0.05)
-    assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
-    await anyio.sleep(0.4)
-    assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
 
 
 @on_both_backends(open_connection, echo)

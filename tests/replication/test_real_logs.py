@@ -109,67 +109,6 @@ async def test_a_slave_copies_follows_and_comes_back(batch_size: int, tmp_path: 
             assert file.read_bytes() == (tmp_path / "master" / "commitlog" / file.name).read_bytes()
 
 
-async def test_a_put_is_acknowledged_by_its_slave(tmp_path: Path) -> None:
-    async with (
-        open_message_store(options_for(tmp_path / "master")) as master,
-        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
-    ):
-        service = HAService(master.log)
-        async with serving(service) as address, following(slave, address):
-            with trio.fail_after(5):
-                await service.wait_state(SlaveState.TRANSFER)
-            end = await put(master.log, 10, seed=1)
-            assert service.is_slave_ok(end)
-            done = trio.Event()
-            statuses: list[PutStatus] = []
-
-            def on_done(status: PutStatus) -> None:
-                statuses.append(status)
-                done.set()
-
-            await service.group_transfer.submit_channel.send([AckRequest(end, 1, trio.current_time() + 3, on_done)])
-            with trio.fail_after(5):
-                await done.wait()
-            assert statuses == [PutStatus.PUT_OK]
-            assert bytes_of(slave.log, 0, end) == bytes_of(master.log, 0, end)
-
-
-async def test_an_empty_slave_starts_at_the_last_segment_by_default(tmp_path: Path) -> None:
-    async with (
-        open_message_store(options_for(tmp_path / "master")) as master,
-        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
-    ):
-        end = await put(master.log, 100, seed=1)
-        async with serving(HAService(master.log)) as address, following(slave, address):
-            await reached(end, slave.log)
-        assert slave.log.min_offset == end - end % SEGMENT_SIZE
-        assert bytes_of(slave.log, slave.log.min_offset, end) == bytes_of(master.log, slave.log.min_offset, end)
-
-
-async def test_a_slave_with_deleted_bytes_restarts_at_the_masters_first_offset(tmp_path: Path) -> None:
-    async with (
-        open_message_store(options_for(tmp_path / "master")) as master,
-        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
-    ):
-        service = HAService(master.log)
-        early = await put(master.log, 5, seed=1)
-        async with serving(service) as address:
-            async with following(slave, address):
-                await reached(early, slave.log)
-            end = await put(master.log, 200, seed=2)
-            await master.log.delete_first()
-            await master.log.delete_first()
-            first = master.log.min_offset
-            async with following(slave, address, HAOptions(out_of_range="resync")) as client:
-                await reached(end, slave.log)
-                assert client.statistics().resync_count == 1
-                assert client.statistics().skipped_bytes == first - early
-            assert slave.log.min_offset == first
-            assert bytes_of(slave.log, first, end) == bytes_of(master.log, first, end)
-        aside = [path.name for path in (tmp_path / "slave").iterdir() if "aside" in path.name]
-        assert "commitlog.aside-1" in aside
-
-
 async def begin_term(store: MessageStore, epoch: int, own_id: int, *others: int) -> SyncStateSet:
     """Start a store's term."""
     await store.become_master()
