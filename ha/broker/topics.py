@@ -196,42 +196,42 @@ class Topics(ConfigTable[TopicConfig]):
             return made if isinstance(made, str) else ""
         if before == config:
             return ""
-        if self.journal is not None:
-            fault = await self._log(self.journal, {name: config})
-            if not fault:
-                await self.announce()
+        fault = await self._change(name, config)
+        if fault:
             return fault
-        self._table[name] = config
-        self._bump_version()
-        try:
-            await self._save_and_notify(self._file.save)
-        except DiskFull as error:
-            self._table[name] = before
-            return str(error)
-        logger.info(
-            "topic.changed topic=%s read_queues=%d write_queues=%d perm=%d",
-            name,
-            config.read_queue_nums,
-            config.write_queue_nums,
-            config.perm,
-        )
+        if self.journal is None:
+            logger.info(
+                "topic.changed topic=%s read_queues=%d write_queues=%d perm=%d",
+                name,
+                config.read_queue_nums,
+                config.write_queue_nums,
+                config.perm,
+            )
         await self.announce()
         return ""
 
     async def delete(self, topic: str) -> str:
         """Deletes a topic if it exists. Returns why it is not possible, or ""."""
-        if self.journal is not None:
-            return await self._log(self.journal, {topic: None}) if topic in self._table else ""
-        before = self._table.pop(topic, None)
-        if before is None:
+        if topic not in self._table:
             return ""
+        fault = await self._change(topic, None)
+        if not fault and self.journal is None:
+            logger.info("topic.deleted topic=%s", topic)
+        return fault
+
+    async def _change(self, name: str, config: TopicConfig | None) -> str:
+        """Writes a change to the group's log or the file; None deletes the topic. Returns why it failed, or ""."""
+        if self.journal is not None:
+            return await self._log(self.journal, {name: config})
+        before = self._table.get(name)
+        super()._set(name, config)
         self._bump_version()
         try:
             await self._save_and_notify(self._file.save)
         except DiskFull as error:
-            self._table.setdefault(topic, before)
+            if self._table.get(name) is config:
+                super()._set(name, before)
             return str(error)
-        logger.info("topic.deleted topic=%s", topic)
         return ""
 
     async def replace(self, table: TopicConfigTable) -> bool:
@@ -277,26 +277,17 @@ class Topics(ConfigTable[TopicConfig]):
     async def _create(self, config: TopicConfig) -> TopicConfig | str:
         if len(self._table) + len(self._unlogged) >= self._options.topic_count_max:
             return f"this broker holds its maximum of {self._options.topic_count_max} topics"
-        if self.journal is not None:
-            name = config.topic_name
-            if name in self._unlogged:
-                fault = (await self.journal.logged()).fault
-            else:
-                fault = await self._log(self.journal, {name: config})
-            if fault:
-                return fault
-            await self.announce()
-            return self._table.get(name) or f"the topic {name} is deleted"
-        self._table[config.topic_name] = config
-        self._bump_version()
-        try:
-            await self._save_and_notify(self._file.save)
-        except DiskFull as error:
-            self._table.pop(config.topic_name, None)
-            return str(error)
-        logger.info("topic.created topic=%s queues=%d perm=%d", config.topic_name, config.write_queue_nums, config.perm)
+        name = config.topic_name
+        if self.journal is not None and name in self._unlogged:
+            fault = (await self.journal.logged()).fault
+        else:
+            fault = await self._change(name, config)
+        if fault:
+            return fault
+        if self.journal is None:
+            logger.info("topic.created topic=%s queues=%d perm=%d", name, config.write_queue_nums, config.perm)
         await self.announce()
-        return config
+        return self._table.get(name) or f"the topic {name} is deleted"
 
     async def announce(self) -> None:
         """Waits at most ANNOUNCE_TIMEOUT_S until the name servers know the current table.

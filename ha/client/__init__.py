@@ -24,7 +24,19 @@ from ha.client.reading import Reading
 from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
 from ha.client.transactions import TransactionResult, TransactionState
-from ha.errors import BodyUnreadable, RetryLater
+from ha.errors import (
+    BodyUnreadable,
+    BrokerError,
+    ClientError,
+    ConnectionFailed,
+    HalogError,
+    NameServersUnreachable,
+    NoMaster,
+    RemoteProtocolError,
+    RequestTimedOut,
+    RetryLater,
+    RouteNotFound,
+)
 from ha.protocol.acl import AclCredentials
 from ha.protocol.compression import Compression
 
@@ -33,15 +45,21 @@ __all__ = [
     "Admin",
     "BodyUnreadable",
     "Broker",
+    "BrokerError",
     "Client",
+    "ClientError",
     "ClientOptions",
     "ClientTls",
     "Compression",
+    "ConnectionFailed",
     "ConsumeMode",
     "ConsumerProgress",
+    "HalogError",
     "Message",
     "MessageModel",
     "MessageQueue",
+    "NameServersUnreachable",
+    "NoMaster",
     "Producer",
     "PullConsumer",
     "PullResult",
@@ -54,7 +72,10 @@ __all__ = [
     "ReadFrom",
     "Reading",
     "ReceivedMessage",
+    "RemoteProtocolError",
+    "RequestTimedOut",
     "RetryLater",
+    "RouteNotFound",
     "SendResult",
     "SendStatus",
     "Sql92",

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from copy import copy
 
 import anyio
 import anyio.lowlevel
@@ -88,13 +88,6 @@ class _Batch:
     def fail(self, failure: HalogError) -> None:
         """Wakes all senders with `failure`."""
         self.senders.give([failure] * len(self.messages))
-
-
-def _raise_again(failure: HalogError) -> NoReturn:
-    """Raises a copy of `failure`: one exception raised in many tasks would collect the tracebacks of all."""
-    error = type(failure).__new__(type(failure), *failure.args)
-    error.__dict__.update(failure.__dict__)
-    raise error from failure.__cause__
 
 
 class _Lane:
@@ -170,7 +163,8 @@ class Batching:
             batch.withdraw(index)
             raise
         if type(result) is not SendResult:
-            _raise_again(result)
+            # A copy: one exception raised in many tasks would collect the tracebacks of all.
+            raise copy(result) from result.__cause__
         return result
 
     async def serve(self) -> None:

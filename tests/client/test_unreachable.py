@@ -7,9 +7,10 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
+import ha.client
 from ha.client import ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
 from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
-from ha.errors import ConnectionFailed, NameServersUnreachable
+from ha.errors import ClientError, ConnectionFailed, NameServersUnreachable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
@@ -137,6 +138,13 @@ async def test_a_commit_that_may_be_executed_is_not_repeated(world: World) -> No
         with pytest.raises(ConnectionFailed):
             await consumer.commit(QUEUE, 5)
     assert len(world.broker.commands) == 1
+
+
+def test_what_users_catch_can_be_imported_from_the_package() -> None:
+    def names(error: type[Exception]) -> set[str]:
+        return {error.__name__}.union(*map(names, error.__subclasses__()))
+
+    assert names(ClientError) | {"HalogError", "RemoteProtocolError"} <= set(ha.client.__all__)
 
 
 def test_pauses_double_up_to_their_maximum() -> None:

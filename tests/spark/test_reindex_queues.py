@@ -6,7 +6,7 @@ import pytest
 
 from ha.protocol.record_digest import QueueRun
 from ha.protocol.store_files import ENTRY
-from ha.spark.jobs.reindex.queues import QUEUE_OFFSET_MAX, QueuePart, QueueSlices, QueueSummary, join_parts
+from ha.spark.jobs.reindex.queues import QUEUE_OFFSET_MAX, QueuePart, QueueSlices, join_parts
 
 
 def run(*queue_offsets: int) -> QueueRun:
@@ -45,5 +45,5 @@ def test_other_queue_offsets_are_not_dense_and_write_nothing(tmp_path: Path, run
 
 def test_ranges_whose_parts_do_not_join_are_not_dense() -> None:
     first, gap, later = QueuePart("t", 3, 0, 5, 5), QueuePart("t", 3, 6, 9, 3), QueuePart("t", 3, 5, 9, 4)
-    assert join_parts([[first], [later]]) == [QueueSummary("t", 3, 0, 9, 9, is_dense=True)]
-    assert join_parts([[first], [gap]]) == [QueueSummary("t", 3, 0, 9, 8, is_dense=False)]
+    assert join_parts([[first], [later]]) == [QueuePart("t", 3, 0, 9, 9, is_dense=True)]
+    assert join_parts([[first], [gap]]) == [QueuePart("t", 3, 0, 9, 8, is_dense=False)]

@@ -174,6 +174,7 @@ def _choice(
     max_message_size: int,
 ) -> Choice:
     with needs_extra("ha log"):
+        from ha.arrow import RowFilter
         from ha.cli.log.dump import Choice
 
     if count is not None and count < 1:
@@ -197,21 +198,17 @@ def _choice(
             raise UsageError(
                 f"{name} {text!r} is invalid: use a time such as 2026-11-22T09:30 or 2026-11-22T09:30Z, or ms"
             ) from None
-    return Choice(
-        from_=from_,
-        to=to,
+    where = RowFilter(
         topics=frozenset(topics) if topics else None,
         queue_ids=frozenset(queues) if queues else None,
         queue_offset_begin=first,
         queue_offset_end=stop,
         keys=frozenset(keys) if keys else None,
         tags=frozenset(tags) if tags else None,
-        since_ms=times[0],
-        until_ms=times[1],
-        count=count,
-        with_body=body,
-        message_size_max=max_message_size,
+        store_begin_ms=times[0],
+        store_end_ms=times[1],
     )
+    return Choice(from_=from_, to=to, where=where, count=count, with_body=body, message_size_max=max_message_size)
 
 
 def _show_verdict(result: VerifyResult) -> None:

@@ -47,18 +47,11 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 4 << 20
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which records to print; None: no condition. Ranges are [begin, end)."""
+    """Which records to print; None: no condition. Physical offsets are [from_, to)."""
 
     from_: int | None = None
     to: int | None = None
-    topics: frozenset[str] | None = None
-    queue_ids: frozenset[int] | None = None
-    queue_offset_begin: int | None = None
-    queue_offset_end: int | None = None
-    keys: frozenset[str] | None = None
-    tags: frozenset[str] | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
+    where: RowFilter = RowFilter()
     count: int | None = None
     with_body: bool = True
     message_size_max: int = BODY_SIZE_MAX
@@ -84,18 +77,7 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
         span = _span(reader, choice)
         done.next_offset = span.begin
         columns = tuple(name for name in ALL_COLUMNS if choice.with_body or name != "body")
-        where = RowFilter(
-            topics=choice.topics,
-            queue_ids=choice.queue_ids,
-            tags=choice.tags,
-            keys=choice.keys,
-            queue_offset_begin=choice.queue_offset_begin,
-            queue_offset_end=choice.queue_offset_end,
-            physical_begin=span.begin,
-            physical_end=span.end,
-            store_begin_ms=choice.since_ms,
-            store_end_ms=choice.until_ms,
-        )
+        where = msgspec.structs.replace(choice.where, physical_begin=span.begin, physical_end=span.end)
         options = ReadOptions(
             columns=columns,
             batch_rows=_BATCH_ROWS,
@@ -120,20 +102,21 @@ def _span(reader: LogReader, choice: Choice) -> Span:
     """Return the span of the log to read, narrowed by store time with the help of the queues."""
     begin, end = reader.min_offset, reader.end_offset()
     span = span_of(begin, end, choice.from_, choice.to)
-    if choice.since_ms is not None and reader.queues():
-        span = Span(min(span.end, max(span.begin, reader.physical_offset_for_time(choice.since_ms))), span.end)
+    since_ms = choice.where.store_begin_ms
+    if since_ms is not None and reader.queues():
+        span = Span(min(span.end, max(span.begin, reader.physical_offset_for_time(since_ms))), span.end)
     return span
 
 
 def _batches(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yield batches in physical order: through the queues (and the key index) if a topic or key is given, otherwise
     from the log itself, with the records that are in no queue. Batch queues follow, queue by queue."""
-    if choice.topics is None and choice.keys is None:
+    if choice.where.topics is None and choice.where.keys is None:
         yield from reader.walk_range(span.begin, span.end, options)
         return
     yield from reader.read_range(span.begin, span.end, options)
     for topic, queue_id in reader.queues():
-        if choice.topics is not None and topic not in choice.topics:
+        if choice.where.topics is not None and topic not in choice.where.topics:
             continue
         if reader.entries(topic, queue_id, 0, 0).dtype != ENTRY_DTYPE:
             begin, end = reader.queue_range(topic, queue_id)

@@ -18,7 +18,7 @@ from ha.spark.source.log_source import LogPartition, LogSource
 from ha.spark.source.offsets import check_topics_exist, ending_positions, starting_positions, subscribed
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions
-from ha.spark.source.planning import clip, deal_out, slices_between, task_count, total_bytes
+from ha.spark.source.planning import clip, queue_tasks, slices_between
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.source.pushdown import Pushed, push
 from ha.spark.source.schema import batch_schema, columns_of, conform
@@ -92,12 +92,4 @@ def plan_batch(
     slices = slices_between(source, start, end, fail_on_data_loss=options.fail_on_data_loss)
     slices = [part for part in slices if pushed.brokers is None or part.queue.broker in pushed.brokers]
     slices = clip(slices, source, where)
-    count = task_count(
-        sum(part.entry_count for part in slices),
-        total_bytes(slices, source),
-        min_partitions=options.min_partitions,
-        cores=options.cores,
-        records_max=options.max_records_per_partition,
-        bytes_max=options.max_bytes_per_partition,
-    )
-    return [source.queue_partition(part) for part in deal_out(slices, count)] if count else []
+    return queue_tasks(slices, source, options)

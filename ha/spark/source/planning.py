@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ha.arrow.read_options import RowFilter
 from ha.errors import RecordsGone
-from ha.spark.source.log_source import LogSource, QueueKey, QueueSlice
+from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueSlice
 from ha.spark.source.offsets import OffsetMap
+from ha.spark.source.options import SourceOptions
 
 logger = logging.getLogger("ha.spark")
 
@@ -170,3 +171,16 @@ def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
             return None
         total += size
     return total
+
+
+def queue_tasks(slices: Sequence[QueueSlice], source: LogSource, options: SourceOptions) -> list[LogPartition]:
+    """Return the tasks that read `slices`, as many as the options ask for."""
+    count = task_count(
+        sum(part.entry_count for part in slices),
+        total_bytes(slices, source),
+        min_partitions=options.min_partitions,
+        cores=options.cores,
+        records_max=options.max_records_per_partition,
+        bytes_max=options.max_bytes_per_partition,
+    )
+    return [source.queue_partition(part) for part in deal_out(slices, count)] if count else []

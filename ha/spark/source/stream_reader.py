@@ -39,7 +39,7 @@ from ha.spark.source.offsets import (
 )
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions
-from ha.spark.source.planning import deal_out, report_loss, slices_between, task_count, total_bytes, wait_for
+from ha.spark.source.planning import queue_tasks, report_loss, slices_between, wait_for
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.source.schema import batch_schema, columns_of, conform
 from ha.spark.source.worker import freeze_imports
@@ -203,16 +203,7 @@ class StreamPlanner:
             last.positions,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        options = self._options
-        count = task_count(
-            sum(part.entry_count for part in slices),
-            total_bytes(slices, self._source),
-            min_partitions=options.min_partitions,
-            cores=options.cores,
-            records_max=options.max_records_per_partition,
-            bytes_max=options.max_bytes_per_partition,
-        )
-        return [self._source.queue_partition(part) for part in deal_out(slices, count)] if count else []
+        return queue_tasks(slices, self._source, self._options)
 
     def close(self) -> None:
         """Close the log."""

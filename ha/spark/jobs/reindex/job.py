@@ -36,7 +36,7 @@ from ha.spark.jobs.reindex.plan import (
     swap_in,
     target_of,
 )
-from ha.spark.jobs.reindex.queues import QueueSummary, complete_queue, join_parts, sync_files
+from ha.spark.jobs.reindex.queues import QueuePart, complete_queue, join_parts, sync_files
 from ha.spark.jobs.reindex.scan import (
     OrderedResult,
     RangeSummary,
@@ -173,7 +173,7 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
 
 
 def _queues(
-    run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueueSummary], progress: Progress
+    run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueuePart], progress: Progress
 ) -> list[OrderedResult]:
     """Finish the dense queues and build the others; return the results of the latter."""
     total = len(queues)
@@ -195,7 +195,7 @@ def _queues(
     return [queue for group in built for queue in group]
 
 
-def _complete(task: ScanTask, queues: Sequence[QueueSummary]) -> None:
+def _complete(task: ScanTask, queues: Sequence[QueuePart]) -> None:
     for queue in queues:
         complete_queue(Path(task.target), task.file_entries, queue)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,10 @@ _BUFFERED_BYTES_MAX = 20 << 20
 
 
 class QueuePart(msgspec.Struct, array_like=True):
-    """One range's part of a queue: queue offsets [begin, end) if dense, and the number of records."""
+    """One range's part of a queue, or all of it: queue offsets [begin, end) if dense, and the number of records.
+
+    A queue that is not dense has to be built in order.
+    """
 
     topic: str
     queue_id: int
@@ -112,37 +116,23 @@ def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | b
         position = start + file_entries
 
 
-class QueueSummary(msgspec.Struct, frozen=True):
-    """A queue after pass 1: queue offsets [begin, end) if dense; otherwise it must be built in order."""
-
-    topic: str
-    queue_id: int
-    begin: int
-    end: int
-    count: int
-    is_dense: bool
-
-
-def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueueSummary]:
-    """Join the parts of all ranges, given in the order of the log; sorted by topic and queue."""
+def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueuePart]:
+    """Join the parts of all ranges, given in the order of the log, to whole queues; sorted by topic and queue."""
     joined: dict[tuple[str, int], QueuePart] = {}
     for parts in ranges:
         for part in parts:
             key = (part.topic, part.queue_id)
             whole = joined.get(key)
             if whole is None:
-                joined[key] = QueuePart(part.topic, part.queue_id, part.begin, part.end, part.count, part.is_dense)
+                joined[key] = copy(part)
                 continue
             whole.is_dense &= part.is_dense and part.begin == whole.end
             whole.end = part.end
             whole.count += part.count
-    return [
-        QueueSummary(part.topic, part.queue_id, part.begin, part.end, part.count, part.is_dense)
-        for _, part in sorted(joined.items())
-    ]
+    return [part for _, part in sorted(joined.items())]
 
 
-def complete_queue(root: Path, file_entries: int, queue: QueueSummary) -> None:
+def complete_queue(root: Path, file_entries: int, queue: QueuePart) -> None:
     """Fill the file before a queue's first entry as a broker does, and sync its files."""
     directory = queue_directory(root, queue.topic, queue.queue_id)
     start = queue.begin - queue.begin % file_entries

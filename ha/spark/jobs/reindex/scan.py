@@ -25,7 +25,6 @@ from ha.spark.jobs.reindex.queues import (
     OrderedQueue,
     QueuePart,
     QueueSlices,
-    QueueSummary,
     queue_directory,
     remove_queue,
     sync_files,
@@ -125,7 +124,7 @@ class OrderedResult(msgspec.Struct, frozen=True):
     dropped_count: int
 
 
-def build_in_order(task: ScanTask, ranges: Sequence[LogRange], queues: Sequence[QueueSummary]) -> list[OrderedResult]:
+def build_in_order(task: ScanTask, ranges: Sequence[LogRange], queues: Sequence[QueuePart]) -> list[OrderedResult]:
     """Build queues that are not dense from their records in order, in one walk over all ranges."""
     root = Path(task.target)
     ordered = {(q.topic, q.queue_id): OrderedQueue(root, task.file_entries, q.topic, q.queue_id) for q in queues}

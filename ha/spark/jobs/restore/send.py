@@ -41,6 +41,7 @@ from ha.errors import (
 from ha.protocol.codes import ResponseCode, SysFlag
 from ha.protocol.properties import decode_properties
 from ha.protocol.topic_names import RETRY_PREFIX
+from ha.spark.sink.control import PASSING
 
 REPLAY_PROPERTY = "HALOG_REPLAY"
 ORIGIN_PROPERTY = "HALOG_ORIGIN"
@@ -107,15 +108,6 @@ _SETTLE_S = 0.2
 _NEW_TOPIC_PATIENCE_S = 5.0
 _WINDOW = 256
 _WINDOW_MAX = 8192
-_PASSING = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.FLOW_CONTROL,
-        ResponseCode.GO_AWAY,
-    }
-)
 
 
 class TargetQueue(msgspec.Struct, frozen=True):
@@ -257,7 +249,7 @@ class _Task:
                 else:
                     result = await self._producer.send_batch(messages, queue=done.target)
             except BrokerError as error:
-                if error.code not in _PASSING or attempt + 1 == _ATTEMPTS:
+                if error.code not in PASSING or attempt + 1 == _ATTEMPTS:
                     raise RestoreFailed(self._place(waiting[0][0]), str(error)) from None
                 await anyio.sleep(_PAUSE_S * (attempt + 1))
             except (ConnectionFailed, RequestTimedOut) as error:
