@@ -61,7 +61,7 @@ from ha.protocol.group_requests import (
     RunningInfoRequest,
 )
 from ha.protocol.headers import parse_header, topic_of_send
-from ha.protocol.pop import BATCH_ACK_COUNT_MAX, BatchAckBody, popped_topic
+from ha.protocol.pop import BATCH_ACK_COUNT_MAX, BatchAckBody, QueryAssignmentBody, RequestModeBody, popped_topic
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import INTERNAL_TOPICS, REPLY_SUFFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
@@ -177,6 +177,12 @@ def _pop(command: RemotingCommand) -> Needed:
     group = command.ext_fields.get("consumerGroup", "")
     yield popped_topic(group, command.ext_fields.get("topic", ""))[0], Right.SUB
     yield _group_of(group)
+
+
+def _assignment(command: RemotingCommand) -> Needed:
+    asked = java_json.read_as(QueryAssignmentBody, command.body)
+    yield asked.topic, Right.SUB
+    yield _group_of(asked.consumer_group)
 
 
 def _batch_ack(command: RemotingCommand) -> Needed:
@@ -304,6 +310,10 @@ def _changed_groups(command: RemotingCommand) -> Needed:
         yield _group_of(group.group_name, Right.CREATE)
 
 
+def _request_mode(command: RemotingCommand) -> Needed:
+    yield _group_of(java_json.read_as(RequestModeBody, command.body).consumer_group, Right.UPDATE)
+
+
 def _reset(command: RemotingCommand) -> Needed:
     asked = parse_header(ResetOffsetsRequest, command.ext_fields)
     yield asked.topic, Right.UPDATE
@@ -417,6 +427,9 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.RECALL_MESSAGE: _rights("PUB on the topic", _recall),
     RequestCode.EXCHANGE_BROKER_HA_INFO: _SIGNATURE,
     RequestCode.GET_BROKER_HA_STATUS: _SIGNATURE,
+    RequestCode.QUERY_ASSIGNMENT: _rights(_SUB_ON_BOTH, _assignment),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: _change(_request_mode),
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: _SIGNATURE,
     RequestCode.POP_MESSAGE: _CONSUME,
     RequestCode.ACK_MESSAGE: _POP,
     RequestCode.BATCH_ACK_MESSAGE: _rights("SUB on each topic and group", _batch_ack),

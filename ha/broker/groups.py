@@ -10,6 +10,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+import msgspec
+
 from ha.broker.config_table import ConfigTable
 from ha.broker.journal import Journal
 from ha.broker.topics import topic_fault
@@ -17,6 +19,10 @@ from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable
 
 logger = logging.getLogger(__name__)
+
+
+REQUEST_MODE_PREFIX = "halog.request.mode."
+"""Prefix of a topic's name: the attribute with a group's request mode for it (pop/assignments.py)"""
 
 
 class SubscriptionGroups(ConfigTable[GroupConfig]):
@@ -54,8 +60,9 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         return found
 
     async def update(self, groups: Iterable[GroupConfig]) -> str:
-        """Creates or changes groups. Returns why it is not possible, or ""."""
-        changed = {group.group_name: group for group in groups if self._table.get(group.group_name) != group}
+        """Creates or changes groups; attributes with request modes stay. Returns why it is not possible, or ""."""
+        updated = [_with_modes(group, self._table.get(group.group_name)) for group in groups]
+        changed = {group.group_name: group for group in updated if self._table.get(group.group_name) != group}
         if not changed:
             return ""
         if len(self._table.keys() | changed.keys()) > max(self._options.group_count_max, len(self._table)):
@@ -102,3 +109,10 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
     async def _changed(self) -> None:
         self._bump_version()
         await self._save(self._file.save_when_possible)
+
+
+def _with_modes(group: GroupConfig, before: GroupConfig | None) -> GroupConfig:
+    """`group` with the request modes that it had before, unless it states them."""
+    attributes = {} if before is None else before.attributes
+    modes = {key: value for key, value in attributes.items() if key.startswith(REQUEST_MODE_PREFIX)}
+    return msgspec.structs.replace(group, attributes={**modes, **group.attributes}) if modes else group

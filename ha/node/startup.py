@@ -19,6 +19,7 @@ from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.registration import NameServerRegistration
 from ha.broker.standing import Standing
+from ha.broker.topic_routes import TopicRoutes
 from ha.broker.world import World
 from ha.config import Config, SecretStr
 from ha.errors import ConfigError
@@ -183,6 +184,7 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
     )
     node.broker.topics.subscribe(registration.topics_changed)
     node.broker.topics.wait_told = registration.wait_told
+    node.broker.pop.assignments.find_queues = TopicRoutes(client, name_servers).read_queues
     return registration
 
 

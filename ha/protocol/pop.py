@@ -356,4 +356,5 @@ class Assignment(msgspec.Struct, rename="camel", kw_only=True):
 class AssignmentsBody(msgspec.Struct, rename="camel", kw_only=True):
     """Answer to 400."""
 
-    message_queue_assignments: list[Assignment] = []
+    message_queue_assignments: list[Assignment] | None = []
+    """None: the client keeps its queues"""

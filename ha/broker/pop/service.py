@@ -8,6 +8,7 @@ import msgspec
 
 from ha.broker.core import BrokerCore
 from ha.broker.pop.acks import AckRequests
+from ha.broker.pop.assignments import Assignments
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.pop_requests import PopRequests
 from ha.broker.pop.revival import Revival
@@ -34,7 +35,8 @@ class PopService:
         self.requests = PopRequests(core, self._log, self._revival)
         self.holds = self.requests.holds
         acks = AckRequests(core, self._log, self._revival, self.holds)
-        self.families: Sequence[Family] = (self.requests, acks)
+        self.assignments = Assignments(core)
+        self.families: Sequence[Family] = (self.requests, acks, self.assignments)
         self.master_services: Sequence[Service] = (self._log.serve, self._revival.serve)
         self.release = self._log.release
         core.tables.offsets.on_removed = self._on_removed

@@ -1,0 +1,161 @@
+"""Which queues a client of a group gets, and whether it pops or pulls: requests 400, 401 and 402.
+
+Push consumers of 5.x ask for their queues (400) instead of computing them. An administrator sets a group's mode for a
+topic (401); in mode POP every client gets all queues of every broker, or some share them (popShareQueueNum).
+
+The mode is an attribute of the group, so that it is kept, copied by slaves, and part of a failover group's log like the
+group itself; RocketMQ keeps it in a file of its own. The queues are those of all brokers, as the name servers know
+them; an answer without assignments tells the client to keep what it has. Source: QueryAssignmentProcessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from ha.broker.clients import BROADCASTING
+from ha.broker.core import BrokerCore
+from ha.broker.groups import REQUEST_MODE_PREFIX
+from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
+from ha.protocol import java_json
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.pop import (
+    AssignedQueue,
+    Assignment,
+    AssignmentsBody,
+    QueryAssignmentBody,
+    RequestModeBody,
+    RequestModeTable,
+)
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
+from ha.remoting import RemotingConnection, RequestHandler
+
+PULL, POP = "PULL", "POP"
+ALL_QUEUES = -1
+
+
+class Assignments:
+    """Answers requests about modes and queues."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        self._options = core.options
+        self._standing = core.standing
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._clients = core.tables.clients
+        self.find_queues: Callable[[str], Awaitable[Mapping[str, int] | None]] = self._own_queues
+        """Returns the number of queues to read of a topic by broker name; None if that is not known at present"""
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """Handlers by request code."""
+        return {
+            RequestCode.QUERY_ASSIGNMENT: self.assign,
+            RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all_modes,
+        }
+
+    async def set_mode(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """401: sets whether a group pops or pulls a topic."""
+        asked = java_json.read_as(RequestModeBody, command.body)
+        refuse_on_slave(self._standing, "Can't change a group on a slave: it takes over its master's groups")
+        if asked.topic.startswith(RETRY_PREFIX):
+            raise RefusedError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if not asked.topic or asked.mode not in (PULL, POP):
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER, f"topic {asked.topic!r}, mode {asked.mode[:40]!r}: use PULL or POP"
+            )
+        group = await self._groups.find_or_create(asked.consumer_group)
+        if group is None:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{asked.consumer_group}] does not exist",
+            )
+        value = f"{asked.mode}:{asked.pop_share_queue_num}"
+        attributes = {**group.attributes, REQUEST_MODE_PREFIX + asked.topic: value}
+        refuse_if(await self._groups.update([msgspec.structs.replace(group, attributes=attributes)]))
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def all_modes(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """402: every mode that was set."""
+        table = RequestModeTable()
+        for name, group in self._groups.table.items():
+            for key in group.attributes:
+                if key.startswith(REQUEST_MODE_PREFIX):
+                    topic = key.removeprefix(REQUEST_MODE_PREFIX)
+                    mode, share_count = self._mode(name, topic)
+                    table.message_request_mode_map.setdefault(topic, {})[name] = RequestModeBody(
+                        topic=topic, consumer_group=name, mode=mode, pop_share_queue_num=share_count
+                    )
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(table))
+
+    async def assign(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """400: the queues of a topic for one client."""
+        asked = java_json.read_as(QueryAssignmentBody, command.body)
+        mode, share_count = self._mode(asked.consumer_group, asked.topic)
+        body = AssignmentsBody(message_queue_assignments=None)
+        found = await self.find_queues(asked.topic)
+        if found is not None:
+            queues = [(name, queue_id) for name in sorted(found) for queue_id in range(found[name])]
+            mine = self._queues_for(asked, queues, mode, share_count)
+            if mine is not None:
+                body.message_queue_assignments = [
+                    Assignment(
+                        message_queue=AssignedQueue(topic=asked.topic, broker_name=name, queue_id=queue_id), mode=mode
+                    )
+                    for name, queue_id in mine
+                ]
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
+
+    def _queues_for(
+        self, asked: QueryAssignmentBody, queues: list[tuple[str, int]], mode: str, share_count: int
+    ) -> list[tuple[str, int]] | None:
+        """The client's queues; None if its group has no members, or the strategy is unknown."""
+        if asked.message_model == BROADCASTING:
+            return queues
+        clients = sorted(self._clients.consumer_ids(asked.consumer_group))
+        strategy = _STRATEGIES.get(asked.strategy_name)
+        if not clients or strategy is None:
+            return None
+        if mode == POP and share_count <= 0:
+            return list(dict.fromkeys((name, ALL_QUEUES) for name, _ in queues))
+        if asked.client_id not in clients:
+            return []
+        index = clients.index(asked.client_id)
+        if mode == PULL:
+            return list(strategy(queues, index, len(clients)))
+        if len(clients) > len(queues):
+            return [queues[index % len(queues)]] if queues else []
+        shared: dict[tuple[str, int], None] = {}
+        for number in range(min(share_count, len(clients) - 1) + 1):
+            shared.update(dict.fromkeys(strategy(queues, (index + number) % len(clients), len(clients))))
+        return list(shared)
+
+    def _mode(self, group: str, topic: str) -> tuple[str, int]:
+        """The mode of a group for a topic, and popShareQueueNum."""
+        config = self._groups.get(group)
+        value = "" if config is None else config.attributes.get(REQUEST_MODE_PREFIX + topic, "")
+        mode, _, share_count = value.partition(":")
+        if mode != POP or topic.startswith(RETRY_PREFIX):
+            return PULL, 0
+        return POP, int(share_count) if share_count.removeprefix("-").isdecimal() else 0
+
+    async def _own_queues(self, topic: str) -> Mapping[str, int] | None:
+        config = self._topics.get_readable(topic)
+        return None if config is None else {self._options.broker_name: config.read_queue_nums}
+
+
+def _averagely(queues: Sequence[tuple[str, int]], index: int, client_count: int) -> Sequence[tuple[str, int]]:
+    """RocketMQ's AllocateMessageQueueAveragely: neighbouring queues, the first clients get one more."""
+    size, rest = divmod(len(queues), client_count)
+    begin = index * size + min(index, rest)
+    return queues[begin : begin + size + (index < rest)]
+
+
+def _by_circle(queues: Sequence[tuple[str, int]], index: int, client_count: int) -> Sequence[tuple[str, int]]:
+    """RocketMQ's AllocateMessageQueueAveragelyByCircle: every n-th queue."""
+    return queues[index::client_count]
+
+
+_STRATEGIES = {"AVG": _averagely, "AVG_BY_CIRCLE": _by_circle}

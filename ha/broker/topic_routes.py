@@ -1,0 +1,44 @@
+"""Asks the name servers which queues of a topic all brokers have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ha.errors import HalogError
+from ha.protocol.bodies import TopicRouteData
+from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.headers import GetRouteInfoRequest
+from ha.protocol.java_json import read_as
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClient
+
+TIMEOUT_S = 1.0
+"""Per name server; below the 3 s that clients wait for an answer."""
+NAME_SERVER_COUNT_MAX = 2
+"""Name servers asked per topic."""
+
+
+class TopicRoutes:
+    """Looks up topics. `name_servers`: host:port of each."""
+
+    def __init__(self, client: RemotingClient, name_servers: Sequence[str]) -> None:
+        self._client = client
+        self._name_servers = name_servers
+
+    async def read_queues(self, topic: str) -> Mapping[str, int] | None:
+        """Returns the number of queues to read by broker name; None if no name server answers or knows the topic."""
+        fields = GetRouteInfoRequest(topic=topic).to_ext_fields()
+        for address in self._name_servers[:NAME_SERVER_COUNT_MAX]:
+            request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=fields)
+            try:
+                answer = await self._client.invoke(address, request, TIMEOUT_S)
+                if answer.code == ResponseCode.SUCCESS:
+                    route = read_as(TopicRouteData, answer.body)
+                    return {
+                        queues.broker_name: queues.read_queue_nums
+                        for queues in route.queue_datas
+                        if queues.perm & Permission.READ
+                    }
+            except HalogError:  # unreachable, too slow, or an answer that is no route
+                continue
+        return None

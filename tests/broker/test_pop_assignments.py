@@ -1,0 +1,118 @@
+"""Request modes of groups, and the queues that their clients get: 400, 401, 402."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
+from tests.broker.node import Node, open_node
+
+QUEUES = {"b1": 2, "b0": 4}
+
+
+async def find_queues(topic: str) -> Mapping[str, int] | None:
+    return QUEUES if topic in ("TT", "%RETRY%g") else None
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        node.broker.pop.assignments.find_queues = find_queues
+        yield node
+
+
+async def join(node: Node, client_id: str) -> None:
+    """Makes a client a member of group g."""
+    consumer = {
+        "groupName": "g",
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [{"topic": "TT", "subString": "*"}],
+    }
+    assert (await node.ask(34, json.dumps({"clientID": client_id, "consumerDataSet": [consumer]}).encode())).code == 0
+
+
+async def set_mode(node: Node, mode: str, share_count: int = 0, **changes: Any) -> RemotingCommand:
+    body = {"topic": "TT", "consumerGroup": "g", "mode": mode, "popShareQueueNum": share_count, **changes}
+    return await node.ask(401, json.dumps(body).encode())
+
+
+async def assigned(node: Node, client_id: str, **changes: Any) -> tuple[set[tuple[str, int]], set[str]] | None:
+    body = {"topic": "TT", "consumerGroup": "g", "clientId": client_id, "strategyName": "AVG"}
+    answer = await node.ask(400, json.dumps({**body, "messageModel": "CLUSTERING", **changes}).encode())
+    assert answer.code == 0
+    found = json.loads(bytes(answer.body)).get("messageQueueAssignments")
+    if found is None:
+        return None
+    queues = {(each["messageQueue"]["brokerName"], each["messageQueue"]["queueId"]) for each in found}
+    assert {each["messageQueue"]["topic"] for each in found} <= {changes.get("topic", "TT")}
+    return queues, {each["mode"] for each in found}
+
+
+async def test_pull_mode_shares_the_queues_out(node: Node, autojump_clock: object) -> None:
+    assert await assigned(node, "c1") is None  # the group has no members
+    await join(node, "c1")
+    everything = {("b0", 0), ("b0", 1), ("b0", 2), ("b0", 3), ("b1", 0), ("b1", 1)}
+    assert await assigned(node, "c1") == (everything, {"PULL"})
+    async with (
+        open_remoting_client(connect=node.listener.connect) as second,
+        open_remoting_client(connect=node.listener.connect) as third,
+        open_remoting_client(connect=node.listener.connect) as fourth,
+    ):
+        for number, client in enumerate((second, third, fourth), 2):
+            await join(Node(node.store, node.ha, node.broker, client, node.listener), f"c{number}")
+        assert await assigned(node, "c1") == ({("b0", 0), ("b0", 1)}, {"PULL"})
+        assert await assigned(node, "c2") == ({("b0", 2), ("b0", 3)}, {"PULL"})
+        assert await assigned(node, "c4") == ({("b1", 1)}, {"PULL"})
+        assert await assigned(node, "c2", strategyName="AVG_BY_CIRCLE") == ({("b0", 1), ("b1", 1)}, {"PULL"})
+        assert await assigned(node, "c2", strategyName="unknown") is None
+        assert await assigned(node, "stranger") == (set(), set())
+        assert await assigned(node, "c2", messageModel="BROADCASTING") == (everything, {"PULL"})
+        assert (await set_mode(node, "POP", 1)).code == 0
+        assert await assigned(node, "c3") == ({("b1", 0), ("b1", 1)}, {"POP"})
+        assert await assigned(node, "c4") == ({("b1", 1), ("b0", 0), ("b0", 1)}, {"POP"})
+
+
+async def test_pop_mode_gives_all_queues_of_every_broker_to_each_client(node: Node, autojump_clock: object) -> None:
+    assert (await set_mode(node, "POP")).code == 0
+    await join(node, "c1")
+    assert await assigned(node, "c1") == ({("b0", -1), ("b1", -1)}, {"POP"})
+    assert await assigned(node, "c1", topic="unknown") is None
+    found = await assigned(node, "c1", topic="%RETRY%g")
+    assert found is not None
+    assert found[1] == {"PULL"}
+    assert (await set_mode(node, "PULL")).code == 0
+    found = await assigned(node, "c1")
+    assert found is not None
+    assert found[1] == {"PULL"}
+
+
+async def test_what_can_not_be_set(node: Node, autojump_clock: object) -> None:
+    assert (await set_mode(node, "POP", topic="%RETRY%g")).code == 16
+    assert (await set_mode(node, "PUSH")).code == 29
+    assert (await set_mode(node, "POP", consumerGroup="no group")).code == 26
+    assert (await node.ask(401, b"{")).code == 1
+    assert (await node.ask(400, b"{")).code == 1
+
+
+async def test_mode_is_kept_with_the_group(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        assert (await set_mode(node, "POP", 3)).code == 0
+        config = json.loads(bytes((await node.ask(352, group="g")).body))
+        config["retryMaxTimes"], config["attributes"] = 7, {}
+        assert (await node.ask(200, json.dumps(config).encode())).code == 0
+    async with open_node(tmp_path) as node:
+        assert node.broker.groups.table["g"].retry_max_times == 7
+        table = json.loads(bytes((await node.ask(402)).body))["messageRequestModeMap"]
+        assert table == {"TT": {"g": {"topic": "TT", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 3}}}
+        await node.send()
+        await join(node, "c1")
+        found = await assigned(node, "c1")
+        assert found == ({(name, queue_id) for name in ("b0",) for queue_id in range(4)}, {"POP"})
