@@ -205,3 +205,13 @@ def test_damage_is_shown_with_what_to_do_about_it(capsys: pytest.CaptureFixture[
     assert "DAMAGED: commitlog 00000000000000000000, offsets 65,536 to 98,304 (found by scrub:" in shown
     assert "repair failed: no peer is known: on a master set healFrom" in shown
     assert "repaired since start: 2 log ranges, 7 queue entries" in shown
+
+
+def test_pending_timer_messages_are_shown_with_when_they_are_due(capsys: pytest.CaptureFixture[str]) -> None:
+    page: dict[str, Any] = dict(MASTER)
+    due_counts = {"1h": 1200, "24h": 34, "7d": 0, "later": 0}
+    page["timers"] = {"pending_count": 1234, "next_due_ms": 1_741_503_901_250, "due_counts": due_counts}
+    with admin_port(json.dumps(page).encode()) as address:
+        assert run(["status", "--admin", address]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1,234 timer messages are pending, the next from 2025-03-09 07:05:01 UTC on (1h: 1,200, 24h: 34)" in shown

@@ -59,6 +59,7 @@ class Source:
             "is_ready": True, "not_ready_reason": "", "uptime_s": 1.0,
             "commitlog": {"min_offset": 0, "max_offset": self.end},
             "store": {"segment_count": 1, "disk_used_ratio": 0.5},
+            "timers": {"pending_count": 0, "next_due_ms": None, "due_counts": {}},
             "damage": {"log": {"open_count": 0, "open_bytes": 0, "open": [], "healed_count": 0}, "verified_bytes": 0},
             "ha": {"in_sync": 0, "slave_count": 0, "push2_slave_max_offset": 0, "waiting_request_count": 0,
                    "closed_counts": {}, "explanation": "", "slaves": self.slaves},

@@ -68,6 +68,11 @@ OUT_OF_RANGE = {
 SILENT = {**slave("new:1", -1, 100), "state": "connected", "is_in_sync": False, "broker_id": 2}
 
 
+TIMERS = {
+    "pending_count": 1234, "next_due_ms": 1741503901250, "due_counts": {"1h": 1000, "24h": 200, "7d": 30, "later": 4},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("differs", "said"),
     [
@@ -75,6 +80,8 @@ SILENT = {**slave("new:1", -1, 100), "state": "connected", "is_in_sync": False, 
         ({"member": MEMBER}, ["candidate (now)", "it waits for its turn", "no server answers", "0, 2", "not held"]),
         ({"member": {**MEMBER, "state": "master", "master_id": 0, "lease_remaining_s": 4.2, "sync_state_set": None}},
          ["master (now)", "4.2 s left", "member 0"]),
+        ({"timers": TIMERS},
+         ["Pending 1,234", "Next due 2025-03-09", "Within 1 hour 1,000", "1 to 24 hours 200", "Later 4"]),
         ({"damage": DAMAGE}, ["Damaged: 2 ranges of the log, 4.0 KiB.", "no peer has it"]),
         ({"ha": master_side(slaves=[OUT_OF_RANGE], explanation="slave far:1 asks for offset 5")},
          ["out of range (now)", "doesn't count", "It doesn't count: it requests offset 5.", "95 B"]),
