@@ -19,6 +19,7 @@ from ha.protocol.compression import Compression, inflated_begin, kind_of
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_records, encode_host
+from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 
@@ -87,7 +88,11 @@ class MessageBrowser:
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
         """`DashboardSource.message`."""
         record = await self._record(physical_offset)
-        return record if isinstance(record, Missing) else self._detail(record, body_size_max)
+        if isinstance(record, Missing):
+            return record
+        if record.topic == TABLES_TOPIC:
+            return Missing("Records of the tables are not shown, because they can contain passwords.")
+        return self._detail(record, body_size_max)
 
     async def message_by_id(self, message_id: str) -> int | Missing:
         """`DashboardSource.message_by_id`."""

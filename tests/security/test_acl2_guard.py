@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from ha.acl import BROKER_RULES, AclGuard, AclGuardOptions
+from ha.acl import BROKER_RULES, AclGuard, AclGuardOptions, Right
+from ha.acl.evaluation import DENIED, Policies
 from ha.acl.requirements import Needs
-from ha.protocol.access_bodies import UserConfig
+from ha.protocol.access_bodies import PolicyEntryInfo, PolicyInfo, UserConfig
 from ha.protocol.acl import AclCredentials
 from ha.protocol.remoting import RemotingCommand
 from scripts.permissions_table import BODIES, FIELDS, for_users
@@ -285,3 +286,10 @@ def test_representations_show_no_password() -> None:
     made = UserConfig(username="u", password="the-secret")
     assert repr([made]) == "[UserConfig('u', Normal, enable, entries=0)]"
     assert AclGuard().users is None
+
+
+def test_deny_wins_among_equal_entries() -> None:
+    """A broker keeps one entry per type and resource; a copy from another broker may have several."""
+    for decisions in (("Allow", "Deny"), ("Deny", "Allow")):
+        entries = [PolicyEntryInfo(resource="Topic:A", actions=["Pub"], decision=each) for each in decisions]
+        assert Policies([PolicyInfo(entries=entries)]).denial("Topic", "A", Right.PUB, "10.0.0.1") == DENIED
