@@ -64,6 +64,23 @@ async def test_change_is_answered_when_its_record_is_in_the_log(autojump_clock: 
         assert master.end == before, "nothing is new"
 
 
+async def test_topic_created_twice_at_once_is_logged_once(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        topics = master.tables.topics
+        before = topics.data_version.counter
+        made = []
+
+        async def create() -> None:
+            made.append(await topics.ensure("T", 4))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(create)
+        assert made == [topic("T"), topic("T")]
+        assert topics.data_version.counter == before + 1
+
+
 async def test_many_commits_become_one_record(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)

@@ -215,3 +215,7 @@ async def test_full_disk_creates_no_topic_but_keeps_copied_tables(tmp_path: Path
     assert not (tmp_path / "subscriptionGroup.json").exists()
     await groups_file.catch_up()
     assert "gg" in (tmp_path / "subscriptionGroup.json").read_text()
+    disk.is_full = True
+    assert (await topics.delete("TT")).startswith("no space left")
+    assert topics.get("TT") is not None
+    assert await topics.delete("never_there") == "", "there is nothing to write"
