@@ -37,6 +37,8 @@ BODIES: dict[int, object] = {
     42: {"consumerGroup": GROUP, "clientId": "c", "mqSet": []},
     46: {"clientId": "c", "group": GROUP, "namespace": "", "subscriptionData": _SUBSCRIPTION},
     200: {"groupName": GROUP},
+    400: {"topic": TOPIC, "consumerGroup": GROUP},
+    401: {"topic": TOPIC, "consumerGroup": GROUP, "mode": "POP"},
     225: {"groupConfigList": [{"groupName": GROUP}]},
     200151: {"acks": [{"t": TOPIC, "c": GROUP, "so": 0, "q": 0, "rq": 0, "pt": 0}]},
 }
