@@ -20,6 +20,8 @@ OnResponse = Callable[[RemotingCommand | None], None]
 """Called once with the response, or with None because the connection has ended. It must not raise."""
 
 OPAQUE_MAX = 0x7FFFFFFF
+HEADER_SIZE_MAX = 16_777_215
+"""Of answers, which are this process's own: that to a batch lists all of its messages in the header."""
 
 
 class LocalConnection(RemotingConnection):
@@ -41,6 +43,7 @@ class LocalConnection(RemotingConnection):
         self._on_request = on_request
         self._expected: dict[int, OnResponse] = {}
         self._opaque = 0
+        self._parser = RemotingParser(header_size_max=HEADER_SIZE_MAX)
         self._has_ended = False
         self._close_callbacks: list[Callable[[], None]] = []
 
@@ -83,7 +86,7 @@ class LocalConnection(RemotingConnection):
         return trio.current_time()
 
     def send_soon(self, frame: bytes) -> None:
-        for command in RemotingParser().feed(frame):
+        for command in self._parser.feed(frame):
             self._deliver(command)
 
     send_now = send_soon

@@ -119,16 +119,20 @@ async def test_calls_in_flight_at_the_same_time() -> None:
 async def test_deadline_and_cancellation_end_the_task() -> None:
     service = Echo()
 
-    def client(address: str) -> None:
+    def client(address: str) -> Generator[None, None, None]:
         with grpc.insecure_channel(address) as channel:
             with pytest.raises(grpc.RpcError) as late:
                 channel.unary_unary("/s/Wait")(b"", timeout=0.3)
             assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            yield  # the connection stays open
 
     async with serving(service) as (server, address):
-        await in_thread(client, address)
+        steps = client(address)
+        await in_thread(next, steps)
         await service.cancelled.wait()
         assert server.statistics().calls_in_flight == 0
+        assert server.statistics().connections == 1
+        steps.close()
 
 
 async def test_end_of_the_connection_ends_its_calls() -> None:

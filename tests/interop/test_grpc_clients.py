@@ -19,12 +19,20 @@ from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import open_remoting_client
 from tests.interop.grpc_cases import RETRY_POLICY, SETUPS, slug
-from tests.interop.processes import free_ports
+from tests.interop.halog import start_halog_name_server
+from tests.interop.processes import Children, free_ports
+from tests.interop.releases import resolve
+from tests.interop.rocketmq import RocketMqBroker
 from tests.node.processes import Process
 
 ROOT = Path(__file__).parents[2]
 CASES_TIMEOUT_S = 150.0
-PLACES = {"own": "a broker's own port", "proxy": "`python -m ha.proxy`"}
+PLACES = ("own", "proxy")
+COLUMNS = {
+    "own": "a broker's own port",
+    "proxy": "`python -m ha.proxy`",
+    "real": "the same before a broker of RocketMQ 5.5.0",
+}
 
 pytestmark = pytest.mark.processes
 
@@ -63,8 +71,7 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     with ExitStack() as stack:
 
         def start(module: str, *keys: str) -> dict[str, str]:
-            settings = [word for key in keys for word in ("--set", key)]
-            process = stack.enter_context(Process(module, *settings, directory=folder))
+            process = stack.enter_context(Process(module, *settings_of(*keys), directory=folder))
             return process.wait_ready()
 
         start("ha.namesrv", f"listenPort={ports['name server']}")
@@ -102,11 +109,43 @@ def test_cases(place: str, endpoints: dict[str, str], tmp_path: Path) -> None:
     assert found == documented(place)
 
 
+@pytest.mark.interop
+async def test_cases_before_a_real_broker(children: Children, tmp_path: Path) -> None:
+    """With halog's name server and front, and RocketMQ's broker."""
+    release = resolve("5.5.0")
+    name_server = await start_halog_name_server(children)
+    extra = {
+        "timerWheelEnable": "true",
+        "mappedFileSizeTimerLog": 1 << 20,
+        "enablePropertyFilter": "true",
+        "recallMessageEnable": "true",
+        "transactionCheckInterval": 2000,
+        "transactionTimeOut": 2000,
+        "autoCreateSubscriptionGroup": "true",
+    }
+    broker = RocketMqBroker(children, release, "broker", name_server, "ASYNC_MASTER", extra=extra)
+    await broker.start()
+    port = free_ports()
+    proxy = Process(
+        "ha.proxy", *settings_of(f"grpcListenPort={port}", f"namesrvAddr={name_server}"), directory=tmp_path
+    )
+    with proxy:
+        await trio.to_thread.run_sync(proxy.wait_ready)
+        await set_up(broker.address, "real")
+        found = await trio.to_thread.run_sync(run_cases, f"127.0.0.1:{port}", "real", tmp_path)
+    assert found == documented("real")
+
+
+def settings_of(*keys: str) -> list[str]:
+    """Command-line arguments that set keys."""
+    return [word for key in keys for word in ("--set", key)]
+
+
 def documented(place: str) -> dict[str, str]:
     """The column of docs/compatibility.md by case."""
     lines = (ROOT / "docs" / "compatibility.md").read_text().splitlines()
     [start] = [number for number, line in enumerate(lines) if line.startswith("| case of a gRPC client |")]
-    column = [cell.strip() for cell in lines[start].split("|")].index(PLACES[place])
+    column = [cell.strip() for cell in lines[start].split("|")].index(COLUMNS[place])
     rows = [[cell.strip() for cell in line.split("|")] for line in lines[start + 2 :]]
     table = {}
     for row in rows:
