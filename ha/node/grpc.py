@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import trio
 import trio.lowlevel
 
 from ha.broker.broker import Broker
 from ha.broker.processor import Processor
-from ha.grpc import Call, GrpcServer
+from ha.grpc import GrpcServer
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.bodies import ConsumerData, GroupConfig, HeartbeatData, SubscriptionData, TopicConfig
@@ -24,13 +23,13 @@ from ha.protocol.properties import java_hash
 from ha.protocol.remoting import RemotingCommand
 from ha.proxy.brokers import BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
 from ha.proxy.front import Front
-from ha.proxy.messages import SQL, Code
+from ha.proxy.messages import SQL
 from ha.proxy.names import resource_name
-from ha.proxy.refusal import CallRefused
 from ha.proxy.session import Session
 from ha.remoting.local import LocalConnection
 
 from . import options as make
+from .grpc_access import GuardedCalls
 from .node import Node
 from .platform import Port
 
@@ -46,7 +45,7 @@ class OwnBroker:
         self._name = broker.options.broker_name
         self._routes: dict[str, tuple[TopicConfig, Route]] = {}
         self.front: Front | None = None
-        self._own = LocalConnection(("127.0.0.1", 0), on_request=self._take_request)
+        self._own = LocalConnection(("127.0.0.1", 0), is_own=True, on_request=self._take_request)
 
     def known_route(self, topic: str) -> Route | None:
         config = self._broker.topics.get(topic)
@@ -157,13 +156,6 @@ class OwnBroker:
             self.front.transactions.ask(self._name, command)
 
 
-class RefuseAll:
-    """Refuses every call, because the node has access control and can't check the signatures of gRPC clients."""
-
-    def check(self, session: Session, call: Call, request: Any) -> None:
-        raise CallRefused(Code.UNAUTHORIZED, "aclEnable: this port serves no clients of a node with access control")
-
-
 @asynccontextmanager
 async def open_grpc(node: Node, port: Port) -> AsyncIterator[GrpcServer]:
     """Serves the gRPC port during the block."""
@@ -174,7 +166,7 @@ async def open_grpc(node: Node, port: Port) -> AsyncIterator[GrpcServer]:
         make.front_options(node.config),
         client_id=f"front@{node.remoting_address}@{node.run_id:x}",
         wall_clock_ms=node.platform.wall_clock_ms,
-        access=None if node.acl_guard is None else RefuseAll(),
+        access=None if node.acl_guard is None else GuardedCalls(node.acl_guard),
     )
     server = GrpcServer(
         front,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import trio
 
@@ -29,7 +29,7 @@ from .routes import Routes
 from .sending import Sending
 from .session import Producers, Session
 from .status import ok, with_status
-from .telemetry import Telemetry
+from .telemetry import Access, Telemetry
 from .transactions import Transactions
 
 logger = logging.getLogger(__name__)
@@ -40,17 +40,6 @@ _UNARY_TIMEOUT_S_MAX = 60.0
 _CLIENT_ID_LENGTH_MAX = 255
 
 Method = Callable[[Session, Any], Awaitable[Any]]
-
-
-class Access(Protocol):
-    """Access control of calls."""
-
-    def check(self, session: Session, call: Call, request: Any) -> None:
-        """Authenticates a call by its metadata and checks the client's permissions. Raises CallRefused.
-
-        `request` is None for a Telemetry stream.
-        """
-        ...
 
 
 class Front:
@@ -73,7 +62,7 @@ class Front:
         self._log_limiter = LogRateLimiter()
         self._producers = Producers(options.topics_per_producer_max)
         self._sending = Sending(brokers, options, wall_clock_ms, self._producers)
-        self._telemetry = Telemetry(brokers, options, self._producers)
+        self._telemetry = Telemetry(brokers, options, self._producers, access)
         self._routes = Routes(brokers)
         self.transactions = Transactions(brokers, options, self._producers)
         self._in_flight = InFlight()

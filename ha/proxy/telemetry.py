@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -24,10 +24,24 @@ CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 
 """RocketMQ's delay levels: how long a message that a consumer could not handle stays invisible."""
 
 
+class Access(Protocol):
+    """Access control of calls."""
+
+    def check(self, session: Session, call: Call, request: Any) -> None:
+        """Authenticates a call by its metadata and checks the client's permissions. Raises CallRefused.
+
+        `request`: of a Telemetry stream None at first, then each TelemetryCommand with settings.
+        """
+        ...
+
+
 class Telemetry:
     """Serves the Telemetry streams of all clients."""
 
-    def __init__(self, brokers: Brokers, options: FrontOptions, producers: Producers) -> None:
+    def __init__(
+        self, brokers: Brokers, options: FrontOptions, producers: Producers, access: Access | None = None
+    ) -> None:
+        self._access = access
         self._brokers = brokers
         self._options = options
         self._producers = producers
@@ -56,6 +70,8 @@ class Telemetry:
         session.seen_at = trio.current_time()
         if not command.HasField("settings"):
             return  # the results of commands that this front does not send
+        if self._access is not None:
+            self._access.check(session, call, command)
         settings = command.settings
         if settings.HasField("publishing"):
             session.settings = settings

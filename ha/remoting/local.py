@@ -31,12 +31,16 @@ class LocalConnection(RemotingConnection):
         self,
         peer: tuple[str, int],
         *,
+        is_own: bool = False,
         is_encrypted: bool = False,
         on_request: Callable[[RemotingCommand], None] = lambda command: None,
     ) -> None:
-        """`peer` is the client. `on_request` gets the oneway requests that handlers make to it; it must not raise."""
+        """`peer` is the client, or with `is_own` this process itself.
+
+        `on_request` gets the oneway requests that handlers make to it; it must not raise.
+        """
         self.peer = peer
-        self.is_own = False
+        self.is_own = is_own
         self.is_encrypted = is_encrypted
         self.in_flight = 0
         self.opened_at = trio.current_time()

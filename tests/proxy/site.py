@@ -18,6 +18,7 @@ from rocketmq.grpc_protocol import service_pb2_grpc as stubs
 
 from ha.grpc import GrpcServer
 from ha.node.grpc import OwnBroker
+from ha.node.grpc_access import GuardedCalls
 from ha.poller import open_poller
 from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.proxy.front import Front
@@ -141,7 +142,11 @@ async def open_site(folder: Path, options: FrontOptions | None = None, **changes
     node_opened = open_node(folder, wall_clock_ms=clock, **changes)
     async with node_opened as node, open_poller() as poller, trio.open_nursery() as nursery:
         backend = OwnBroker(node.broker, node.broker.processor)
-        front = backend.front = Front(backend, options or FrontOptions(), client_id="front", wall_clock_ms=clock)
+        guard = node.broker.acl_guard
+        access = None if guard is None else GuardedCalls(guard)
+        front = backend.front = Front(
+            backend, options or FrontOptions(), client_id="front", wall_clock_ms=clock, access=access
+        )
         server = GrpcServer(front, poller=poller)
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(front.serve_clients)

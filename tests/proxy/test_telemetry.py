@@ -229,3 +229,20 @@ def test_topics_of_a_producer_are_limited() -> None:
     assert producers.topics == ["a", "b"]
     producers.remove(session)
     assert producers.topics == []
+
+
+async def test_producers_that_have_ended(tmp_path: Path) -> None:
+    """They are not asked about transactions any more, and the broker asks the front no more."""
+    async with open_site(tmp_path) as site:
+        client, clients = Client(site.address), site.node.broker.clients
+        await site.topic("t", "TRANSACTION")
+        async with chatting(client) as chat:
+            await chat.tell(producer("t"))
+            with trio.fail_after(10):
+                while not clients.producer_group("t"):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            ending = service.NotifyClientTerminationRequest()
+            assert (await client.call("NotifyClientTermination", ending)).status.code == Code.OK
+            with trio.fail_after(10):
+                while clients.producer_group("t"):  # noqa: ASYNC110
+                    await trio.sleep(0.01)

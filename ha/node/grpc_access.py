@@ -1,0 +1,95 @@
+"""Access control of gRPC calls, by the same guard as that of remoting requests (ha/acl).
+
+    call                                            rights
+    QueryRoute                                      PUB, SUB or GET on the topic
+    SendMessage, RecallMessage, EndTransaction      PUB on the topic
+    QueryAssignment, ReceiveMessage, AckMessage,
+    ChangeInvisibleDuration,
+    ForwardMessageToDeadLetterQueue                 SUB on the topic and on the group
+    Heartbeat, NotifyClientTermination              SUB on the group, if there is one
+    Telemetry                                       with settings: PUB on each topic of a producer, which is asked about
+                                                    its half messages; SUB on group and topics of a consumer
+
+Source: DefaultAuthorizationContextBuilder. Unlike there, all topics of a call and of settings are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ha.acl import AclGuard, AclRefusal, Right
+from ha.grpc import Call
+from ha.protocol.topic_names import RETRY_PREFIX
+from ha.proxy.messages import PACKAGE, Code
+from ha.proxy.names import resource_name
+from ha.proxy.refusal import CallRefused
+from ha.proxy.session import Session
+
+METADATA = ("authorization", "x-mq-date-time")
+SETTINGS = "TelemetryCommand"
+
+Needs = Iterator[tuple[str, int]]
+
+
+class GuardedCalls:
+    """Checks calls with a guard. The access key of the last call is that of the client at the broker."""
+
+    def __init__(self, guard: AclGuard) -> None:
+        self._guard = guard
+
+    def check(self, session: Session, call: Call, request: Any) -> None:
+        """Authenticates a call, and checks the rights of its request. Raises CallRefused."""
+        peer = session.connection.peer
+        name = SETTINGS if call.method == "Telemetry" else f"{call.method}Request"
+        full_name = f"{PACKAGE}.{name}"
+        metadata = {key: value for key in METADATA if (value := call.metadata(key.encode()))}
+        try:
+            access_key = self._guard.authenticate(
+                metadata, peer, full_name, is_encrypted=session.connection.is_encrypted
+            )
+            self._guard.authorize(access_key, peer, full_name, _needs(name, request))
+        except AclRefusal as refusal:
+            code = Code.UNAUTHORIZED if refusal.is_authentication else Code.FORBIDDEN
+            raise CallRefused(code, refusal.text) from None
+        session.access_key = access_key
+
+
+def _needs(name: str, request: Any) -> Needs:
+    """Yields each topic or group of a request, and the rights of which one is needed."""
+    if request is None:
+        return
+    if name == "QueryRouteRequest":
+        yield resource_name(request.topic), Right.PUB | Right.SUB | Right.GET
+    elif name == "SendMessageRequest":
+        for topic in {resource_name(message.topic) for message in request.messages}:
+            yield _topic(topic, Right.PUB)
+    elif name in ("RecallMessageRequest", "EndTransactionRequest"):
+        yield _topic(resource_name(request.topic), Right.PUB)
+    elif name == SETTINGS:
+        yield from _needs_of_settings(request.settings)
+    elif name in ("HeartbeatRequest", "NotifyClientTerminationRequest"):
+        if request.HasField("group") and request.group.name:
+            yield _group(request.group)
+    else:
+        topic = request.message_queue.topic if name == "ReceiveMessageRequest" else request.topic
+        yield resource_name(topic), Right.SUB
+        yield _group(request.group)
+
+
+def _needs_of_settings(settings: Any) -> Needs:
+    for topic in settings.publishing.topics:
+        yield _topic(resource_name(topic), Right.PUB)
+    if settings.HasField("subscription"):
+        yield _group(settings.subscription.group)
+        for entry in settings.subscription.subscriptions:
+            yield resource_name(entry.topic), Right.SUB
+
+
+def _topic(name: str, right: int) -> tuple[str, int]:
+    """A send to the retry topic of a group needs the right of its consumers, as over remoting."""
+    return (name, Right.SUB) if name.startswith(RETRY_PREFIX) else (name, right)
+
+
+def _group(group: Any) -> tuple[str, int]:
+    return RETRY_PREFIX + resource_name(group), Right.SUB

@@ -1,0 +1,135 @@
+"""Access control of gRPC calls: signatures, and the rights of each method."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from rocketmq.grpc_protocol import definition_pb2 as definition
+from rocketmq.grpc_protocol import service_pb2 as service
+
+from ha.acl import Account, AclPolicy, Right
+from tests.proxy.site import Client, Site, message, open_site
+from tests.proxy.test_telemetry import chatting, consumer, producer
+
+Code = definition.Code
+T, G, OTHER = (definition.Resource(name=name) for name in ("t", "g", "other"))
+POLICY = AclPolicy(
+    [
+        Account("sender", "secret-s", topics={"t": Right.PUB}),
+        Account("reader", "secret-r", topics={"t": Right.SUB}, groups={"g": Right.SUB}),
+    ]
+)
+
+
+def signed(site: Site, access_key: str, secret: str) -> Client:
+    """A client that signs its calls."""
+    client = Client(site.address, f"vm@{access_key}")
+    date = dict(client.metadata)["x-mq-date-time"]
+    signature = hmac.new(secret.encode(), date.encode(), "sha1").hexdigest()
+    value = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    client.metadata.append(("authorization", value))
+    return client
+
+
+async def code(client: Client, method: str, request: Message) -> int:
+    """The code of a call's status."""
+    if method == "ReceiveMessage":
+        found: int = (await client.receive(method, request))[0].status.code
+    else:
+        found = (await client.call(method, request)).status.code
+    return found
+
+
+def receive(topic: Any, group: Any) -> service.ReceiveMessageRequest:
+    request = service.ReceiveMessageRequest(group=group)
+    request.message_queue.topic.CopyFrom(topic)
+    return request
+
+
+SENDING = [
+    ("SendMessage", service.SendMessageRequest(messages=[message("t")])),
+    ("RecallMessage", service.RecallMessageRequest(topic=T)),
+    ("EndTransaction", service.EndTransactionRequest(topic=T)),
+]
+READING = [
+    ("QueryAssignment", service.QueryAssignmentRequest(topic=T, group=G)),
+    ("ReceiveMessage", receive(T, G)),
+    ("AckMessage", service.AckMessageRequest(topic=T, group=G)),
+    ("ChangeInvisibleDuration", service.ChangeInvisibleDurationRequest(topic=T, group=G)),
+    ("ForwardMessageToDeadLetterQueue", service.ForwardMessageToDeadLetterQueueRequest(topic=T, group=G)),
+    ("Heartbeat", service.HeartbeatRequest(group=G)),
+    ("NotifyClientTermination", service.NotifyClientTerminationRequest(group=G)),
+]
+FOREIGN = [
+    ("ReceiveMessage", receive(T, OTHER)),
+    ("ReceiveMessage", receive(OTHER, G)),
+    ("AckMessage", service.AckMessageRequest(topic=T, group=OTHER)),
+    ("QueryRoute", service.QueryRouteRequest(topic=OTHER)),
+]
+REFUSED = {Code.UNAUTHORIZED, Code.FORBIDDEN}
+
+
+async def test_rights_of_each_method(tmp_path: Path) -> None:
+    async with open_site(tmp_path, acl_policy=POLICY) as site:
+        await site.topic("t")
+        sender, reader = signed(site, "sender", "secret-s"), signed(site, "reader", "secret-r")
+        for method, request in SENDING:
+            assert await code(sender, method, request) not in REFUSED, method
+            assert await code(reader, method, request) == Code.FORBIDDEN, method
+        for method, request in READING:
+            assert await code(reader, method, request) not in REFUSED, method
+            assert await code(sender, method, request) == Code.FORBIDDEN, method
+        for method, request in FOREIGN:
+            assert await code(reader, method, request) == Code.FORBIDDEN, method
+        for client in (sender, reader):
+            assert await code(client, "QueryRoute", service.QueryRouteRequest(topic=T)) == Code.OK
+
+
+@pytest.mark.parametrize(
+    ("access_key", "secret"), [("sender", "wrong"), ("nobody", "secret-s"), ("", "secret-s")], ids=str
+)
+async def test_wrong_signatures(tmp_path: Path, access_key: str, secret: str) -> None:
+    async with open_site(tmp_path, acl_policy=POLICY) as site:
+        await site.topic("t")
+        for method, request in (*SENDING, *READING):
+            assert await code(signed(site, access_key, secret), method, request) == Code.UNAUTHORIZED, method
+        assert await code(Client(site.address), *SENDING[0]) == Code.UNAUTHORIZED
+
+
+async def test_settings(tmp_path: Path) -> None:
+    """A client is not asked about half messages of topics that it may not send to."""
+    async with open_site(tmp_path, acl_policy=POLICY) as site:
+        for client, settings, error in (
+            (signed(site, "sender", "secret-s"), producer("t"), None),
+            (signed(site, "sender", "secret-s"), producer("t", "other"), "INVALID_ARGUMENT"),
+            (signed(site, "reader", "secret-r"), producer("t"), "INVALID_ARGUMENT"),
+            (signed(site, "reader", "secret-r"), consumer("g", "t"), None),
+            (signed(site, "reader", "secret-r"), consumer("other", "t"), "INVALID_ARGUMENT"),
+            (Client(site.address), producer("t"), "INVALID_ARGUMENT"),
+        ):
+            async with chatting(client) as chat:
+                await chat._send.send(service.TelemetryCommand(settings=settings))
+                answers = []
+                async for answer in chat.answers:
+                    answers.append(answer.status.code)
+                    break
+            assert answers == ([] if error else [Code.OK])
+            assert error is None or (chat.error is not None and chat.error.code().name == error)
+
+
+async def test_committing_needs_the_right_of_the_account(tmp_path: Path) -> None:
+    """The broker itself checks it on the topic of the half message, whatever the call says."""
+    async with open_site(tmp_path, acl_policy=POLICY) as site:
+        await site.topic("t", "TRANSACTION")
+        sender = signed(site, "sender", "secret-s")
+        half = message("t")
+        half.system_properties.message_type = definition.TRANSACTION
+        [entry] = (await sender.send(half)).entries
+        assert entry.status.code == Code.OK
+        ending = service.EndTransactionRequest(topic=T, transaction_id=entry.transaction_id, resolution=1)
+        assert await code(signed(site, "reader", "secret-r"), "EndTransaction", ending) == Code.FORBIDDEN
+        assert await code(sender, "EndTransaction", ending) == Code.OK
