@@ -10,7 +10,8 @@
 //            [delay=LEVEL]   one try each, one "sent" event each with status or error
 //   consume  nameServer topic out=FILE [brokerId] [queue] [group]    pulls every queue from its start to its end; a line a message:
 //            queueId queueOffset physicalOffset sequence size crc msgId tags keys
-//   push     nameServer topic group count [limitS]           push consumer; "started", then a "got" event a message
+//   push     nameServer topic group count [limitS] [popInvisibleMs]   push consumer, which pops with that option; "started", then a
+//            "got" event a message
 //   fail     nameServer topic group count [times] [limitS]   push consumer that fails every message; see FailingConsumer.java
 //   sign     accessKey secretKey [securityToken] code fields=BASE64 [body=BASE64]    the signature that AclClientRPCHook puts into a
 //            request with these ext fields (one "name TAB value" a line)
@@ -360,6 +361,10 @@ public class InteropClient {
         consumer.setVipChannelEnabled(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPollNameServerInterval(1000);
+        if (options.containsKey("popInvisibleMs")) {  // 5.x only: the broker assigns queues, and says that they are popped
+            consumer.getClass().getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+            consumer.getClass().getMethod("setPopInvisibleTime", long.class).invoke(consumer, (long) number("popInvisibleMs", 0));
+        }
         consumer.subscribe(text("topic"), options.getOrDefault("tags", "*"));
         CountDownLatch left = new CountDownLatch(count);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
