@@ -55,17 +55,17 @@ LABELS = {
     "cluster": "brokerClusterName",
     "condition": "state of a slave's link, or why it ended: the values of ha.replication.statistics.Condition",
     "due": "time until it is due: 1h, 24h, 7d (more than 24h), later",
-    "kind": "remoting (the main port), remoting_fast (listenPort - 2), ha, admin",
+    "kind": "remoting (the main port), remoting_fast (listenPort - 2), grpc, ha, admin",
     "level": "INFO to CRITICAL of log lines; 1 to 18 (the levels of messageDelayLevel) of delayed messages",
     "name_server": "the addresses of namesrvAddr",
     "outcome": "of half messages committed, rolled_back, asked, unasked, given_up, dropped; of timer messages "
     "delivered, recalled, dropped",
     "python": "version of Python",
-    "reason": "why connections were closed: for kind ha the values of ha.replication.progress.CloseReason, for others "
-    "of ha.remoting.CloseCause with underscores; not_master, flow_control for rejected sends; failed, denied for the "
-    "ACL",
+    "reason": "why connections were closed: for kind ha the values of ha.replication.progress.CloseReason, for grpc of "
+    "ha.grpc.EndCause, for others of ha.remoting.CloseCause, with underscores; not_master, flow_control for rejected "
+    "sends; failed, denied for the ACL",
     "result": "registered, failed for name servers; found, missed for pulls; completed, failed, refused for handshakes",
-    "role": "ASYNC_MASTER, SYNC_MASTER, SLAVE; for certificates server, ha, admin, client, etcd",
+    "role": "ASYNC_MASTER, SYNC_MASTER, SLAVE; for certificates server, grpc, ha, admin, client, etcd",
     "slave": "a slave's identity: its IP address (on loopback with the port), its certificate's name or `broker N`; at "
     "most 64, of slaves that have reported the end of their log",
     "state": "for slaves connected, transfer, out_of_range, shutdown; for members following, candidate, master, fenced",
@@ -147,6 +147,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("halog_connections_opened_total", "Connections accepted.", labels=("kind",)),
     Metric("halog_connections_refused_total", "Connections rejected because of a limit.", labels=("kind",)),
     Metric("halog_connections_closed_total", "Closed connections, by reason.", labels=("kind", "reason")),
+    Metric("halog_grpc_calls_total", "Calls of gRPC clients."),
+    Metric("halog_grpc_calls_in_progress", "Calls of gRPC clients in progress, long polls included."),
     Metric("halog_requests_total", "Requests received.", labels=("kind",)),
     Metric("halog_received_bytes_total", "Bytes received by the remoting ports.", labels=("kind",)),
     Metric("halog_sent_bytes_total", "Bytes sent by the remoting ports.", labels=("kind",)),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ha.admin.metrics import Sample
 from ha.broker.options import BrokerRole
 from ha.failover.member_state import MemberState
+from ha.grpc import GrpcServer
 from ha.histogram import Histogram
 from ha.remoting import RemotingServer
 from ha.replication.progress import SlaveState
@@ -158,10 +159,23 @@ def _detours(node: Node) -> Iterator[Sample]:
 def _connections(node: Node) -> Iterator[Sample]:
     for kind, server in zip(("remoting", "remoting_fast"), node.broker.servers, strict=False):
         yield from _port(kind, server)
+    yield from _grpc(node.grpc_server)
     service = node.ha_service
     yield "halog_connections", ("ha",), service.connection_count
     for reason, count in service.statistics().closed_counts.items():
         yield "halog_connections_closed_total", ("ha", reason.value), count
+
+
+def _grpc(server: GrpcServer | None) -> Iterator[Sample]:
+    found = None if server is None else server.statistics()
+    yield "halog_grpc_calls_total", (), 0 if found is None else found.calls
+    yield "halog_grpc_calls_in_progress", (), 0 if found is None else found.calls_in_flight
+    if found is not None:
+        yield "halog_connections", ("grpc",), found.connections
+        yield "halog_connections_opened_total", ("grpc",), found.opened
+        yield "halog_connections_refused_total", ("grpc",), found.refused
+        for cause, count in found.ended.items():
+            yield "halog_connections_closed_total", ("grpc", cause.replace(" ", "_").lower()), count
 
 
 def _port(kind: str, server: RemotingServer) -> Iterator[Sample]:
