@@ -484,7 +484,7 @@ async def test_polling_is_limited(tmp_path: Path, autojump_clock: object) -> Non
 
 
 async def test_closed_connection_passes_its_turn_on(node: Node, autojump_clock: object) -> None:
-    """A message that comes while the connection of the first who waits closes goes to the next one."""
+    """A woken request whose connection closes wakes the next one."""
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
     stream = await node.listener.connect()

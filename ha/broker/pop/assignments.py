@@ -4,7 +4,7 @@ Push consumers of 5.x ask for their queues (400) instead of computing them. An a
 topic (401); in mode POP every client gets all queues of every broker, or some share them (popShareQueueNum).
 
 The mode is an attribute of the group, so that it is kept, copied by slaves, and part of a failover group's log like the
-group itself; RocketMQ keeps it in a file of its own. The queues are those of all brokers, as the name servers know
+group itself; RocketMQ has a separate file for it. The queues are those of all brokers, as the name servers know
 them; an answer without assignments tells the client to keep what it has. Source: QueryAssignmentProcessor.
 """
 

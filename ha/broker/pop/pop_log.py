@@ -26,6 +26,7 @@ from ha.broker.batch_reader import BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
 from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Logged
 from ha.broker.limited_log import LimitedLog
+from ha.broker.pop.copies import finish_copied
 from ha.broker.pop.state import Limits, PopQueue, PopState
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
@@ -296,6 +297,9 @@ class PopLog:
                     self._apply(state, raw)
                 if not records:
                     offset += 1
+            last = queue.last_record_before(end)
+            if last >= 0:
+                await finish_copied(self._store, state, last)
         logger.info(
             "pop.loaded records=%d queues=%d in_flight=%d duration_s=%.3f",
             record_count,
@@ -317,7 +321,7 @@ class PopLog:
                     records = list(split(read.body))
                     if read.next_offset == offset + len(records):
                         return records
-                    # Some in between are lost: the others one by one.
+                    # Some in between are lost: read the others one at a time.
                     read = await self._reader.read(queue, offset, 1)
                     if read.status is ReadStatus.FOUND:
                         return list(split(read.body))

@@ -2,7 +2,7 @@
 
 A service of the master. It sleeps until the first message in flight is due, and puts copies of due messages in batches;
 RocketMQ checks every second and is 2 to 4 s late. A message leaves the state once its copy is stored, and its removal
-is in the log after the copy: a crash in between delivers the message twice, and never loses it.
+is in the log after the copy, so that a crash in between never loses it. The next start finds such copies (copies.py).
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
     unreadable          tried again every RETRY_S; skipped after `UNREADABLE_S_MAX` without damage that could explain it
@@ -25,6 +25,7 @@ from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReade
 from ha.broker.core import BrokerCore
 from ha.broker.detour import message_of
 from ha.broker.limited_log import LimitedLog
+from ha.broker.pop.copies import copy_mark
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import Batch, PopState
 from ha.broker.put_request import PutRequest
@@ -134,21 +135,44 @@ class Revival:
                     message = self._copy_of(record, batch, topic)
                     copies.append(_Copy(messages=(message,), waits=False, batch=batch, offset=each.offset))
         copies = [copy for copy in copies if state.is_in_flight(copy.batch, copy.offset)]  # not acknowledged meanwhile
-        await self._puts.settle(copies)
+        await self._put(state, copies)
         if self._pop_log.state is not state:
             return
-        for copy in copies:
-            if copy.status.is_stored:
-                self.revived_count += 1
-                if state.is_in_flight(copy.batch, copy.offset):
-                    state.finish(copy.batch.queue, copy.offset)
-            elif copy.is_hopeless:
-                self._drop(state, [_Due(copy.batch, copy.offset)], copy.remark)
-            else:
-                self._log.write("pop.revival_failed reason=%r", copy.remark)
         now_ms = self._wall_clock_ms()
         for batch in batches:
             state.reschedule(batch, now_ms + int(1000 * RETRY_S))
+
+    async def _put(self, state: PopState, copies: Sequence[_Copy]) -> None:
+        """Puts copies. Each message leaves the state in the step in which its copy is appended, so that the next record
+        of the log has its removal (copies.py)."""
+        if not copies:
+            return
+        all_done = trio.Event()
+        unanswered = len(copies)
+
+        def on_done(done: Sequence[_Copy]) -> None:
+            nonlocal unanswered
+            unanswered -= len(done)
+            if self._pop_log.state is state:
+                for copy in done:
+                    self._on_put(state, copy)
+            if not unanswered:
+                all_done.set()
+
+        for copy in copies:
+            copy.on_done = on_done
+        self._puts.submit(copies)
+        await all_done.wait()
+
+    def _on_put(self, state: PopState, copy: _Copy) -> None:
+        if copy.status.is_stored:
+            self.revived_count += 1
+            if state.is_in_flight(copy.batch, copy.offset):
+                state.finish(copy.batch.queue, copy.offset)
+        elif copy.is_hopeless:
+            self._drop(state, [_Due(copy.batch, copy.offset)], copy.remark)
+        else:
+            self._log.write("pop.revival_failed reason=%r", copy.remark)
 
     async def _is_gone(self, batch: Batch) -> bool:
         group, topic, _ = batch.queue.key
@@ -175,6 +199,7 @@ class Revival:
         properties.setdefault(FIRST_POP_TIME, str(batch.pop_time_ms))
         message = message_of(record, topic, 0, encode_properties(properties))
         message.born_host = self._own_host
+        message.prepared_transaction_offset = copy_mark(record.physical_offset)
         message.reconsume_times = record.reconsume_times + (not batch.is_suspended)
         return message
 

@@ -47,7 +47,7 @@ from ha.store.consume_queue import ConsumeQueue
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_EVERY = 5
-"""Every so many pops read the retry topic first (RocketMQ: popFromRetryProbability, 20 %)."""
+"""One of this many pops reads the retry topic first (RocketMQ: popFromRetryProbability, 20 %)."""
 SCAN_COUNT_MAX = 8192
 """Messages of one queue that a pop scans in search of selected ones."""
 INIT_MAX = 1

@@ -1,0 +1,73 @@
+"""Finds copies in retry topics whose messages are still in flight according to the log.
+
+A message is copied to its retry topic first, and its removal is in the next record of POP state. If the master dies in
+between, the state that is read from the log still has the message, which would be delivered twice. Such copies lie
+behind the last record, and state the physical offset of their original in a field that RocketMQ uses only for half and
+committed messages: `prepared_transaction_offset`, as a negative number.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ha.broker.pop.state import PopState
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.pop import ORIGIN_GROUP, popped_topic, retry_topic
+from ha.protocol.properties import decode_properties
+from ha.protocol.record import RECORD_PLACE, MessageRecord, decode_record
+from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+
+def copy_mark(physical_offset: int) -> int:
+    """The prepared transaction offset of the copy of the record at `physical_offset`."""
+    return -1 - physical_offset
+
+
+async def finish_copied(store: MessageStore, state: PopState, last: int) -> None:
+    """Removes messages from `state` of which there is a copy behind physical offset `last`, that of the last record."""
+    end = store.log.max_offset.value
+    finished = 0
+    for topic in _retry_topics(state):
+        for queue_id in store.queues.topics().get(topic, ()):
+            queue = store.queues.get(topic, queue_id)
+            for physical_offset, size in () if queue is None else queue.records_in(last + 1, end):
+                copy = await _record(store, physical_offset, size)
+                if copy is not None and copy.prepared_transaction_offset < 0:
+                    group = decode_properties(copy.properties).get(ORIGIN_GROUP, "")
+                    finished += await _finish_original(store, state, group, copy_mark(copy.prepared_transaction_offset))
+    if finished:
+        logger.info("pop.copies_found count=%d", finished)
+
+
+def _retry_topics(state: PopState) -> set[str]:
+    """The topics to which messages in flight are copied."""
+    found = set()
+    for (group, topic, _), queue in state.queues.items():
+        if queue.batches:
+            asked, flag = popped_topic(group, topic)
+            found |= {topic} if flag else {retry_topic(group, asked, is_v2=is_v2) for is_v2 in (False, True)}
+    return found
+
+
+async def _finish_original(store: MessageStore, state: PopState, group: str, physical_offset: int) -> bool:
+    original = await _record(store, physical_offset, 0)
+    if original is None:
+        return False
+    queue = state.get((group, original.topic, original.queue_id))
+    if queue is None or original.queue_offset not in queue.batches:
+        return False
+    state.finish(queue, original.queue_offset)
+    return True
+
+
+async def _record(store: MessageStore, physical_offset: int, size: int) -> MessageRecord | None:
+    """The record at `physical_offset`; `size` 0: as it states itself. None if it can't be read."""
+    try:
+        if not size:
+            head = await store.log.read_all(physical_offset, RECORD_PLACE.size)
+            size = RECORD_PLACE.unpack(head)[0]
+        return decode_record(await store.log.read_all(physical_offset, size))
+    except (DamagedBytes, OffsetGone, OSError, RemoteProtocolError):
+        return None
