@@ -276,12 +276,11 @@ class RouteTable:
 
     # Heartbeats
 
-    def touch(self, cluster_name: str, address: str, now: float) -> bool:
-        """Extends a broker's deadline; returns whether it is registered."""
+    def touch(self, cluster_name: str, address: str, now: float) -> None:
+        """Extends a broker's deadline, if it is registered."""
         broker = self._live.get((cluster_name, address))
         if broker is not None:
             broker.deadline = now + broker.timeout_s
-        return broker is not None
 
     def data_version(self, cluster_name: str, address: str) -> DataVersion | None:
         """Returns the version of a broker's topics; None if it is not registered."""

@@ -94,7 +94,8 @@ def test_uninflatable_body_is_an_error_of_its_message(
     with pytest.raises(BodyUnreadable, match=reason) as raised:
         _ = message.body
     assert raised.value.message_id == "U2"
-    assert pickle.loads(pickle.dumps(raised.value)).reason == message.body_error
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert (type(copied), str(copied), vars(copied)) == (BodyUnreadable, str(raised.value), vars(raised.value))
     for same in (copy.deepcopy(message), pickle.loads(pickle.dumps(message)), message.__replace__()):
         assert same == message
         assert same.body_error == message.body_error

@@ -84,14 +84,14 @@ def read_keys(part: KeySlice) -> bytes:
         return file.read((part.end - part.begin) * KEY_SIZE)
 
 
-def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, entry_count_max: int) -> int:
-    """Write one index file, sparse and of full size, and sync it; return its number of entries.
+def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, entry_count_max: int) -> None:
+    """Write one index file, sparse and of full size, and sync it.
 
     The file gets its name when it is complete; a file of this name was finished by an earlier attempt and is kept.
     """
     path = directory / plan.name
     if path.exists():
-        return sum(part.end - part.begin for part in plan.slices)
+        return
     partial = directory / f"{plan.name}.partial"
     partial.unlink(missing_ok=True)
     created = OsDisk().create(partial, index_file_size(slot_count, entry_count_max), allocate=False)
@@ -104,7 +104,6 @@ def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, e
     file.write(file.take_unwritten())
     created.sync()
     partial.rename(path)
-    return file.next_entry - 1
 
 
 def _chunks(slices: Sequence[KeySlice]) -> Iterator[bytes]:
