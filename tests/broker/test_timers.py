@@ -344,6 +344,28 @@ def test_a_step_of_the_index_is_small_however_many_messages_are_due_in_the_hour(
     assert due == sorted(due)
 
 
+@pytest.mark.parametrize("dropped", [0, 5, 30, 60, 75, 100])
+def test_dropped_messages_are_neither_counted_nor_found(monkeypatch: pytest.MonkeyPatch, dropped: int) -> None:
+    """They are in sorted runs, among the recent ones, in an hour that is being sorted, and in a later hour."""
+    monkeypatch.setattr("ha.broker.timer_index.RUN_COUNT", 10)
+    index = TimerIndex()
+    start_ms = 500_000 * BUCKET_MS
+    keys = [(2 * (start_ms + 997 * number % 3_000_000) + 1, number) for number in range(45)]
+    keys += [(2 * (start_ms + BUCKET_MS + 997 * number % 3_000_000) + 1, number) for number in range(45, 75)]
+    keys += [(2 * (start_ms + 2 * BUCKET_MS + number) + 1, number) for number in range(75, 90)]
+    for number, key in enumerate(keys):
+        if number == 40:
+            while index.advance(start_ms):
+                pass
+        index.add(*key)
+    assert index.advance(start_ms + BUCKET_MS - 1), "the second hour is sorted in part"
+    index.drop_before(dropped)
+    kept = sorted(key for key in keys if key[1] >= dropped)
+    assert len(index) == len(kept)
+    assert popped_from(index, start_ms + 3 * BUCKET_MS, 1000) == kept
+    assert len(index) == 0
+
+
 def test_messages_are_due_while_the_next_hour_is_being_sorted() -> None:
     index = TimerIndex()
     start_ms = 500_000 * BUCKET_MS

@@ -1,5 +1,8 @@
 """Stores change hands: halog opens and serves stores of real brokers, and the other way round."""
 
+import json
+import struct
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +11,9 @@ import trio
 
 from ha.client import Message, Producer, PullConsumer, ReadFrom
 from ha.errors import HalogError
+from ha.protocol.codes import RequestCode
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
 from tests.interop.broker import Broker
 from tests.interop.clusters import check_acknowledged
 from tests.interop.halog import HalogBroker, start_halog_name_server
@@ -118,6 +124,22 @@ async def timer_bodies(consumer: PullConsumer) -> Counter[bytes]:
     return found
 
 
+async def check_answers_to_slaves(broker: Broker) -> None:
+    """60 and 61 have the same form from both makes."""
+    async with open_remoting_client() as remoting:
+        check_point = await remoting.invoke(broker.address, RemotingCommand(RequestCode.GET_TIMER_CHECK_POINT), 10)
+        metrics = await remoting.invoke(broker.address, RemotingCommand(RequestCode.GET_TIMER_METRICS), 10)
+    read_ms, _, own_offset, master_offset, *_ = struct.unpack(">7q", check_point.body)
+    assert 0 <= time.time() * 1000 - read_ms < 60_000
+    assert 2 <= own_offset <= 4
+    assert 2 <= master_offset <= 4
+    found = json.loads(bytes(metrics.body))
+    assert set(found) == {"dataVersion", "timingCount"}
+    assert set(found["dataVersion"]) == {"counter", "stateVersion", "timestamp"}
+    assert set(found["timingCount"]) == {"timed"}
+    assert set(found["timingCount"]["timed"]) == {"count", "timeStamp"}
+
+
 async def hand_over_timers(name_server: str, giver: Broker, taker: Broker) -> Counter[bytes]:
     """`giver` delivers a message, keeps one that is due later and one that is recalled, and is killed; `taker` opens
     its folder. Returns how often each message is in the topic when all are due."""
@@ -132,6 +154,7 @@ async def hand_over_timers(name_server: str, giver: Broker, taker: Broker) -> Co
             assert await producer.recall(recalled.recall_handle or "") == recalled.message_id
             await trio.sleep(DELIVERED_S + 3)
             assert await timer_bodies(consumer) == {b"now": 1, b"delivered": 1}
+        await check_answers_to_slaves(giver)
         await giver.kill()
         await taker.start()
         assert trio.current_time() - sent_at < TIMER_S - 5, "too slow a machine for this test"
@@ -156,7 +179,8 @@ async def test_halog_takes_over_the_timers_of_a_real_broker(children: Children, 
 @only_5
 async def test_a_real_broker_takes_over_the_timers_of_halog(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
-    giver = HalogBroker(children, "halog", name_server, "ASYNC_MASTER")
+    often = {"flushDelayOffsetInterval": 1000}  # else slaves learn the progress after up to 10 s
+    giver = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", extra=often)
     taker = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=TIMERS, store=giver.store)
     found = await hand_over_timers(name_server, giver, taker)
     assert found == {b"now": 1, b"delivered": 2, b"pending": 1}
