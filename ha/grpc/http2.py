@@ -503,6 +503,7 @@ class Http2Protocol:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS")
         if flags & _ACK:
             return
+        self._queue(frame(_SETTINGS, _ACK, 0))  # before the data that a larger window allows
         for key, value in _SETTING.iter_unpack(payload):
             if key == 2 and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
@@ -512,7 +513,6 @@ class Http2Protocol:
                 if not FRAME_SIZE_MAX <= value < 1 << 24:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
                 self._frame_size_max = min(value, 65_536)
-        self._queue(frame(_SETTINGS, _ACK, 0))
 
     def _change_initial_window(self, value: int) -> None:
         if value > WINDOW_SIZE_MAX:
