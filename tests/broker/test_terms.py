@@ -527,31 +527,6 @@ async def test_put_waits_for_every_member_of_the_set(tmp_path: Path, autojump_cl
         assert found == {"statuses": [OK, OK], "took_s": 0.0, "remark": ""}
 
 
-async def test_each_message_is_judged_by_the_sets_offset(tmp_path: Path, autojump_clock: object) -> None:
-    async with leading(tmp_path, 2, 3) as (node, sides), trio.open_nursery() as nursery:
-        begin = node.store.log.max_offset.value
-        found = await put_later(node, nursery, message(b"a"), message(b"b"))
-        end = node.store.log.max_offset.value
-        await sides[2].report(end)
-        await sides[3].report((begin + end) // 2)
-        await trio.sleep(3)
-        await wait_all_tasks_blocked()
-        assert (found["statuses"], found["took_s"]) == ([OK, UNKNOWN], 3.0)
-        assert "broker 3 of the sync-state set" in found["remark"]
-
-
-async def test_nothing_is_acknowledged_without_a_valid_set(tmp_path: Path, autojump_clock: object) -> None:
-    async with leading(tmp_path, 2) as (node, _), trio.open_nursery() as nursery:
-        found = await put_later(node, nursery)
-        assert node.ha.leadership is not None
-        node.ha.leadership.step_down()
-        await wait_all_tasks_blocked()
-        assert found["statuses"] == [UNKNOWN]
-        assert (await put(node))[0] == [UNKNOWN], "between the two steps of a step-down, were there any time"
-        await node.broker.become_slave(1)
-        assert (await put(node))[0] == [REFUSED]
-
-
 @pytest.mark.parametrize("least", [1, 2, 3])
 async def test_set_below_the_minimum_stores_nothing(tmp_path: Path, autojump_clock: object, least: int) -> None:
     policy = ReplicaPolicy(in_sync_replicas=1, min_in_sync_replicas=least)

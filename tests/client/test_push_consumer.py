@@ -537,13 +537,3 @@ async def test_broadcasting_member_stores_its_positions(world: World, *, tmp_pat
     with pytest.raises(RemoteProtocolError):
         async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
             pass
-
-
-@on_both_backends(open_world)
-async def test_topic_created_later_is_consumed(world: World) -> None:
-    route = world.routes.pop("T")
-    world.master.put(0, b"x")
-    async with world.consumer():
-        await anyio.sleep(0.2)
-        world.routes["T"] = route
-        await until(lambda: world.bodies == [b"x"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
-from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, SYNC_STATE_SET, AckRequest, GroupTransfer
+from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, AckRequest, GroupTransfer
 
 
 class Slaves:
@@ -248,28 +248,3 @@ def test_every_request_is_answered_once_and_correctly(steps: list[tuple[object, 
                 assert any(truths[name])
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
-
-
-async def test_a_put_in_a_group_waits_only_for_its_set(autojump_clock: MockClock) -> None:
-    slaves = Slaves(100, 200)
-    slaves.by_set = 50
-    async with running(slaves) as puts:
-        await puts.submit(
-            puts.request("a", 60, ack_count=SYNC_STATE_SET),
-            puts.request("b", 70, ack_count=SYNC_STATE_SET),
-            puts.request("c", 80, ack_count=SYNC_STATE_SET),
-        )
-        slaves.set()
-        slaves.by_set = -1  # a member is not connected
-        puts.transfer.advance()
-        assert puts.done == []
-        slaves.by_set = 60
-        puts.transfer.advance()
-        assert puts.outcomes == [("a", PutStatus.PUT_OK)]
-        await trio.sleep(1)
-        slaves.by_set = None  # the term is over
-        puts.transfer.advance()
-        assert puts.done[1:] == [
-            (1.0, "b", PutStatus.FLUSH_SLAVE_TIMEOUT),
-            (1.0, "c", PutStatus.FLUSH_SLAVE_TIMEOUT),
-        ]

@@ -167,28 +167,6 @@ async def test_retention_keeps_what_the_slowest_slave_needs(autojump_clock: Mock
     assert service.lowest_needed_offset() == 300
 
 
-async def test_an_ack_completes_puts_and_a_disconnect_fails_them(
-    autojump_clock: MockClock, nursery: trio.Nursery
-) -> None:
-    log, service = new_service()
-    done: list[tuple[str, PutStatus]] = []
-
-    def request(name: str, next_offset: int) -> AckRequest:
-        return AckRequest(next_offset, 1, trio.current_time() + 3, lambda status: done.append((name, status)))
-
-    nursery.start_soon(service.group_transfer.run)
-    slave = await connected(nursery, service, "10.0.0.1:1", END)
-    log.put(bytes(20))
-    await service.group_transfer.submit_channel.send([request("a", END + 10), request("b", END + 20)])
-    await wait_all_tasks_blocked()
-    await slave.report(END + 10)
-    await wait_all_tasks_blocked()
-    assert done == [("a", PutStatus.PUT_OK)]
-    await slave.stream.send_stream.aclose()
-    await wait_all_tasks_blocked()
-    assert done[1:] == [("b", PutStatus.SLAVE_NOT_AVAILABLE)]
-
-
 async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:

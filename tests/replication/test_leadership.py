@@ -221,16 +221,6 @@ async def test_a_put_waits_for_each_member_on_a_connection_of_this_term(autojump
         assert member.log.dispatch_limit.value == 1010
 
 
-async def test_a_put_of_a_set_of_one_does_not_wait(autojump_clock: MockClock) -> None:
-    member = await Member(bytes(1000)).begin((1, 0))
-    async with served(service := leading(member)):
-        member.log.put(b"x" * 10)
-        put = Put(service, 1010)
-        await wait_all_tasks_blocked()
-        assert put.status is PutStatus.PUT_OK
-        assert member.log.dispatch_limit.value == 1010
-
-
 async def test_puts_wait_for_a_slave_before_it_joins(autojump_clock: MockClock) -> None:
     """RocketMQ #5663, over connections."""
     member = await Member(bytes(1000)).begin((1, 0))
