@@ -6,8 +6,8 @@ is in the log after the copy, so that a crash in between never loses it. The nex
 
     not acknowledged    a copy in the retry topic; one that was read from a retry topic goes back there
     unreadable          tried again every RETRY_S; skipped after `UNREADABLE_S_MAX` without damage that could explain it
-    gone                its topic or group, or its record, was deleted: it leaves the state. The message itself is
-                        compared, as another one may have its offset (apache/rocketmq#7724, #8479)
+    gone                its record was deleted, by retention or with its topic: it leaves the state. A topic that is
+                        only unknown may be one that a new master's table does not have yet
 
 Source: PopReviveService.
 """
@@ -65,7 +65,6 @@ class Revival:
         self._core = core
         self._store = core.store
         self._topics = core.tables.topics
-        self._groups = core.tables.groups
         self._offsets = core.tables.offsets
         self._puts = core.puts
         self._pop_log = log
@@ -118,9 +117,6 @@ class Revival:
         copies: list[_Copy] = []
         for batch in batches:
             due = [_Due(batch, offset) for offset in state.left_of(batch)]
-            if await self._is_gone(batch):
-                self._drop(state, due, "its topic or group was deleted")
-                continue
             records = await self._read(due)
             topic = await self._retry_topic(batch)
             for each in due:
@@ -173,10 +169,6 @@ class Revival:
             self._drop(state, [_Due(copy.batch, copy.offset)], copy.remark)
         else:
             self._log.write("pop.revival_failed reason=%r", copy.remark)
-
-    async def _is_gone(self, batch: Batch) -> bool:
-        group, topic, _ = batch.queue.key
-        return self._topics.get(topic) is None or self._groups.get(group) is None
 
     async def _retry_topic(self, batch: Batch) -> str | None:
         """Returns the retry topic of a batch, created if it does not exist; None if that is not possible now."""
