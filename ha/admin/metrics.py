@@ -131,6 +131,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("halog_pulls_total", "Pulls, by whether they returned messages.", labels=("result",)),
     Metric("halog_pulled_messages_total", "Messages returned by pulls."),
     Metric("halog_held_pulls", "Pulls that wait for messages."),
+    Metric("halog_pop_messages_in_flight", "Messages that POP consumers have popped and not acknowledged."),
+    Metric(
+        "halog_pop_messages_total", "Messages in flight that were due: delivered again, or gone.", labels=("outcome",)
+    ),
+    Metric("halog_held_pops", "Pops and notifications that wait for messages."),
     Metric("halog_topics", "Topics."),
     Metric("halog_subscription_groups", "Consumer groups with settings on this node."),
     Metric("halog_producers", "Producers with a recent heartbeat, counted per group."),

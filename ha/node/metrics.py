@@ -125,12 +125,17 @@ def _puts(node: Node) -> Iterator[Sample]:
 def _pulls(node: Node) -> Iterator[Sample]:
     tables = node.broker.tables
     members = tables.clients.statistics()
+    pop = node.broker.pop.statistics()
+    yield "halog_pop_messages_total", ("revived",), pop.revived_count
+    yield "halog_pop_messages_total", ("lost",), pop.lost_count
     yield "halog_pulls_total", ("found",), tables.reads.found_count
     yield "halog_pulls_total", ("missed",), tables.reads.missed_count
     yield from _plain(
         {
             "halog_pulled_messages_total": tables.reads.message_count,
             "halog_held_pulls": len(node.broker.puller.holds),
+            "halog_pop_messages_in_flight": pop.in_flight_count,
+            "halog_held_pops": pop.waiting_count,
             "halog_topics": len(tables.topics),
             "halog_subscription_groups": len(tables.groups),
             "halog_producers": members["producers"],

@@ -49,6 +49,7 @@ def describe(node: Node) -> Mapping[str, object]:
         "commitlog": commitlog,
         "delay": node.broker.delay.statistics(),
         "timers": node.broker.timers.statistics(),
+        "pop": node.broker.pop.statistics(),
         "transactions": node.broker.transactions.statistics(),
         "damage": node.store.damage_statistics(),
         "grpc": None if node.grpc_server is None else node.grpc_server.statistics(),
