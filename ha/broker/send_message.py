@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from ha.broker.core import BrokerCore
-from ha.broker.detour import delay_level, is_half, is_timer, store_delayed, store_half, store_timer
+from ha.broker.detour import delay_level, is_half, is_timer, parse_int, store_delayed, store_half, store_timer
 from ha.broker.options import BrokerOptions
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
@@ -25,6 +25,7 @@ from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequest
+from ha.protocol.pop import MESSAGE_TYPE, PRIORITY, PRIORITY_TYPE
 from ha.protocol.properties import TIMER_OUT_MS, UNIQ_KEY, decode_properties
 from ha.protocol.recall_handle import RecallHandle, encode_recall_handle
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
@@ -123,6 +124,8 @@ class MessageMaker:
         queue_id = request.queue_id
         if not 0 <= queue_id < config.write_queue_nums:
             queue_id = self.queue_for(request, config)
+        if config.attributes and config.attributes.get(MESSAGE_TYPE) == PRIORITY_TYPE:
+            queue_id = _queue_of_priority(request.properties, config, queue_id)
         body = command.body
         if not body:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
@@ -302,6 +305,15 @@ def take_timer(message: Message, properties: dict[str, str], now_ms: int, option
             f"timer message illegal, the delay time should not be bigger than the max delay {delay_ms_max}ms; or if "
             "set del msg, the delay time should be bigger than the current time",
         )
+
+
+def _queue_of_priority(properties: str, config: TopicConfig, queue_id: int) -> int:
+    """Returns the queue of a message's priority in a topic with priorities; `queue_id` if it states none."""
+    try:
+        priority = parse_int(decode_properties(properties.encode(errors="surrogateescape")).get(PRIORITY, ""))
+    except ValueError:
+        return queue_id
+    return queue_id if priority < 0 else min(priority, config.write_queue_nums - 1)
 
 
 def retries_max(group: GroupConfig, version: int, asked: int | None) -> int:

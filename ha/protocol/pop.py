@@ -50,6 +50,10 @@ POP_CK = "POP_CK"
 FIRST_POP_TIME = "1ST_POP_TIME"
 ORIGIN_GROUP = "ORIGIN_GROUP"
 PRIORITY = "_SYS_MSG_PRIORITY_"
+MESSAGE_TYPE = "message.type"
+"""Attribute of a topic"""
+PRIORITY_TYPE = "PRIORITY"
+"""Its value for a topic whose messages are sent to, and popped from, the queue of their priority"""
 
 
 class PopMessageRequest(Header):

@@ -149,10 +149,13 @@ async def test_sql(tmp_path: Path, autojump_clock: object) -> None:
 async def test_priorities_begin_with_the_highest_queue(node: Node, autojump_clock: object) -> None:
     config = TopicConfig(topic_name="P", read_queue_nums=4, write_queue_nums=4, attributes={"message.type": "PRIORITY"})
     assert await node.broker.topics.update(config) == ""
-    for queue_id in (0, 3, 1, 2):
-        await send(node, b"%d" % queue_id, b=config.topic_name, e=queue_id)
+    for priority in (0, 9, 1, 2):
+        await send(node, b"%d" % min(priority, 3), b="P", e=-1, i=f"_SYS_MSG_PRIORITY_\x01{priority}\x02")
     assert bodies(await pop_messages(node, topic="P", maxMsgNums=2)) == [b"3", b"2"]
     assert bodies(await pop_messages(node, topic="P")) == [b"1", b"0"]
+    await send(node, b"none", b="P", e=1)
+    [message] = await pop_messages(node, topic="P")
+    assert message.handle.queue_id == 1
 
 
 @pytest.mark.parametrize(("init_mode", "found"), [(0, [b"a", b"b"]), (1, [b"a", b"b"])])

@@ -27,9 +27,11 @@ from ha.broker.queue_times import bounds
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import (
+    MESSAGE_TYPE,
     NORMAL,
     ORDER_QUEUE,
     POP_CK,
+    PRIORITY_TYPE,
     RETRY_V1,
     RETRY_V2,
     Handle,
@@ -106,7 +108,7 @@ class Taker:
         turn = next(self._turns)
         if request.queue_id >= 0:
             queue_ids: Sequence[int] = (request.queue_id,)
-        elif (config.attributes or {}).get("message.type") == "PRIORITY":
+        elif (config.attributes or {}).get(MESSAGE_TYPE) == PRIORITY_TYPE:
             queue_ids = range(queue_count - 1, -1, -1)
         else:
             queue_ids = [(turn + number) % queue_count for number in range(queue_count)]
