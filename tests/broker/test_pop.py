@@ -576,3 +576,11 @@ async def test_oneway_ack_counts(node: Node, autojump_clock: object) -> None:
     await node.ask(200051, **ack_fields(message))
     await trio.sleep(5)
     assert await pop_messages(node) == []
+
+
+async def test_queues_of_all_groups_are_limited(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, offset_key_count_max=2) as node:
+        for queue_id in range(4):
+            await send(node, b"%d" % queue_id, e=queue_id)
+        assert len(await pop_messages(node)) == 2
+        assert await pop_messages(node) == []
