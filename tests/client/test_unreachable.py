@@ -145,6 +145,7 @@ def test_what_users_catch_can_be_imported_from_the_package() -> None:
         return {error.__name__}.union(*map(names, error.__subclasses__()))
 
     assert names(ClientError) | {"HalogError", "RemoteProtocolError"} <= set(ha.client.__all__)
+    assert set(ha.client.__all__) <= set(dir(ha.client))
 
 
 def test_pauses_double_up_to_their_maximum() -> None:
