@@ -53,12 +53,46 @@ class AclFileError(Exception):
     """A file is invalid; the text names the place, but no value."""
 
 
+class PlainAccount(NamedTuple):
+    """One account as the file has it. Its representation does not show the secret key."""
+
+    access_key: str
+    secret_key: str
+    is_admin: bool
+    white_host: AddressPattern | None
+    default_topic: int
+    default_group: int
+    topics: dict[str, int]
+    groups: dict[str, int]
+
+    def __repr__(self) -> str:
+        return f"PlainAccount({self.access_key!r})"
+
+    def account(self) -> Account:
+        """The account for the guard."""
+        return Account(
+            self.access_key,
+            self.secret_key,
+            is_admin=self.is_admin,
+            white_host=self.white_host,
+            default_topic=self.default_topic,
+            default_group=self.default_group,
+            topics=self.topics,
+            groups=self.groups,
+        )
+
+
 class AclFile(NamedTuple):
     """The content of one file. `warnings` are lines for the log."""
 
-    accounts: list[Account]
+    plain_accounts: list[PlainAccount]
     global_white_hosts: list[AddressPattern]
     warnings: list[str]
+
+    @property
+    def accounts(self) -> list[Account]:
+        """The accounts for the guard."""
+        return [plain.account() for plain in self.plain_accounts]
 
 
 def parse_acl_file(content: bytes) -> AclFile:
@@ -91,7 +125,7 @@ class _Reader:
                 self._texts(top.get("globalWhiteRemoteAddresses"), "globalWhiteRemoteAddresses")
             )
         ]
-        accounts: dict[str, Account] = {}
+        accounts: dict[str, PlainAccount] = {}
         for number, node in enumerate(self._items(top.get("accounts"), "accounts")):
             account = self._account(node, f"accounts[{number}]")
             if account.access_key in accounts:
@@ -99,7 +133,7 @@ class _Reader:
             accounts.setdefault(account.access_key, account)
         return AclFile(list(accounts.values()), [each for each in patterns if each is not None], self.warnings)
 
-    def _account(self, node: yaml.Node, where: str) -> Account:
+    def _account(self, node: yaml.Node, where: str) -> PlainAccount:
         fields = self._mapping(node, where, _ACCOUNT_KEYS)
         access_key = self._text(fields.get("accessKey"), f"{where}.accessKey")
         secret_key = self._text(fields.get("secretKey"), f"{where}.secretKey")
@@ -107,7 +141,7 @@ class _Reader:
             raise AclFileError(f"{where}: accessKey and secretKey are needed, each longer than 6 characters")
         assert access_key is not None
         assert secret_key is not None
-        return Account(
+        return PlainAccount(
             access_key,
             secret_key,
             is_admin=self._bool(fields.get("admin"), f"{where}.admin"),

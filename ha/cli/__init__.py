@@ -46,6 +46,7 @@ from ha.version import __version__
 __all__ = ["COMMANDS", "application", "main", "run"]
 
 COMMANDS = {
+    "acl": ("ha.cli.acl:app", "List and change users and their policies, and import plain_acl.yml."),
     "bench": (
         "ha.cli.bench:bench",
         "Send messages to TOPIC and measure throughput and latency.",

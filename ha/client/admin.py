@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,16 @@ from ha.client.routes import TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol import properties as names
+from ha.protocol.access_bodies import (
+    AclInfo,
+    DeleteAclRequest,
+    PolicyInfo,
+    SubjectRequest,
+    UserInfo,
+    UserRequest,
+    subject_of,
+    username_of,
+)
 from ha.protocol.acl import AclCredentials
 from ha.protocol.admin_requests import (
     ClientConnection,
@@ -58,6 +69,8 @@ from ha.protocol.java_json import read_as
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.record import MessageRecord, decode_record, decode_records
 from ha.protocol.remoting import RemotingCommand
+
+ListT = TypeVar("ListT")
 
 _FOUND_MAX = 64
 _TIME_END_MS = (1 << 63) - 1
@@ -190,6 +203,48 @@ class Admin(ClientUser):
             answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic=topic))
             found |= {MessageQueue(*queue): stats for queue, stats in decode_topic_stats(answer.body).items()}
         return dict(sorted(found.items()))
+
+    # Users of ACL 2.0
+
+    async def users(self) -> list[UserInfo]:
+        """All users of the masters, sorted by name; with passwords only for super users."""
+        found: dict[str, UserInfo] = {}
+        for address in await self._masters(None):
+            answer = await self._ask(address, RequestCode.AUTH_LIST_USER)
+            found |= {user.username or "": user for user in _list_of(list[UserInfo], answer.body)}
+        return [found[name] for name in sorted(found)]
+
+    async def policies(self) -> dict[str, list[PolicyInfo]]:
+        """The policies of the masters' users, by name."""
+        found: dict[str, list[PolicyInfo]] = {}
+        for address in await self._masters(None):
+            answer = await self._ask(address, RequestCode.AUTH_LIST_ACL)
+            found |= {username_of(acl.subject): acl.policies or [] for acl in _list_of(list[AclInfo], answer.body)}
+        return found
+
+    async def create_user(self, user: UserInfo) -> None:
+        """Creates a user on all masters."""
+        for address in await self._masters(None):
+            header = UserRequest(username=user.username or "")
+            await self._ask(address, RequestCode.AUTH_CREATE_USER, header, java_json.dumps(user))
+
+    async def delete_user(self, name: str) -> None:
+        """Deletes a user and its policies on all masters."""
+        for address in await self._masters(None):
+            await self._ask(address, RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
+
+    async def update_policies(self, name: str, policies: list[PolicyInfo]) -> None:
+        """Adds policy entries to those of a user, or replaces the ones of the same resources, on all masters."""
+        acl = AclInfo(subject=subject_of(name), policies=policies)
+        for address in await self._masters(None):
+            header = SubjectRequest(subject=subject_of(name))
+            await self._ask(address, RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
+
+    async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
+        """Deletes the policy entry of a user for `resource` on all masters."""
+        header = DeleteAclRequest(subject=subject_of(name), resource=resource, policy_type=policy_type)
+        for address in await self._masters(None):
+            await self._ask(address, RequestCode.AUTH_DELETE_ACL, header)
 
     # Groups
 
@@ -449,6 +504,11 @@ class Admin(ClientUser):
             if error.code in absent:
                 return None
             raise
+
+
+def _list_of(kind: type[ListT], body: bytes | memoryview) -> ListT:
+    """The list in an answer, which has no body if there is nothing to list."""
+    return read_as(kind, body or b"[]")
 
 
 def _address_in(offset_message_id: str) -> str:

@@ -1,0 +1,109 @@
+"""Turns plain_acl.yml into users of ACL 2.0. No I/O.
+
+SUB includes Get, as requests about a topic or group are allowed with it (requirements.py); RocketMQ's migration leaves
+Get out. PUB does not, although the file allows such requests with it too: with Get, messages can be read. DENY becomes
+an entry that denies All, a default an entry of the type Default, and an admin a super user, unless rights are listed
+for it: then only these and All on the cluster. What can't be expressed is listed. Source: AuthMigrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ha.protocol.access_bodies import (
+    ALLOW,
+    CUSTOM,
+    DEFAULT,
+    DENY,
+    NORMAL,
+    SUPER,
+    PolicyEntryInfo,
+    PolicyInfo,
+    UserConfig,
+)
+from ha.protocol.topic_names import RETRY_PREFIX
+
+from .requirements import Right
+from .yaml_file import AclFile, PlainAccount
+
+_WORDS = (("Pub", Right.PUB), ("Sub", Right.SUB))
+
+
+class Conversion(NamedTuple):
+    """The users, and a line for each thing that they can't express."""
+
+    users: list[UserConfig]
+    losses: list[str]
+
+
+def users_of(file: AclFile) -> Conversion:
+    """The users for the accounts of `file`."""
+    losses = [
+        f"globalWhiteRemoteAddresses {pattern.text!r}: every request needs a signature"
+        for pattern in file.global_white_hosts
+    ]
+    users = []
+    for account in file.plain_accounts:
+        losses += _losses(account)
+        users.append(_user(account))
+    return Conversion(users, losses)
+
+
+def _user(account: PlainAccount) -> UserConfig:
+    has_rights = bool(account.topics or account.groups)
+    is_super = account.is_admin and not has_rights
+    custom = [_entry("Cluster:*", Right.PUB | Right.SUB, "All")] if account.is_admin and has_rights else []
+    for name, right in account.topics.items():
+        if "*" not in name:
+            custom.append(_entry(_resource_of(name), right))
+    custom += [_entry(f"Group:{name}", right) for name, right in account.groups.items() if "*" not in name]
+    default = [_entry("Topic:*", account.default_topic), _entry("Group:*", account.default_group)]
+    policies = [
+        PolicyInfo(policy_type=kind, entries=entries)
+        for kind, entries in ((CUSTOM, custom), (DEFAULT, default))
+        if entries and not is_super
+    ]
+    return UserConfig(
+        username=account.access_key,
+        password=account.secret_key,
+        user_type=SUPER if is_super else NORMAL,
+        policies=policies,
+    )
+
+
+def _losses(account: PlainAccount) -> Iterator[str]:
+    name = account.access_key
+    if account.white_host is not None:
+        yield f"{name}: whiteRemoteAddress {account.white_host.text!r}: every request needs a signature"
+    for kind, rights in (("topic", account.topics), ("group", account.groups)):
+        for resource, right in rights.items():
+            is_topic = kind == "topic" and not resource.startswith(RETRY_PREFIX)
+            default = account.default_topic if is_topic else account.default_group
+            if "*" in resource:
+                yield f"{name}: {kind} {resource!r}: a name in a policy contains no *; the default applies to it"
+            elif not (right | default) & Right.DENY and default & ~right:
+                yield f"{name}: {kind} {resource!r}: the default {_words_of(default & ~right)} applies to it too"
+    if Right.PUB in (account.default_topic, *account.topics.values()):
+        yield f"{name}: Pub alone does not allow requests about a topic, such as for its offsets"
+    if account.is_admin and (account.topics or account.groups):
+        yield f"{name}: an admin with listed rights can't read system topics and can't change super users"
+
+
+def _words_of(right: int) -> str:
+    """The names of the bits of `right`."""
+    return " and ".join(word for word, bit in _WORDS if right & bit)
+
+
+def _resource_of(topic: str) -> str:
+    if topic.startswith(RETRY_PREFIX):
+        return f"Group:{topic.removeprefix(RETRY_PREFIX)}"
+    return f"Topic:{topic}"
+
+
+def _entry(resource: str, right: int, actions: str = "") -> PolicyEntryInfo:
+    is_denied = bool(right & Right.DENY)
+    names = ["All"] if is_denied or actions else [word for word, bit in _WORDS if right & bit]
+    if not is_denied and not actions and right & Right.SUB:
+        names.append("Get")
+    return PolicyEntryInfo(resource=resource, actions=names, decision=DENY if is_denied else ALLOW)
