@@ -71,6 +71,11 @@ def acks(topic: str, group: str) -> bytes:
     return json.dumps({"acks": [{"t": topic, "c": group, "so": 0, "q": 0, "rq": 0, "pt": 0}]}).encode()
 
 
+def asks_for_queues(topic: str, group: str) -> bytes:
+    """The body of 400."""
+    return json.dumps({"topic": topic, "consumerGroup": group, "clientId": "c"}).encode()
+
+
 REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (310, b"x", {**SEND_V2, "b": "writable"}, ""),
     (310, b"x", {**SEND_V2, "b": "readable"}, "No default permission for topic:readable"),
@@ -162,6 +167,9 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     *[(code, b"", {**PULL, "topic": "readable"}, "") for code in POPS],
     *[(code, b"", {**PULL, "topic": "writable"}, "No default permission for topic:writable") for code in POPS],
     *[(code, b"", {**PULL, "consumerGroup": "h"}, "No default permission for group:h") for code in POPS],
+    (400, asks_for_queues("readable", "g"), {}, ""),
+    (400, asks_for_queues("writable", "g"), {}, "No default permission for topic:writable"),
+    (400, asks_for_queues("TT", "h"), {}, "No default permission for group:h"),
     (200151, acks("TT", "g"), {}, ""),
     (200151, acks("writable", "g"), {}, "No default permission for topic:writable"),
     (200151, acks("TT", "h"), {}, "No default permission for group:h"),
@@ -305,6 +313,7 @@ async def test_every_broker_code_enforces_its_rule(autojump_clock: MockClock, tm
     ext = {**names, "queueId": 0, "index": 0, "count": 1, "b": "TT", "a": "g"}
     bodies = {34: heartbeat("g", "TT"), 41: b'{"consumerGroup":"g"}', 42: b'{"consumerGroup":"g"}'}
     bodies[200151] = acks("TT", "g")
+    bodies[400] = asks_for_queues("TT", "g")
     bodies[46] = b'{"clientId":"c","group":"g","namespace":"","subscriptionData":{"topic":"TT"}}'
     async with guarded_broker(tmp_path, accounts) as node:
         nobody = Client(node, AclCredentials("nobody-key", "the-secret-of-nobody"))
