@@ -88,22 +88,6 @@ async def replicate_through_kills(
     assert acknowledged == set(range(sum(amount.parts)))
 
 
-@pytest.mark.usual_release("4.9.7")
-async def test_halog_slave_told_its_master_needs_no_name_server(children: Children, release: Release) -> None:
-    """haMasterAddress suffices, as for a real slave of 4.9.7, while one of 5.5.0 waits for a name server."""
-    name_server = await start_halog_name_server(children)
-    master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")
-    told = {"haMasterAddress": master.ha_address}
-    slave = HalogBroker(children, "ha-slave", "127.0.0.1:1", "SLAVE", broker_id=1, extra=told)
-    await master.start()
-    await slave.start()
-    async with open_java_client(children, release, name_server) as client:
-        await wait_attached(client, "few")
-        sent = await client.send("few", 20)
-        assert {event["status"] for event in sent} == {"SEND_OK"}
-    await wait_equal(master, slave)
-
-
 async def test_record_torn_by_a_kill_is_copied_as_the_master_keeps_it(children: Children, release: Release) -> None:
     """No CRC covers properties: a real master that was killed while writing them takes the record as complete, and
     continues behind it. So does its slave, and any node that opens that store."""
