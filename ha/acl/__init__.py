@@ -1,7 +1,7 @@
 """Access control: RocketMQ 4.9's plain ACL (plain_acl.yml) and the users of 5.x's ACL 2.0, for every request.
 
 `AclGuard` checks requests before the handlers; requirements.py is the table of permissions by request code, which both
-share; source.py is what the guard needs from a source of accounts: `AclPolicy` is the content of the files,
+share; source.py is the interface of a source of accounts: `AclPolicy` is the content of the files,
 `UserAccounts` are users, whose policies evaluation.py evaluates. policy_files.py reads and reloads the files. It is
 only imported if there are files, as importing YAML is slow.
 """

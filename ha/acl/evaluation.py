@@ -57,7 +57,7 @@ class PolicyError(Exception):
 
 
 class Resource(NamedTuple):
-    """What an entry is about. `name`: of PREFIXED the prefix, of EVERY ""."""
+    """The resource of an entry. `name`: of PREFIXED the prefix, of EVERY ""."""
 
     kind: str
     pattern: int

@@ -4,9 +4,9 @@
     authorization:  MQv2-HMAC-SHA1 Credential=<access key>[/region/service], SignedHeaders=x-mq-date-time,
                     Signature=<hex of HMAC-SHA1(secret key, the value of x-mq-date-time)>
 
-It covers only the time, not the call: whoever overhears it can make any call in the client's name, at any time, as no
-server checks the time (clients send local time as UTC). Sources: DefaultAuthenticationContextBuilder, the clients of
-Java, Python and Go.
+It covers only the time, not the call: an attacker who overhears it can make any call in the client's name, at any
+time, as no server checks the time (clients send local time as UTC). Sources: DefaultAuthenticationContextBuilder, the
+clients of Java, Python and Go.
 """
 
 from __future__ import annotations

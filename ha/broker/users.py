@@ -2,7 +2,7 @@
 
 RocketMQ keeps them in RocksDB (config/auth), on each broker for itself. Here a slave copies its master's, and in a
 failover group they are part of the group's log, like topics. The file and the log contain the passwords, which
-verifying signatures takes: whoever can read the store can sign as any user.
+verifying signatures requires: everyone who can read the store can sign as any user.
 """
 
 from __future__ import annotations
