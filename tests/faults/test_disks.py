@@ -9,9 +9,9 @@ import pytest
 from ha.protocol.codes import ResponseCode
 from tests.faults.checking import check_run
 from tests.faults.producing import JournaledProducer, count_statuses
-from tests.limits.sockets import anonymous_bytes
 from tests.scenarios.brokers import Broker, eventually, slave_of, wait_caught_up, wait_in_sync
 from tests.scenarios.test_full_disk import EVEN_WHEN_FULL, Ballast, small_disk
+from tests.scenarios.test_strangers import anonymous_bytes
 
 pytestmark = pytest.mark.processes
 

@@ -47,6 +47,63 @@ async def test_3015_bytes_from_a_stranger_acknowledge_nothing(
         assert "the last one, 10.6.6.6:666" in (answer.remark or "")
 
 
+async def test_1155_slave_with_a_longer_log_does_not_acknowledge_new_messages(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """apache/rocketmq#1155: a slave ahead of its master (which had lost its tail) reported an offset beyond the
+    master's end; push2SlaveMaxOffset stayed that high, and every put up to there was reported as replicated.
+
+    In halog such a report never counts: puts before and after it wait for a slave that has them.
+    """
+    options = HAOptions()
+    async with (
+        open_node(tmp_path, role=BrokerRole.SYNC_MASTER, ha_options=options, slave_timeout_s=3.0) as node,
+        trio.open_nursery() as nursery,
+    ):
+        await node.send()
+        end = node.store.log.max_offset.value
+        ahead = SlaveSide(node.ha, "10.0.0.2:40000")
+        ahead.start(nursery)
+        await ahead.report(end + 5000)
+        await wait_all_tasks_blocked()
+        assert ahead.close_reason is CloseReason.REPORT_BEYOND_END
+        answer = await node.send()
+        assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+        why = f"it claims to hold offset {end + 5000}, the log here ends at {end}"
+        assert why in (answer.remark or "")
+        assert any("ha.slave_disconnected" in record.message and why in record.message for record in caplog.records)
+
+        # A slave that follows and then reports more than it was sent is treated alike.
+        liar = SlaveSide(node.ha, "10.0.0.3:40000")
+        liar.start(nursery)
+        await liar.report(end)
+        await wait_all_tasks_blocked()
+        acknowledged = node.ha.push2_slave_max_offset
+        assert acknowledged == end
+        await liar.report(node.store.log.max_offset.value + 1)
+        await wait_all_tasks_blocked()
+        assert liar.close_reason is CloseReason.REPORT_BEYOND_END
+        assert node.ha.push2_slave_max_offset == acknowledged
+
+        # A correct slave makes puts SEND_OK again, by its own acknowledgement alone.
+        honest = SlaveSide(node.ha, "10.0.0.4:40000")
+        honest.start(nursery)
+        await honest.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as sends:
+            answers = []
+
+            async def send() -> None:
+                answers.append(await node.send())
+
+            sends.start_soon(send)
+            await trio.sleep(1)
+            assert answers == []
+            await honest.report(node.store.log.max_offset.value)
+        assert [answer.code for answer in answers] == [ResponseCode.SUCCESS]
+        nursery.cancel_scope.cancel()
+
+
 async def test_1535_message_in_many_transfers_is_acknowledged_by_the_last(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -1,4 +1,8 @@
-"""Invalid configuration values: apache/rocketmq#2611, where a value that is too large became the default."""
+"""Invalid configuration values."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -7,6 +11,31 @@ from msgspec import inspect
 from ha.config import Config, load_config, render
 from ha.config.check import fields
 from ha.errors import ConfigError
+
+TOO_LARGE = "26843545600"
+
+
+@pytest.mark.parametrize("key", ["haSlaveFallbehindMax", "haMaxGapNotInSync"])
+@pytest.mark.parametrize("source", ["file", "environment", "setting"])
+def test_2611_overflowing_value_is_rejected(key: str, source: str, tmp_path: Path) -> None:
+    """apache/rocketmq#2611: with haSlaveFallbehindMax=26843545600 in broker.conf the broker started with 268435456: the
+    field is an int, and the setter that throws is skipped silently.
+
+    Halog refuses to start and names the key as it was given, the value and the accepted range.
+    """
+    file = tmp_path / "broker.conf"
+    file.write_text(f"{key}={TOO_LARGE}\n" if source == "file" else "")
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            Config,
+            file=file,
+            environment={f"HA_{key.upper()}": TOO_LARGE} if source == "environment" else {},
+            settings=[f"{key}={TOO_LARGE}"] if source == "setting" else [],
+        )
+    text = str(caught.value)
+    assert key in text
+    assert f"{TOO_LARGE} overflows a Java int" in text
+    assert "2147483647" in text
 
 
 def integer_keys() -> list[tuple[str, int, int]]:

@@ -8,6 +8,9 @@ from trio.testing import MockClock
 
 from ha.errors import HalogError
 from ha.store.commitlog import UNLIMITED
+from tests.sim.__main__ import show
+from tests.sim.runner import run_plan
+from tests.sim.scenario import Fault, GroupOptions, GroupPlan
 from tests.store.disks import MemoryDisk
 from tests.store.stores import WallClock, check_derived, message, open_small, records
 
@@ -56,3 +59,18 @@ async def test_7689_queue_offsets_are_unique_after_two_kills(die_at: int | None,
         assert given.keys() == {(queue_id, offset) for queue_id in (0, 1) for offset in range(12)}
         store.log.limit_dispatch(UNLIMITED)
         await check_derived(store)
+
+
+@pytest.mark.parametrize("member_count", [2, 3])
+def test_7689_master_and_etcd_are_lost_together(member_count: int) -> None:
+    """The same with whole members under load: queue offsets are unique, and nothing acknowledged is lost."""
+    options = GroupOptions(member_count=member_count, policy="all", producer_count=1, burst_max=8, pause_s=0.1, run_s=9)
+    faults = []
+    for moment_s in (2.0, 5.0):
+        faults.append(Fault(at_s=moment_s, kind="service_down", node="master", other="p1", duration_s=0.5))
+        faults.append(Fault(at_s=moment_s, kind="kill_in_write", node="master", other="p1", duration_s=0.5, number=1))
+        faults.append(Fault(at_s=moment_s + 0.1, kind="kill", node="slave", other="p1", duration_s=0.4, number=1))
+    outcome = run_plan(GroupPlan(seed=7689, options=options, faults=tuple(faults)))
+    assert not outcome.violations, show(outcome)
+    assert outcome.faults["service_down"] == 2
+    assert outcome.acknowledged_count

@@ -4,19 +4,21 @@ import gc
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.poller import open_poller
 from ha.replication.connection import HAConnection
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
-from ha.replication.progress import SlaveState
+from ha.replication.progress import CloseReason, SlaveState
 from tests.replication.memory_log import MemoryLog
+from tests.replication.slave_side import SlaveSide
 
 CHECK_COUNT, SILENT_COUNT = 1000, 300
 LOG = bytes(5000)
@@ -86,3 +88,47 @@ async def settled(service: HAService, count: int) -> dict[str, int]:
         await trio.sleep(0.01)  # the service has yet to handle connections that the system accepted
     await wait_all_tasks_blocked()
     return held()
+
+
+async def test_8875_silent_connections_are_limited_and_do_not_block_slaves(autojump_clock: MockClock) -> None:
+    """Silent connections are closed after haHousekeepingInterval, and the oldest of them if there are too many. A slave
+    that follows is not, and a new one is accepted."""
+    options = HAOptions(connection_count_max=64)
+    service = HAService(MemoryLog(LOG), options)
+    async with trio.open_nursery() as nursery:
+        slave = SlaveSide(service, "10.0.0.2:40000")
+        slave.start(nursery)
+        await slave.report(len(LOG))
+
+        async def follow() -> None:
+            while True:
+                await trio.sleep(5)
+                await slave.report(len(LOG))
+
+        nursery.start_soon(follow)
+        await wait_all_tasks_blocked()
+        most = 0
+        for number in range(SILENT_COUNT):  # one per second, like health checks
+            SlaveSide(service, f"10.0.1.1:{number}").start(nursery)
+            await trio.sleep(1)
+            most = max(most, service.connection_count)
+        assert most <= options.housekeeping_interval_s + 3
+        for number in range(SILENT_COUNT):  # all at once
+            SlaveSide(service, f"10.0.1.2:{number}").start(nursery)
+            if number % 50 == 0:
+                await wait_all_tasks_blocked()
+                assert service.connection_count <= options.connection_count_max
+        newcomer = SlaveSide(service, "10.0.0.3:40000")
+        newcomer.start(nursery)
+        await newcomer.report(len(LOG))
+        await wait_all_tasks_blocked()
+        assert service.acknowledged() == [len(LOG)] * 2
+        assert slave.close_reason is newcomer.close_reason is None
+        await trio.sleep(options.housekeeping_interval_s - 1)
+        await newcomer.report(len(LOG))
+        await trio.sleep(3)
+        assert service.connection_count == 2
+        reasons = Counter(service.statistics().closed_counts)
+        assert reasons.keys() == {CloseReason.HOUSEKEEPING_TIMEOUT, CloseReason.TOO_MANY_CONNECTIONS}
+        assert reasons.total() == 2 * SILENT_COUNT
+        nursery.cancel_scope.cancel()

@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from ha.config import Config
 from ha.protocol.codes import ResponseCode
 from tests.load.memory_cluster import Host, MemoryNetwork, open_client
 from tests.scenarios.brokers import Broker, eventually
@@ -160,3 +161,13 @@ async def test_2528_sync_master_waits_by_default_keys(
         assert answer.code != ResponseCode.SUCCESS
         assert "no slave is connected" in str(answer.remark)
     assert not any("node.sync_master_without_slaves" in record.getMessage() for record in caplog.records)
+
+
+async def test_2528_waiting_is_the_default(autojump_clock: MockClock) -> None:
+    """A configuration with only SYNC_MASTER has no 5.x key in effect."""
+    config = Config(broker_role="SYNC_MASTER")
+    assert (config.in_sync_replicas, config.min_in_sync_replicas, config.all_ack_in_sync_state_set) == (
+        None,
+        None,
+        False,
+    )

@@ -1,6 +1,15 @@
 """Slaves that can't stay connected, and their CPU usage."""
 
-from collections.abc import Awaitable, Callable
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -9,11 +18,14 @@ from trio.testing import MockClock
 
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
 from ha.replication.reconnect import FIRST_S, JITTER_SHARE
 from ha.replication.statistics import Condition
+from tests.replication.link import following
 from tests.replication.master_side import MasterSide
 from tests.replication.memory_log import MemoryLog
+from tests.scenarios.brokers import Broker
 
 HOUR_S = 3600
 
@@ -90,3 +102,79 @@ async def test_2476_slave_does_not_spin_without_a_master(
     assert steps.count < 100 * len(side.connected_at)
     assert statistics.condition is not Condition.CONNECTED or master is say_nothing
     assert statistics.detail
+
+
+def close_in_peace(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(1024):
+        pass
+    connection.close()
+
+
+def reset(connection: socket.socket) -> None:
+    connection.recv(1024)  # earlier the attempt to connect may fail, which is another case
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@contextmanager
+def closing_master(close: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[float]]]:
+    """A port that closes connections at once; yields its address and the time of each connection."""
+    accepted: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            try:
+                while True:
+                    connection, _ = server.accept()
+                    close(connection)
+                    accepted.append(time.monotonic())
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", accepted
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("close", "condition"), [(close_in_peace, "master_closed"), (reset, "connection_lost")])
+def test_2476_slave_is_idle_if_its_master_closes_connections_at_once(
+    close: Callable[[socket.socket], None], condition: str, tmp_path: Path
+) -> None:
+    """The same with a real process and sockets: its CPU is measured over some attempts."""
+    with closing_master(close) as (address, accepted):
+        settings: dict[str, Any] = {"haMasterAddress": address, "namesrvAddr": "127.0.0.1:1"}
+        with Broker(tmp_path / "s", "SLAVE", **settings).start() as slave:
+            began, used = time.monotonic(), cpu_s(slave.pid)
+            time.sleep(5.5)
+            share = (cpu_s(slave.pid) - used) / (time.monotonic() - began)
+            assert share < 0.1, share
+            assert 1 <= len(accepted) <= 12
+            status = slave.status()
+            assert "haMasterAddress" in str(slave.settings)
+            assert status["ha_client"]["condition"] == condition
+            assert "is that its haListenPort?" in status["not_ready_reason"]
+            slave.stop()
+
+
+async def test_1082_idle_connection_stays_open(autojump_clock: MockClock) -> None:
+    """apache/rocketmq#1082, #1118: without messages a master and a slave of 4.4 disconnected every 20 seconds: the
+    slave counted a received heartbeat as one that it had sent.
+
+    In halog a pair without a single message keeps its first connection for a day.
+    """
+    service = HAService(MemoryLog(bytes(100)), HAOptions())
+    async with following(service, MemoryLog(bytes(100))) as (client, link):
+        await trio.sleep(24 * HOUR_S)
+        assert len(link.times) == 1
+        assert client.statistics().condition is Condition.CONNECTED
+        assert service.in_sync_replicas_nums(100) == 2

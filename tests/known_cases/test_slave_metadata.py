@@ -133,6 +133,28 @@ async def test_9777_slave_with_identical_tables_writes_nothing(
         assert [written[name] for name in TABLES] == [1, 0]
 
 
+async def test_9777_consumer_at_the_slave_does_not_change_the_table_version(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reverse case: a group that only the slave knows, because the master does not create groups automatically, is
+    created there for its readers. It stays, and does not make the versions differ."""
+    network = MemoryNetwork()
+    machine, other = Host(network, MASTER), Host(network, SLAVE)
+    async with (
+        machine.node("ASYNC_MASTER", auto_create_group=False) as master,
+        other.node("SLAVE") as slave,
+        open_client(network, f"{SLAVE}:10911") as client,
+    ):
+        await wait_equal(master, slave)
+        written = count_writes(other, monkeypatch)
+        for _ in range(SYNCS_S // 30):
+            await heartbeat(client, "CG")
+            await trio.sleep(30)
+            assert slave.broker.groups.get("CG") is not None
+        assert slave.broker.groups.data_version == master.broker.groups.data_version
+        assert [written[name] for name in TABLES] == [0, 0]
+
+
 async def test_9403_attributes_of_topics_and_groups_are_copied(autojump_clock: MockClock) -> None:
     """apache/rocketmq#9403 (#9404, #9499, #9547, #9925): a slave took the attributes in its master's table for changes,
     which start with + or -, and copied no table at all once one topic had attributes.

@@ -3,8 +3,14 @@
 from random import Random
 
 import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
 
 from ha.errors import HalogError
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.statistics import Condition
 from tests.store.disks import MemoryDisk
 from tests.store.stores import (
     ROOT,
@@ -82,3 +88,59 @@ async def test_10666_bytes_cut_off_by_recovery_do_not_come_back(keep: int) -> No
                 assert (await all_bytes(store))[:end] == written[:end]
                 assert not any(stored_behind(after, store.log.max_offset.value))
                 await check_derived(store)
+
+
+async def test_10666_log_ends_after_a_record_written_over_longer_ones(autojump_clock: MockClock) -> None:
+    """The hardest case: after the truncation a record of just the right size is stored, so that an old one would start
+    exactly at its end."""
+    disk, places, _ = await torn(IN_THE_MIDDLE)
+    clock = WallClock(1_700_000_100_000)
+    async with open_small(disk, clock) as store:
+        [result] = await store.log.put([message(8, size=300, queue_id=0)])
+        assert result.next_offset == places[IN_THE_MIDDLE + 1]
+    disk.write_bytes(ROOT / "abort", b"")
+    async with open_small(disk.kill(), clock) as store:
+        assert store.log.max_offset.value == result.next_offset
+        assert len(await records(store)) == IN_THE_MIDDLE + 1
+
+
+@pytest.mark.parametrize("is_growing", [True, False])
+async def test_10666_stale_tail_is_not_taken_for_the_masters_log(is_growing: bool, autojump_clock: MockClock) -> None:
+    """A tail that RocketMQ left on a slave can't be told from messages in that store alone: its records are valid.
+    Comparing it with the master shows the difference: the slave reports where the logs differ and appends nothing."""
+    clock = WallClock(1_700_000_000_000)
+    master_disk, slave_disk = MemoryDisk(), MemoryDisk()
+    async with open_small(master_disk, clock) as master, open_small(slave_disk, is_slave=True) as slave:
+        for number in range(6):
+            await master.log.put([message(number, size=300)])
+        common = await all_bytes(master)
+        await slave.log.append_raw(0, common)
+        stale = MemoryDisk()
+        async with open_small(stale, WallClock(1_600_000_000_000)) as other:
+            for number in range(8):
+                await other.log.put([message(number, size=300)])
+            tail = (await all_bytes(other))[len(common) :]
+        await slave.log.append_raw(len(common), tail)
+        held = await all_bytes(slave)
+        if is_growing:
+            for number in range(100, 103):
+                await master.log.put([message(number, size=300)])
+        service = HAService(master.log, HAOptions())
+        async with trio.open_nursery() as nursery:
+
+            async def connect(address: str) -> trio.abc.Stream:
+                ours, theirs = memory_stream_pair()
+                nursery.start_soon(service.handle, theirs, "10.0.0.2:1")
+                return ours
+
+            client = HAClient(slave.log, HAOptions(), connect)
+            client.set_master("10.0.0.1:10912")
+            nursery.start_soon(client.run)
+            await trio.sleep(60)
+            statistics = client.statistics()
+            assert statistics.condition is (Condition.DIVERGED if is_growing else Condition.MASTER_BEHIND)
+            assert "stop this slave and empty its store" in statistics.detail
+            assert service.push2_slave_max_offset <= len(common) + len(tail)
+            assert not service.is_slave_ok(master.log.max_offset.value)
+            nursery.cancel_scope.cancel()
+        assert await all_bytes(slave) == held

@@ -8,6 +8,7 @@ from trio.testing import MockClock
 from tests.store.disks import MemoryDisk
 from tests.store.stores import (
     ROOT,
+    SEGMENT,
     WallClock,
     check_derived,
     dispatched,
@@ -80,3 +81,23 @@ async def test_9728_last_queue_file_without_a_complete_entry(
         [result] = await store.log.put([message(99)])
         assert result.queue_offset == kept_entries
         await check_derived(store)
+
+
+async def test_10108_queue_whose_messages_were_all_deleted(autojump_clock: MockClock) -> None:
+    """The other cause: all messages of a queue were deleted from the log."""
+    disk, ends = await crashed(3 * PER_FILE)
+    first = ends[-1] - ends[-1] % SEGMENT
+    for path in [path for path in disk.inodes if path.parent.name in ("commitlog", "checksums")]:
+        if int(path.name) < first:
+            disk.unlink(path)
+    last = queue_files(disk)[-1]
+    disk.inodes[last].content[:] = bytes(len(disk.inodes[last].content))
+    async with open_small(disk.kill(), WallClock(1_700_000_100_000)) as store:
+        left = await records(store)
+        assert 0 < len(left) < 3 * PER_FILE
+        await dispatched(store)
+        [result] = await store.log.put([message(99)])
+        assert result.queue_offset == 3 * PER_FILE
+        await dispatched(store)
+        [queue] = list(store.queues)
+        assert [entry.physical_offset for entry in queue.read(queue.max_offset - 1, 1)] == [result.physical_offset]

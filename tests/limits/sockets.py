@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,8 +114,8 @@ class Witness:
         return answer.opaque == self._opaque
 
 
-def anonymous_bytes(pid: int = os.getpid()) -> int:
-    """A process's private memory without mapped files, after a garbage collection here."""
+def anonymous_bytes() -> int:
+    """This process's private memory, after a garbage collection."""
     gc.collect()
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
     return int(line.split()[1]) * 1024

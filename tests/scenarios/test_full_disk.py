@@ -14,9 +14,15 @@ from typing import Any
 import pytest
 
 from ha.protocol.codes import ResponseCode
+from tests.interop.stored_files import log_range
 from tests.scenarios.brokers import (
+    SEGMENT_SIZE,
     Broker,
+    assert_copy,
     eventually,
+    slave_of,
+    wait_caught_up,
+    wait_in_sync,
 )
 from tests.scenarios.producing import Answer, Client, assert_stored, sequence_of
 
@@ -160,3 +166,48 @@ def test_a_nearly_full_disk_refuses_sends(tmp_path: Path) -> None:
             assert client.send(3).code == ResponseCode.SUCCESS
             assert master.log().count("store.became_read_only") == master.log().count("store.became_writable") == 1
             master.stop()
+
+
+def test_a_full_disk_under_the_slave(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        ballast = Ballast(disk)
+        with (
+            Broker(tmp_path / "m", "SYNC_MASTER", slaveTimeout=300).start() as master,
+            slave_of(master, tmp_path / "s", root=disk / "store", **EVEN_WHEN_FULL) as slave,
+            Client(master.addresses["remoting"]) as client,
+        ):
+            slave.start()
+            wait_in_sync(master)
+            assert client.send(0).code == ResponseCode.SUCCESS
+            eventually("the slave has its queue's files", lambda: is_dispatched(slave))
+            ballast.leave(0)
+            answers = client.send_all(range(1, 100), MESSAGE_SIZE)
+            assert answers[-1].code in (ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE)
+            eventually("the slave says why", lambda: link_of(slave)["condition"] == "append_failed")
+            link = link_of(slave)
+            assert "no space left for" in link["detail"]
+            assert "ha.client_append_failed" in slave.log()
+            assert not slave.status()["is_ready"]
+            held = slave.end
+            assert 0 < held < master.end
+            assert held % SEGMENT_SIZE == 0
+            with Client(slave.addresses["remoting"]) as at_slave:
+                assert sequence_of(at_slave.pull(0)[0]) == 0
+
+            ballast.drop()
+            wait_in_sync(master)
+            wait_caught_up(slave, master)
+            again = client.send(1000)
+            assert again.code == ResponseCode.SUCCESS
+            with Client(slave.addresses["remoting"]) as at_slave:
+                [record] = at_slave.pull(again.queue_id, again.queue_offset)
+                assert sequence_of(record) == 1000
+            slave.stop()
+            master.stop()
+            assert assert_copy(slave, master) == log_range(master.commitlog)
+            assert_stored(slave.commitlog, [*answers, again])
+
+
+def link_of(slave: Broker) -> dict[str, Any]:
+    found: dict[str, Any] = slave.status()["ha_client"]
+    return found

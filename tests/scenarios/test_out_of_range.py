@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ha.protocol.codes import ResponseCode
-from tests.interop.stored_files import log_range, segments
+from tests.interop.stored_files import compare_commitlogs, log_range, records, segments
 from tests.scenarios.brokers import (
     REPOSITORY,
     SEGMENT_SIZE,
@@ -156,3 +156,63 @@ def ha_status(broker: Broker) -> str:
 def wait_for_heartbeats(master: Broker) -> None:
     """Wait until the slave has been connected for two heartbeats."""
     eventually("heartbeats", lambda: all(each["connected_s"] > 2.5 for each in master.status()["ha"]["slaves"]))
+
+
+def test_old_segments_are_kept_for_a_disconnected_slave(tmp_path: Path) -> None:
+    """Retention keeps, up to haRetainMaxBytes, what a disconnected slave needs, as long as it needs it."""
+    with (
+        forgetful_master(tmp_path / "m", haRetainMaxBytes=1 << 30) as master,
+        slave_of(master, tmp_path / "s") as slave,
+        Client(master.addresses["remoting"]) as client,
+    ):
+        slave.start()
+        wait_in_sync(master)
+        answers = roll(client, 0, 2)
+        wait_caught_up(slave, master)
+        own = slave.end
+        slave.stop()
+        answers += roll(client, 1000, 4)
+        first = int(make_old(master, keep=2)[0].name)
+        eventually("a segment is kept", lambda: f"needed_from={own}" in master.log())
+        assert master.status()["commitlog"]["min_offset"] == own - own % SEGMENT_SIZE < first
+        slave.start()
+        wait_in_sync(master)
+        wait_caught_up(slave, master)
+        eventually("the rest is deleted", lambda: master.status()["commitlog"]["min_offset"] == first)
+        slave.stop()
+        master.stop()
+        assert compare_commitlogs(slave.commitlog, master.commitlog) == log_range(master.commitlog)  # its own is longer
+        assert_stored(slave.commitlog, answers)
+
+
+@pytest.mark.parametrize("start_from", ["first", "last"])
+def test_where_a_new_slave_starts(tmp_path: Path, start_from: str) -> None:
+    """The whole log with haStartFrom=first, whether it starts at 0 or later; else the last file."""
+    with forgetful_master(tmp_path / "m") as master, Client(master.addresses["remoting"]) as client:
+        answers = roll(client, 0, 4)
+        with slave_of(master, tmp_path / "s1", haStartFrom=start_from) as early:
+            answers.append(attach(early, master, client, 1000))
+            copied = assert_copy(early, master)  # nothing is being written
+        first = expire(master, keep=3)
+        assert first > 0
+        with slave_of(master, tmp_path / "s2", haStartFrom=start_from) as late:
+            answers.append(attach(late, master, client, 1001))
+        master.stop()
+        last = int(segments(master.commitlog)[-1].name)
+        assert last > first
+        assert copied.start == (0 if start_from == "first" else last)
+        assert assert_copy(late, master) == (first if start_from == "first" else last, log_range(master.commitlog).end)
+        assert answers[-2].code == answers[-1].code == ResponseCode.SUCCESS
+        if start_from == "first":
+            assert_stored(early.commitlog, answers[:-1])
+            assert [record.sequence for record in records(early.commitlog)][:100] == list(range(100))
+
+
+def attach(slave: Broker, master: Broker, client: Client, sequence: int) -> Answer:
+    """Start the slave, send one message once it is in sync, and stop it when it has that too."""
+    slave.start()
+    wait_in_sync(master)
+    answer = client.send(sequence)
+    wait_caught_up(slave, master)
+    slave.stop()
+    return answer
