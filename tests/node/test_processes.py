@@ -9,6 +9,7 @@ import struct
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,20 @@ def test_a_name_server_stops_at_a_signal(tmp_path: Path, number: signal.Signals)
         assert process.wait_exit() == 0
 
 
+def test_a_clean_stop_keeps_everything(tmp_path: Path) -> None:
+    with master(tmp_path) as process:
+        ready = process.wait_ready()
+        assert [send(ready["remoting"], b"%d" % n).code for n in range(10)] == [0] * 10
+        end = status(ready["admin"])["commitlog"]["max_offset"]
+        assert process.stop() == 0
+    with master(tmp_path) as process:
+        ready = process.wait_ready()
+        state = status(ready["admin"])
+        assert state["commitlog"]["max_offset"] == end
+        assert state["store"]["recovered_clean"] is True
+        assert process.stop() == 0
+
+
 def test_kill_leaves_the_abort_file_and_the_next_start_recovers(tmp_path: Path) -> None:
     with master(tmp_path, "--set", "flushDiskType=SYNC_FLUSH") as process:
         ready = process.wait_ready()
@@ -123,6 +138,23 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         process.signal(signal.SIGCONT)
         assert process.wait_exit() == 130
     assert (tmp_path / "data/master/abort").exists()
+
+
+def test_a_send_that_waits_for_a_slave_is_answered_at_the_stop(tmp_path: Path) -> None:
+    """It would wait for a minute; the stop takes a second and says what is true: stored, not replicated."""
+    keys = ("brokerRole=SYNC_MASTER", "inSyncReplicas=2", "slaveTimeout=60000")
+    with master(tmp_path, *(part for key in keys for part in ("--set", key))) as process:
+        ready = process.wait_ready()
+        host, port = ready["ha"].split(":")
+        with socket.create_connection((host, int(port))) as silent_slave, ThreadPoolExecutor(1) as threads:
+            silent_slave.sendall(bytes(8))  # "I have nothing", and never a word about what it gets
+            wait_until(lambda: status(ready["admin"])["ha"]["in_sync"] == 1)
+            answer = threads.submit(send, ready["remoting"])
+            wait_until(lambda: status(ready["admin"])["ha"]["waiting_request_count"] == 1)
+            began = time.monotonic()
+            assert process.stop() == 0
+            assert time.monotonic() - began < 10
+            assert (answer.result(10).code, answer.result().ext_fields["queueOffset"]) == (12, "0")
 
 
 def test_a_log_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:

@@ -263,6 +263,29 @@ async def test_a_lost_member_fails_no_put_before_its_deadline(autojump_clock: Mo
         assert member.log.dispatch_limit.value == 1000
 
 
+async def test_a_member_that_never_connects_is_dropped_in_time(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(1000)).begin((1, 0))
+    service = leading(member, SLAVE)
+    async with served(service):
+        began = trio.current_time()
+        await leadership_of(service).proposed_set.wait_value(lambda proposed: proposed is not None)
+        assert leadership_of(service).proposed_set.value == frozenset({MASTER})
+        assert round(trio.current_time() - began, 6) == 3.001
+
+
+async def test_a_stalled_member_is_dropped_in_time(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(1000)).begin((1, 0))
+    service = leading(member, SLAVE, options=HAOptions(housekeeping_interval_s=1000))
+    async with served(service) as nursery:
+        await joined(service, nursery, 1000)
+        await trio.sleep(100)
+        assert leadership_of(service).proposed_set.value is None
+        began = trio.current_time()
+        member.log.put(b"x" * 10)
+        await leadership_of(service).proposed_set.wait_value(lambda proposed: proposed is not None)
+        assert 15 < trio.current_time() - began <= 15.01
+
+
 async def test_sends_continue_soon_after_a_member_stalls(autojump_clock: MockClock) -> None:
     """Its connection is open and its lease alive: the network between it and its master is cut."""
     member = await Member(bytes(1000)).begin((1, 0))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 import shutil
 import threading
+import time
 from collections import Counter
 from datetime import date
 from functools import partial
@@ -28,7 +31,7 @@ from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows
 from tests.spark.derived_stores import store_options, write_store
 from tests.spark.inline import inline_spark
-from tests.spark.stores import make_store, message
+from tests.spark.stores import live_store, make_store, message
 from tests.store.stores import dispatched
 from tests.unpacking import unpack_store
 
@@ -199,6 +202,42 @@ def test_archive_has_every_record_once_after_kill_at_any_step(tmp_path: Path) ->
         run(written_store, target, **settings)
         assert [row["physicalOffset"] for row in visible(target)] == offsets, f"after a kill at {steps[number]}"
         shutil.rmtree(target)
+
+
+def archive_until_killed(store: str, target: str) -> None:
+    archive(SPARK, options_of(Path(store), Path(target), every_s=0.01, range_bytes=32 << 10, compact_files_min=2))
+
+
+@pytest.mark.processes
+def test_archive_has_every_record_once_after_sigkill_while_log_grows(tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    random_ = random.Random(5)
+    store, target = tmp_path / "broker-l", tmp_path / "archive"
+
+    def commits() -> int:
+        return len(list(target.glob("_halog/*/commits/*.json")))
+
+    with live_store(store, segment_size=256 << 10) as live:
+        number = 0
+        for _ in range(3):
+            process = processes.Process(target=archive_until_killed, args=(str(store), str(target)))
+            process.start()
+            wanted = commits() + random_.randrange(1, 4)
+            give_up = time.monotonic() + 60
+            while commits() < wanted:
+                assert time.monotonic() < give_up, "it does not get on"
+                live.put([message(n, body=bytes(500)) for n in range(number, number + 40)])
+                number += 40
+                process.join(0.02)
+            process.join(random_.uniform(0, 0.05))
+            assert process.exitcode is None, "it was to run until killed"
+            process.kill()
+            process.join()
+            seen = [row["physicalOffset"] for row in visible(target)]
+            assert len(seen) == len(set(seen))
+    run(store, target)
+    assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
 
 
 def test_archive_waits_for_records_not_queued_yet(tmp_path: Path) -> None:

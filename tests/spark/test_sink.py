@@ -1,7 +1,9 @@
 """The sink without Spark, with real halog processes: each row once, through failures of an attempt at any time."""
 
+import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +38,7 @@ from tests.spark.sink_steps import (
     options_for,
     read_committed,
     read_topic,
+    wait_for_messages,
 )
 
 pytestmark = pytest.mark.processes
@@ -259,6 +262,24 @@ def wait_for_slave(nodes: Cluster) -> None:
             assert time.monotonic() < give_up
             time.sleep(0.05)  # nobody announces what a process wrote to its files
             reader.refresh()
+
+
+def test_repeated_sigkill(servers: str, topic: str) -> None:
+    rows = 3000
+    part = SinkPart(f"killed-{topic}", 0, 0)
+    counts = []
+    for _ in range(2):
+        before = len(read_topic(servers, topic))
+        with subprocess.Popen(writer_command(servers, topic, part, rows), cwd=ROOT) as process:
+            wait_for_messages(servers, topic, before, 120, process.poll)
+            os.kill(process.pid, signal.SIGKILL)
+        counts.append(len(read_topic(servers, topic)))
+    assert 0 < counts[0] < counts[-1] < rows
+    options = options_for(servers, topic=topic)
+    result = attempt(options, part, [frame(bodies(rows))])
+    commit(options, result)
+    assert 0 < result.found_count < rows
+    assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(rows))
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
