@@ -30,6 +30,8 @@ from ha.store.commitlog import UNLIMITED
 
 logger = logging.getLogger(__name__)
 
+TO_FOLLOW = "to follow it nevertheless, stop this node and empty its store"
+
 
 class Terms(Protocol):
     """The newest term of the group that this node knows: HAClient."""
@@ -100,14 +102,13 @@ class EpochFollower:
         if point is None:
             theirs = ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in master.epochs[-3:])
             ours = ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in self._store.epochs.entries[-3:])
-            return SessionEnd(Condition.NO_COMMON_EPOCH, f"terms here: {ours}; of the master: {theirs}")
+            return SessionEnd(Condition.NO_COMMON_EPOCH, f"terms here: {ours}; of the master: {theirs}; {TO_FOLLOW}")
         if point >= own_end:
             return None
         if await self._is_confirmed_at(point):
             detail = (
                 f"the log here is confirmed up to {self._confirm_offset}, but equals the master's only up to {point}: "
-                "the master was elected against the rules, or has lost bytes; to follow it nevertheless, stop this "
-                "node and empty its store"
+                f"the master was elected against the rules, or has lost bytes; {TO_FOLLOW}"
             )
             return SessionEnd(Condition.CONFIRMED_DIVERGED, detail)
         logger.warning("ha.truncation_started from=%d to=%d master_epoch=%d", own_end, point, self.epoch)

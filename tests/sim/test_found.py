@@ -233,15 +233,6 @@ def test_a_part_of_a_record_that_the_set_has_acknowledged_excludes_no_member(out
     assert outcome.cut_count
 
 
-def test_a_queue_entry_is_compared_when_dispatch_has_passed_the_range_that_was_healed(outcome: Outcome) -> None:
-    """A killed slave's log is damaged, and an entry of a queue in a later kill. Dispatch waits for the repair.
-
-    The scrub went through the store when the range was healed, before it was dispatched, found nothing to compare, and
-    the wrong entry stayed until the round after that.
-    """
-    assert any("queue.entries_repaired topic=flights queue_id=2 first=0" in line for line in outcome.trace)
-
-
 def test_a_half_open_connection_has_ended_before_nothing_disturbs_the_cluster(outcome: Outcome) -> None:
     """The slave's machine has forgotten its connection, and neither end has noticed when the faults are over.
 

@@ -144,12 +144,12 @@ class Group(Machines):
         self.watch.on_agreed(view)
 
     def empty_diverged(self) -> None:
-        """Empty the stores of members whose confirmed log the master's contradicts, as they ask the operator to."""
+        """Empty the stores of members that will not give up their log for the master's, as they ask the operator to."""
         for name, machine in self.machines.items():
             node = self.node(name)
             if node is None or node.ha_client is None:
                 continue
-            if node.ha_client.statistics().condition is Condition.CONFIRMED_DIVERGED:
+            if node.ha_client.statistics().condition in (Condition.CONFIRMED_DIVERGED, Condition.NO_COMMON_EPOCH):
                 self.world.note(f"operator: {name} is emptied")
                 machine.kill()
                 machine.disk.inodes.clear()
