@@ -158,7 +158,7 @@ class OwnBroker:
 
 @asynccontextmanager
 async def open_grpc(node: Node, port: Port) -> AsyncIterator[GrpcServer]:
-    """Serves the gRPC port during the block."""
+    """Serves the gRPC port during the block, before whose end the server is told to stop."""
     broker = node.broker
     backend = OwnBroker(broker, broker.processor)
     front = backend.front = Front(
@@ -180,7 +180,6 @@ async def open_grpc(node: Node, port: Port) -> AsyncIterator[GrpcServer]:
             nursery.start_soon(front.serve_clients)
             await nursery.start(server.serve, port.listen())
             yield server
-            server.stop()
             with trio.move_on_after(STOP_GRACE_S, shield=True):
                 await broker.sender.wait_all_answered()
                 await trio.lowlevel.checkpoint()

@@ -116,19 +116,21 @@ async def _serving(
         if node.ha_client is not None and not config.is_member:
             nursery.start_soon(follow_master, node, node.ha_client)
             nursery.start_soon(sync_tables, node, node.ha_client)
-        async with (
-            _registered(node.registration),
-            _open_admin(node, ports.admin, access.admin_token),
-            _open_grpc(node, ports.grpc),
-            _open_otlp(node),
-            open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
-        ):
-            if node.broker.slave_sync is not None:
-                # The name servers have been asked by now: if they reported no master, it is down.
-                node.broker.slave_sync.sync_soon()
-            yield
-        node.broker.stop_reading()
-        await finish_waiting_puts(node)
+        async with _open_grpc(node, ports.grpc):
+            async with (
+                _registered(node.registration),
+                _open_admin(node, ports.admin, access.admin_token),
+                _open_otlp(node),
+                open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
+            ):
+                if node.broker.slave_sync is not None:
+                    # The name servers have been asked by now: if they reported no master, it is down.
+                    node.broker.slave_sync.sync_soon()
+                yield
+            node.broker.stop_reading()
+            if node.grpc_server is not None:
+                node.grpc_server.stop()
+            await finish_waiting_puts(node)
 
 
 def _open_broker(

@@ -144,13 +144,13 @@ async def test_memberships_are_bounded(tmp_path: Path, autojump_clock: object) -
 
 
 async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, topic_count_max=12) as node:
-        assert len(node.broker.topics) == 11
+    async with open_node(tmp_path, topic_count_max=13) as node:
+        assert len(node.broker.topics) == 12
         assert (await node.send(b="One")).code == 0
         answer = await node.send(b="Two")
         assert answer.code == 17
         assert answer.remark is not None
-        assert "maximum of 12 topics" in answer.remark
+        assert "maximum of 13 topics" in answer.remark
 
 
 async def test_producer_has_the_client_id_of_its_last_heartbeat(node: Node) -> None:

@@ -19,13 +19,14 @@ ADVERTISED = options.Advertised(
 )
 NUMBERS_AND_SWITCHES = (inspect.BoolType, inspect.IntType)
 USED_BY_THE_NODE = {
-    *("adminListenPort", "haListenPort", "listenPort"),
+    *("adminListenPort", "grpcListenPort", "haListenPort", "listenPort"),
     *("otelInterval", "otelTraceEvery"),
     *("aclEnable", "aclRequireTls", "asyncLearner", "tls.client.authServer", "tls.client.checkHost"),
     *("tls.enable", "tls.server.authClient", "tls.test.mode.enable", "totalReplicas"),
 }
 """Read by other parts of the node, or compared with other keys only."""
 PREREQUISITES = {
+    "authorizationEnabled": ("authenticationEnabled=true",),
     "maxHaTransferByteInSecond": ("haFlowControlEnable=true",),
     "minInSyncReplicas": ("inSyncReplicas=3",),
     "haHousekeepingInterval": ("haSendHeartbeatInterval=100",),

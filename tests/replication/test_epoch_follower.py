@@ -14,6 +14,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from ha.errors import DiskFull
 from ha.protocol.auto_switch_frame import EpochFrameHeader, EpochReport, MasterHandshake, SlaveHandshake
 from ha.protocol.epoch_file import EpochEntry
+from ha.replication.epoch_follower import TO_FOLLOW
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
@@ -303,7 +304,7 @@ async def test_without_a_common_term_nothing_is_truncated(autojump_clock: MockCl
     async with following(member) as (client, master):
         await master.answer(1500, (2, 0))
         assert condition_of(client) is Condition.NO_COMMON_EPOCH
-        assert client.statistics().detail == "terms here: 1 from 100; of the master: 2 from 0"
+        assert client.statistics().detail == f"terms here: 1 from 100; of the master: 2 from 0; {TO_FOLLOW}"
         assert (member.cuts, member.history) == ([], [(1, 100)])
 
 

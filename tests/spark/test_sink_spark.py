@@ -108,7 +108,7 @@ def test_a_named_write_is_one_write(session: SparkSession, servers: str) -> None
             "'x' AS body",
             {"topics": "t"},
             "append",
-            r"topics: no option of the sink has .*did you mean topic\?",
+            r"topics: no option for the sink has this name; accepted: did you mean topic\?",
         ),
         ("'x' AS body", {}, "overwrite", "mode: overwrite would replace the contents of a topic"),
     ],
