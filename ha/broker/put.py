@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 import trio
 
@@ -39,6 +40,8 @@ from ha.protocol.record import Message
 from ha.replication.ha_service import HAService
 from ha.store.message_store import MessageStore
 from ha.store.record_maker import AppendResult
+
+PutRequestT = TypeVar("PutRequestT", bound=PutRequest)
 
 _OK = PutStatus.PUT_OK
 """Looked up once: accessing an enum member costs more than most of what is done with it."""
@@ -120,21 +123,27 @@ class PutService:
             for put in puts
         ]
 
-    async def settle(self, requests: Sequence[PutRequest]) -> None:
-        """Puts `requests` and waits for all answers. If cancelled, they may still be stored."""
+    async def settle(
+        self, requests: Sequence[PutRequestT], on_done: Callable[[Sequence[PutRequestT]], None] = lambda done: None
+    ) -> None:
+        """Puts `requests` and waits for all answers. If cancelled, they may still be stored.
+
+        `on_done` is called with requests as they are answered, in the step that answers them.
+        """
         if not requests:
             return
         all_done = trio.Event()
         unanswered = len(requests)
 
-        def on_done(done: Sequence[PutRequest]) -> None:
+        def count(done: Sequence[PutRequestT]) -> None:
             nonlocal unanswered
             unanswered -= len(done)
+            on_done(done)
             if not unanswered:
                 all_done.set()
 
         for request in requests:
-            request.on_done = on_done
+            request.on_done = count
         self.submit(requests)
         await all_done.wait()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from .key import key as _key
+from .tls_keys import ServerTlsKeys
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 FrameSize = Annotated[int, Meta(ge=65_536, le=16_777_216)]
 TotalBytes = Annotated[int, Meta(ge=16_777_216, le=2**40)]
 
 
-class ServerLimitKeys(msgspec.Struct, frozen=True, kw_only=True):
+class ServerLimitKeys(ServerTlsKeys, frozen=True, kw_only=True):
     """Limits per connection and per port."""
 
     connections_max: Count = _key("maxConnections", 8192)

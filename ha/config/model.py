@@ -20,7 +20,8 @@ from msgspec import Meta
 from ha.errors import ConfigError
 
 from .access_keys import check_access
-from .acl_keys import check_acl, derive_acl
+from .acl_keys import AclKeys, check_acl, derive_acl
+from .broker_tls_keys import check_broker_tls, derive_broker_tls
 from .check import DERIVED, check_bounds, raise_errors
 from .failover_keys import FailoverKeys, check_failover, derive_failover
 from .key import INT_MAX, Interval
@@ -315,6 +316,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field, value)
 
         derive_tls(self)
+        derive_broker_tls(self)
         derive_acl(self)
         derive_failover(self)
         slave = self.is_slave
@@ -352,7 +354,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
             put("slave_read_enable", slave or self.is_member)
 
 
-class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
+class NameServerConfig(AclKeys, frozen=True, kw_only=True):
     """A name server, by default on loopback port 9876."""
 
     bind_address: Host = _key("bindAddress", LOOPBACK)
@@ -393,12 +395,7 @@ class ProxyConfig(ServerTlsKeys, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))
         derive_tls(self)
-        derive_acl(self)
-        errors = check_tls(self)
-        if self.acl_enable:
-            reason = "this process checks no signatures; brokers with access control serve gRPC clients themselves"
-            errors.append(ConfigError("aclEnable", reason, "false"))
-        raise_errors(errors)
+        raise_errors(check_tls(self))
 
 
 def is_loopback(host: str) -> bool:
@@ -496,7 +493,7 @@ def _check_sizes(config: Config) -> list[ConfigError]:
 
 
 def _check_tls(config: Config) -> list[ConfigError]:
-    errors = check_tls(config)
+    errors = check_tls(config) + check_broker_tls(config)
     may_follow = config.is_slave or config.is_member
     if may_follow and config.ha_tls == "enforcing" and not config.tls_client_cert_path:
         reason = "is required for a slave with haTls=enforcing"

@@ -8,9 +8,9 @@ import msgspec
 
 from ha.errors import ConfigError
 
+from .broker_tls_keys import BrokerTlsKeys
 from .key import key as _key
 from .secret import SecretStr
-from .tls_keys import BrokerTlsKeys
 
 
 class UserKeys(BrokerTlsKeys, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The gRPC transport on Trio: HTTP/2, calls and connections, without knowledge of methods and messages."""
 
 from .connection import Call, EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, Service
-from .http2 import Status
+from .frames import Status
 from .server import GrpcServer
 
 __all__ = ["Call", "EndCause", "GrpcConnection", "GrpcOptions", "GrpcServer", "GrpcStatistics", "Service", "Status"]

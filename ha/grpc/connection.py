@@ -18,13 +18,17 @@ import trio
 from ha.errors import HandshakeFailed, RemoteProtocolError
 from ha.poller import Poller
 from ha.remoting import PortTls
-from ha.remoting.tls import TLS_HANDSHAKE
+from ha.remoting.tls import secured
 from ha.transport import EagerWriter, peer_of, transport_for
 
-from .http2 import Aborted, Event, Http2Limits, Http2Protocol, Received, Status, Stream
+from .frames import Status
+from .http2 import Http2Limits, Http2Protocol
+from .stream import Aborted, Event, Received, Stream
 
 MESSAGES_WAITING_MAX = 64
 """Received messages of one streaming call that its service has not taken yet; with more, the call fails."""
+
+WITHOUT_TLS = "without TLS (tls.server.mode, tls.server.certPath)"
 
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -190,6 +194,15 @@ class GrpcConnection:
             self.cause, self.cause_detail = cause, detail
         self._scope.cancel()
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is open and has had no call."""
+        return not self.call_count and self.cause is None
+
+    def evict(self) -> None:
+        """Closes it, because another one needs its place."""
+        self.close(EndCause.EVICTED)
+
     async def run(self) -> None:
         """Serves the connection until it ends, and closes the stream."""
         try:
@@ -230,15 +243,11 @@ class GrpcConnection:
     async def _receive_first(self) -> bytes:
         """Returns the first chunk, after the TLS handshake if the peer begins one. HandshakeFailed."""
         chunk = await self._transport.receive()
-        if chunk and chunk[0] == TLS_HANDSHAKE:
-            if self._tls is None:
-                raise RemoteProtocolError("TLS handshake on a port without TLS (tls.server.mode, tls.server.certPath)")
-            self._stream = await self._tls.secure(self._stream, chunk)
-            self.is_encrypted = True
-            self._transport = self._writer.transport = transport_for(self._stream, self._options.chunk_size_max)
+        stream = await secured(self._stream, chunk, self._tls, without_tls=WITHOUT_TLS)
+        if stream is not None:
+            self._stream, self.is_encrypted = stream, True
+            self._transport = self._writer.transport = transport_for(stream, self._options.chunk_size_max)
             chunk = await self._transport.receive()
-        elif chunk and self._tls is not None and self._tls.is_required:
-            raise RemoteProtocolError("no TLS, which this port requires")
         return chunk
 
     async def _read_until_end(self, chunk: bytes) -> None:

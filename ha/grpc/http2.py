@@ -1,7 +1,4 @@
-"""The server's side of one HTTP/2 connection that carries gRPC calls (RFC 9113, and gRPC over HTTP/2). Sans-IO.
-
-    frame     length 3 | type 1 | flags 1 | stream id 4 | payload
-    message   compressed 1 | length 4 | bytes         in the payloads of DATA frames, in pieces of any size
+"""The server's side of one HTTP/2 connection that carries gRPC calls. Sans-IO.
 
 `receive` takes bytes and returns what the calls have received; `send_message` and `finish` queue responses, which
 `data_to_send` returns as far as the peer's windows allow. It does what gRPC needs and no more: no push, no priorities,
@@ -10,69 +7,51 @@ no compression, and response headers that are constants. h2 does all of HTTP/2 a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
-from struct import Struct
 
 import msgspec
 
 from ha.errors import RemoteProtocolError
 
-from .hpack import Header, HeaderDecoder
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME_SIZE_MAX = 16_384
-"""The default, which both sides use. The peer may allow more."""
-WINDOW_SIZE_DEFAULT = 65_535
-WINDOW_SIZE_MAX = 2**31 - 1
-CONTINUATIONS_MAX = 64
-"""Frames of one header block, which may be empty."""
-
-_HEAD = Struct(">BHBBL")
-_LONG = Struct(">L")
-_PREFIX = Struct(">BL")
-_SETTING = Struct(">HL")
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
-    range(10)
+from .frames import (
+    ACK,
+    CONTINUATION,
+    CONTINUATIONS_MAX,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEAD,
+    FRAME_SIZE_MAX,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEADERS,
+    HTTP_HEAD,
+    HTTP_TEXT,
+    MESSAGE_PREFIX,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RESPONSE_HEAD,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    TRAILERS_OK,
+    UINT32,
+    USUAL_RESPONSE,
+    WINDOW_SIZE_DEFAULT,
+    WINDOW_SIZE_MAX,
+    WINDOW_UPDATE,
+    ErrorCode,
+    Http2Error,
+    Status,
+    frame,
+    request_headers,
+    status_trailers,
 )
-_END_STREAM = _ACK = 0x1
-_END_HEADERS, _PADDED, _HAS_PRIORITY = 0x4, 0x8, 0x20
-
-
-class ErrorCode(IntEnum):
-    """Why a stream or a connection ends."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    FLOW_CONTROL_ERROR = 3
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    ENHANCE_YOUR_CALM = 11
-
-
-class Status(IntEnum):
-    """gRPC's status of a call."""
-
-    OK = 0
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    RESOURCE_EXHAUSTED = 8
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-
-
-class Http2Error(RemoteProtocolError):
-    """The peer has broken a rule of HTTP/2; the connection ends with `code`."""
-
-    def __init__(self, code: ErrorCode, reason: str) -> None:
-        super().__init__(f"HTTP/2 {code.name}: {reason}")
-        self.code = code
+from .hpack import Header, HeaderDecoder
+from .stream import Aborted, Ended, Event, Received, Stream
 
 
 class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,104 +73,6 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of responses that wait for the peer's window or for the system; a connection with more ends."""
     window_size: int = 1 << 20
     """Bytes that the peer may send ahead on each stream; the connection's window is four times as large."""
-
-
-class Stream:
-    """One call: its received bytes and its pending responses."""
-
-    __slots__ = (
-        "_is_complete",
-        "_is_head_sent",
-        "_pending",
-        "_received",
-        "_send_window",
-        "_size_expected",
-        "_trailers",
-        "_unacknowledged",
-        "headers",
-        "id",
-        "is_call",
-        "is_closed",
-        "is_remote_closed",
-        "is_streaming",
-        "owner",
-        "path",
-    )
-
-    def __init__(self, stream_id: int, path: bytes, headers: dict[bytes, bytes], send_window: int) -> None:
-        self.id = stream_id
-        self.path = path
-        self.headers = headers
-        """The request's headers; of a repeated one, the last"""
-        self.owner: object = None
-        """For the connection's user"""
-        self.is_call = True
-        """Whether it is a gRPC call, and not another HTTP request"""
-        self.is_streaming = False
-        """Whether messages are returned as they come, and not one with the end"""
-        self.is_remote_closed = self.is_closed = False
-        self._received = bytearray()
-        self._is_complete = False
-        self._size_expected = -1
-        self._unacknowledged = 0
-        self._send_window = send_window
-        self._pending: deque[bytes] = deque()
-        self._trailers: bytes | None = None
-        self._is_head_sent = False
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether messages wait for the peer's window."""
-        return bool(self._pending)
-
-
-class Received(msgspec.Struct, frozen=True):
-    """A message of a call; the only one and the last unless the call is streaming."""
-
-    stream: Stream
-    message: bytes
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """The peer will send no more messages of a streaming call."""
-
-    stream: Stream
-
-
-class Aborted(msgspec.Struct, frozen=True):
-    """The peer has cancelled a call, or it has failed; its stream is closed."""
-
-    stream: Stream
-
-
-Event = Received | Ended | Aborted
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """Encodes a header without indexing it. Both shorter than 127 bytes."""
-    return b"\x00%c%b%c%b" % (len(name), name, len(value), value)
-
-
-_RESPONSE_HEAD = b"\x88" + _literal(b"content-type", b"application/grpc")
-_HTTP_HEAD = b"\x08\x03415" + _literal(b"content-type", b"text/plain")
-_HTTP_TEXT = b"This port serves gRPC calls (application/grpc).\n"
-_TRAILERS_OK = _literal(b"grpc-status", b"0")
-_USUAL = Struct(f">BHBBL{len(_RESPONSE_HEAD)}sBHBBLBL")
-
-
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Encodes a frame."""
-    size = len(payload)
-    return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload
-
-
-def status_trailers(status: Status, message: str) -> bytes:
-    """Encodes the trailers of a call; the message percent-encoded and cut to what one literal can hold."""
-    text = "".join(c if " " <= c <= "~" and c != "%" else "".join(f"%{b:02X}" for b in c.encode()) for c in message)
-    if len(text) > 120:
-        text = text[:120].rsplit("%", 1)[0] if "%" in text[118:120] else text[:120]
-    encoded = _literal(b"grpc-status", b"%d" % status)
-    return encoded + _literal(b"grpc-message", text.encode()) if text else encoded
 
 
 class Http2Protocol:
@@ -227,8 +108,8 @@ class Http2Protocol:
         connection_window = 4 * limits.window_size
         settings = ((3, limits.streams_max), (4, limits.window_size), (6, limits.header_list_size_max))
         self._queue(
-            frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*setting) for setting in settings))
-            + frame(_WINDOW_UPDATE, 0, 0, _LONG.pack(connection_window - WINDOW_SIZE_DEFAULT))
+            frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*setting) for setting in settings))
+            + frame(WINDOW_UPDATE, 0, 0, UINT32.pack(connection_window - WINDOW_SIZE_DEFAULT))
         )
 
     # Receiving
@@ -249,7 +130,7 @@ class Http2Protocol:
                     return events
                 self._is_open, position = True, 24
             while end - position >= 9:
-                high, low, kind, flags, stream_id = _HEAD.unpack_from(data, position)
+                high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, position)
                 size = high << 16 | low
                 if size > FRAME_SIZE_MAX:
                     raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes")
@@ -267,33 +148,33 @@ class Http2Protocol:
 
     def _receive_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._has_settings:
-            if kind != _SETTINGS or flags & _ACK:
+            if kind != SETTINGS or flags & ACK:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._has_settings = True
-        if self._block is not None and (kind != _CONTINUATION or stream_id != self._block[0]):
+        if self._block is not None and (kind != CONTINUATION or stream_id != self._block[0]):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a header block is not continued")
-        if kind == _DATA:
+        if kind == DATA:
             self._receive_data(flags, stream_id, payload)
-        elif kind == _HEADERS:
+        elif kind == HEADERS:
             self._receive_headers(flags, stream_id, payload)
-        elif kind == _WINDOW_UPDATE:
+        elif kind == WINDOW_UPDATE:
             self._receive_window_update(stream_id, payload)
-        elif kind == _RST_STREAM:
+        elif kind == RST_STREAM:
             self._receive_reset(stream_id, payload)
-        elif kind == _SETTINGS:
+        elif kind == SETTINGS:
             self._receive_settings(flags, stream_id, payload)
-        elif kind == _PING:
+        elif kind == PING:
             if stream_id or len(payload) != 8:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR, "PING")
-            if not flags & _ACK:
-                self._queue(frame(_PING, _ACK, 0, payload))
-        elif kind == _CONTINUATION:
+            if not flags & ACK:
+                self._queue(frame(PING, ACK, 0, payload))
+        elif kind == CONTINUATION:
             self._receive_continuation(flags, payload)
-        elif kind == _PRIORITY:
+        elif kind == PRIORITY:
             self._receive_priority(stream_id, payload)
-        elif kind == _PUSH_PROMISE:
+        elif kind == PUSH_PROMISE:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
-        elif kind == _GOAWAY and stream_id:
+        elif kind == GOAWAY and stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
 
     def _receive_data(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -303,9 +184,9 @@ class Http2Protocol:
         if self._unacknowledged > 4 * self._limits.window_size:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
         if self._unacknowledged > 2 * self._limits.window_size:
-            self._queue(frame(_WINDOW_UPDATE, 0, 0, _LONG.pack(self._unacknowledged)))
+            self._queue(frame(WINDOW_UPDATE, 0, 0, UINT32.pack(self._unacknowledged)))
             self._unacknowledged = 0
-        if flags & _PADDED:
+        if flags & PADDED:
             if not payload or payload[0] >= size:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
             payload = payload[1 : size - payload[0]]
@@ -313,20 +194,20 @@ class Http2Protocol:
             self._check_not_idle(stream_id)
             self._reset_soon(stream, stream_id, ErrorCode.STREAM_CLOSED)
             return
-        stream._unacknowledged += size
-        if stream._unacknowledged > self._limits.window_size:
+        stream.unacknowledged += size
+        if stream.unacknowledged > self._limits.window_size:
             self._reset_soon(stream, stream_id, ErrorCode.FLOW_CONTROL_ERROR)
             return
-        if stream._size_expected >= 0:
-            stream._size_expected -= len(payload)
-            if stream._size_expected < 0 or (flags & _END_STREAM and stream._size_expected):
+        if stream.size_expected >= 0:
+            stream.size_expected -= len(payload)
+            if stream.size_expected < 0 or (flags & END_STREAM and stream.size_expected):
                 self._reset_soon(stream, stream_id, ErrorCode.PROTOCOL_ERROR)
                 return
-        if flags & _END_STREAM:
+        if flags & END_STREAM:
             stream.is_remote_closed = True
-        elif stream._unacknowledged > self._limits.window_size // 2:
-            self._queue(frame(_WINDOW_UPDATE, 0, stream_id, _LONG.pack(stream._unacknowledged)))
-            stream._unacknowledged = 0
+        elif stream.unacknowledged > self._limits.window_size // 2:
+            self._queue(frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(stream.unacknowledged)))
+            stream.unacknowledged = 0
         if stream.is_call:
             self._receive_pieces(stream, payload)
         if stream.is_remote_closed and not stream.is_closed:
@@ -334,9 +215,9 @@ class Http2Protocol:
 
     def _receive_pieces(self, stream: Stream, payload: bytes) -> None:
         """Takes a piece of a call's messages."""
-        received = stream._received
+        received = stream.received
         if not received and len(payload) >= 5:  # usually a frame is one whole message
-            flag, size = _PREFIX.unpack_from(payload)
+            flag, size = MESSAGE_PREFIX.unpack_from(payload)
             if (
                 not flag
                 and len(payload) == 5 + size
@@ -344,12 +225,12 @@ class Http2Protocol:
                 and size <= self._limits.message_size_max
             ):
                 self._events.append(Received(stream, payload[5:]))
-                stream._is_complete = True
+                stream.is_complete = True
                 return
         received += payload
         self.partial_bytes += len(payload)
         while len(received) >= 5:
-            flag, size = _PREFIX.unpack_from(received)
+            flag, size = MESSAGE_PREFIX.unpack_from(received)
             if flag:
                 self.fail(stream, Status.UNIMPLEMENTED, "compressed messages are not supported")
                 return
@@ -370,41 +251,45 @@ class Http2Protocol:
             self.fail(stream, Status.RESOURCE_EXHAUSTED, "too many bytes of incomplete messages on this connection")
 
     def _take_message(self, stream: Stream, size: int) -> None:
-        received = stream._received
+        received = stream.received
         message = bytes(received[5 : 5 + size])
         del received[: 5 + size]
         self.partial_bytes -= 5 + size
         self._events.append(Received(stream, message))
-        stream._is_complete = not stream.is_streaming
+        stream.is_complete = not stream.is_streaming
 
     def _end(self, stream: Stream) -> None:
         """Handles the end of what the peer sends on a stream."""
-        received = stream._received
+        received = stream.received
         if not stream.is_call:
             self._answer_http(stream)
         elif stream.is_streaming and not received:
             self._events.append(Ended(stream))
-        elif not stream.is_streaming and len(received) >= 5 and len(received) == 5 + _PREFIX.unpack_from(received)[1]:
+        elif (
+            not stream.is_streaming
+            and len(received) >= 5
+            and len(received) == 5 + MESSAGE_PREFIX.unpack_from(received)[1]
+        ):
             self._take_message(stream, len(received) - 5)
-        elif not stream._is_complete:
+        elif not stream.is_complete:
             self.fail(stream, Status.INTERNAL, "the request ends within a message, or has none")
 
     def _receive_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if flags & _PADDED:
+        if flags & PADDED:
             if not payload or payload[0] >= len(payload):
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
             payload = payload[1 : len(payload) - payload[0]]
         depends_on_itself = False
-        if flags & _HAS_PRIORITY:
+        if flags & HAS_PRIORITY:
             if len(payload) < 5:
                 raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without its priority")
-            depends_on_itself = _LONG.unpack_from(payload)[0] & 0x7FFFFFFF == stream_id
+            depends_on_itself = UINT32.unpack_from(payload)[0] & 0x7FFFFFFF == stream_id
             payload = payload[5:]
         if not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
         if depends_on_itself:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
-        if flags & _END_HEADERS:
+        if flags & END_HEADERS:
             self._receive_block(flags, stream_id, payload)
         else:
             self._block = (stream_id, flags, [payload])
@@ -416,7 +301,7 @@ class Http2Protocol:
         parts.append(payload)
         if len(parts) > CONTINUATIONS_MAX or sum(map(len, parts)) > self._limits.header_block_size_max:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "a header block that is too long")
-        if flags & _END_HEADERS:
+        if flags & END_HEADERS:
             self._block = None
             self._receive_block(first_flags, stream_id, b"".join(parts))
 
@@ -429,16 +314,16 @@ class Http2Protocol:
         if stream_id <= self._last_id:
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
         self._last_id = stream_id
-        found = None if headers is None else _request_headers(headers)
+        found = None if headers is None else request_headers(headers)
         if headers is not None and found is None:
-            self._queue(frame(_RST_STREAM, 0, stream_id, _LONG.pack(ErrorCode.PROTOCOL_ERROR)))
+            self._queue(frame(RST_STREAM, 0, stream_id, UINT32.pack(ErrorCode.PROTOCOL_ERROR)))
             return
         if self.has_goaway or len(self.streams) >= self._limits.streams_max:
-            self._queue(frame(_RST_STREAM, 0, stream_id, _LONG.pack(ErrorCode.REFUSED_STREAM)))
+            self._queue(frame(RST_STREAM, 0, stream_id, UINT32.pack(ErrorCode.REFUSED_STREAM)))
             return
         stream = Stream(stream_id, b"" if found is None else found[b":path"], found or {}, self._send_window_initial)
         self.streams[stream_id] = stream
-        stream.is_remote_closed = bool(flags & _END_STREAM)
+        stream.is_remote_closed = bool(flags & END_STREAM)
         if found is None:
             self.fail(stream, Status.RESOURCE_EXHAUSTED, "the headers are too large")
         else:
@@ -447,14 +332,14 @@ class Http2Protocol:
             stream.is_streaming = self._is_streaming(stream.path)
             length = found.get(b"content-length")
             if length is not None and length.isdigit():
-                stream._size_expected = int(length[:12])
+                stream.size_expected = int(length[:12])
             if stream.is_remote_closed:
                 self._end(stream)
 
     def _receive_trailers(self, stream: Stream, flags: int, headers: list[Header] | None) -> None:
         if stream.is_remote_closed:
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream.id}, whose request has ended")
-        if not flags & _END_STREAM or headers is None or any(name[:1] == b":" for name, _ in headers):
+        if not flags & END_STREAM or headers is None or any(name[:1] == b":" for name, _ in headers):
             self._reset_soon(stream, stream.id, ErrorCode.PROTOCOL_ERROR)
             return
         stream.is_remote_closed = True
@@ -463,7 +348,7 @@ class Http2Protocol:
     def _receive_window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE")
-        size = _LONG.unpack(payload)[0] & 0x7FFFFFFF
+        size = UINT32.unpack(payload)[0] & 0x7FFFFFFF
         if not stream_id:
             self._send_window += size
             if not size or self._send_window > WINDOW_SIZE_MAX:
@@ -477,8 +362,8 @@ class Http2Protocol:
         if found is None:
             self._check_not_idle(stream_id)
             return
-        found._send_window += size
-        if not size or found._send_window > WINDOW_SIZE_MAX:
+        found.send_window += size
+        if not size or found.send_window > WINDOW_SIZE_MAX:
             code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
             self._reset_soon(found, stream_id, code)
         else:
@@ -499,12 +384,12 @@ class Http2Protocol:
     def _receive_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
-        if len(payload) % 6 or (flags & _ACK and payload):
+        if len(payload) % 6 or (flags & ACK and payload):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS")
-        if flags & _ACK:
+        if flags & ACK:
             return
-        self._queue(frame(_SETTINGS, _ACK, 0))  # before the data that a larger window allows
-        for key, value in _SETTING.iter_unpack(payload):
+        self._queue(frame(SETTINGS, ACK, 0))  # before the data that a larger window allows
+        for key, value in SETTING.iter_unpack(payload):
             if key == 2 and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
             if key == 4:
@@ -520,8 +405,8 @@ class Http2Protocol:
         difference = value - self._send_window_initial
         self._send_window_initial = value
         for stream in list(self.streams.values()):
-            stream._send_window += difference
-            if stream._send_window > WINDOW_SIZE_MAX:
+            stream.send_window += difference
+            if stream.send_window > WINDOW_SIZE_MAX:
                 raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE")
             self._flush(stream)
 
@@ -530,7 +415,7 @@ class Http2Protocol:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         if len(payload) != 5:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY")
-        if _LONG.unpack_from(payload)[0] & 0x7FFFFFFF == stream_id:
+        if UINT32.unpack_from(payload)[0] & 0x7FFFFFFF == stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
 
     def _check_not_idle(self, stream_id: int) -> None:
@@ -542,38 +427,38 @@ class Http2Protocol:
     def respond(self, stream: Stream, message: bytes) -> None:
         """Answers a call with its only message and OK."""
         size = 5 + len(message)
-        if size > FRAME_SIZE_MAX or size > stream._send_window or size > self._send_window or stream.is_closed:
+        if size > FRAME_SIZE_MAX or size > stream.send_window or size > self._send_window or stream.is_closed:
             self.send_message(stream, message)
             self.finish(stream)
             return
-        stream_id, head = stream.id, _RESPONSE_HEAD
-        stream._send_window -= size
+        stream_id, head = stream.id, RESPONSE_HEAD
+        stream.send_window -= size
         self._send_window -= size
-        stream._is_head_sent = True
-        packed = _USUAL.pack(
-            0, len(head), _HEADERS, _END_HEADERS, stream_id, head, 0, size, _DATA, 0, stream_id, 0, size - 5
+        stream.is_head_sent = True
+        packed = USUAL_RESPONSE.pack(
+            0, len(head), HEADERS, END_HEADERS, stream_id, head, 0, size, DATA, 0, stream_id, 0, size - 5
         )
         self._queue(packed + message)
-        stream._trailers = _TRAILERS_OK
+        stream.trailers = TRAILERS_OK
         self._flush(stream)
 
     def send_message(self, stream: Stream, message: bytes) -> None:
         """Sends a message of a call. Does nothing if the call is closed."""
-        if stream.is_closed or stream._trailers is not None:
+        if stream.is_closed or stream.trailers is not None:
             return
-        if not stream._is_head_sent:
-            stream._is_head_sent = True
-            self._queue(frame(_HEADERS, _END_HEADERS, stream.id, _RESPONSE_HEAD))
-        stream._pending.append(_PREFIX.pack(0, len(message)) + message)
+        if not stream.is_head_sent:
+            stream.is_head_sent = True
+            self._queue(frame(HEADERS, END_HEADERS, stream.id, RESPONSE_HEAD))
+        stream.pending.append(MESSAGE_PREFIX.pack(0, len(message)) + message)
         self.pending_bytes += 5 + len(message)
         self._flush(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
         """Ends a call once its messages are sent. Does nothing if it has ended."""
-        if stream.is_closed or stream._trailers is not None:
+        if stream.is_closed or stream.trailers is not None:
             return
-        trailers = _TRAILERS_OK if status is Status.OK and not message else status_trailers(status, message)
-        stream._trailers = trailers if stream._is_head_sent else _RESPONSE_HEAD + trailers
+        trailers = TRAILERS_OK if status is Status.OK and not message else status_trailers(status, message)
+        stream.trailers = trailers if stream.is_head_sent else RESPONSE_HEAD + trailers
         self._flush(stream)
 
     def fail(self, stream: Stream, status: Status, message: str) -> None:
@@ -584,19 +469,19 @@ class Http2Protocol:
 
     def _answer_http(self, stream: Stream) -> None:
         """Answers a request that is no gRPC call, of a browser for example."""
-        stream._is_head_sent = True
-        self._queue(frame(_HEADERS, _END_HEADERS, stream.id, _HTTP_HEAD))
-        stream._pending.append(_HTTP_TEXT)
-        self.pending_bytes += len(_HTTP_TEXT)
-        stream._trailers = _TRAILERS_OK
+        stream.is_head_sent = True
+        self._queue(frame(HEADERS, END_HEADERS, stream.id, HTTP_HEAD))
+        stream.pending.append(HTTP_TEXT)
+        self.pending_bytes += len(HTTP_TEXT)
+        stream.trailers = TRAILERS_OK
         self._flush(stream)
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Announces that the connection ends; calls under way may finish."""
         if not self.has_goaway:
             self.has_goaway = True
-            payload = _LONG.pack(self._last_id) + _LONG.pack(code) + reason.encode()[:128]
-            self._queue(frame(_GOAWAY, 0, 0, payload))
+            payload = UINT32.pack(self._last_id) + UINT32.pack(code) + reason.encode()[:128]
+            self._queue(frame(GOAWAY, 0, 0, payload))
 
     def data_to_send(self) -> bytes:
         """Returns what is queued, which counts as sent."""
@@ -614,31 +499,31 @@ class Http2Protocol:
 
     def _flush(self, stream: Stream) -> None:
         """Queues what the windows allow of a stream, and its end."""
-        pending = stream._pending
+        pending = stream.pending
         while pending:
             piece = pending[0]
-            size = min(len(piece), self._frame_size_max, stream._send_window, self._send_window)
+            size = min(len(piece), self._frame_size_max, stream.send_window, self._send_window)
             if size <= 0:
                 return
-            self._queue(frame(_DATA, 0, stream.id, piece[:size]))
-            stream._send_window -= size
+            self._queue(frame(DATA, 0, stream.id, piece[:size]))
+            stream.send_window -= size
             self._send_window -= size
             self.pending_bytes -= size
             if size == len(piece):
                 pending.popleft()
             else:
                 pending[0] = piece[size:]
-        if stream._trailers is not None and not stream.is_closed:
-            self._queue(frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.id, stream._trailers))
+        if stream.trailers is not None and not stream.is_closed:
+            self._queue(frame(HEADERS, END_HEADERS | END_STREAM, stream.id, stream.trailers))
             if not stream.is_remote_closed:  # the peer need not send the rest
-                self._queue(frame(_RST_STREAM, 0, stream.id, _LONG.pack(ErrorCode.NO_ERROR)))
+                self._queue(frame(RST_STREAM, 0, stream.id, UINT32.pack(ErrorCode.NO_ERROR)))
             if self._resets:
                 self._resets -= 1
             self._close(stream)
 
     def _reset_soon(self, stream: Stream | None, stream_id: int, code: ErrorCode) -> None:
         """Ends a stream because of a mistake of the peer."""
-        self._queue(frame(_RST_STREAM, 0, stream_id, _LONG.pack(code)))
+        self._queue(frame(RST_STREAM, 0, stream_id, UINT32.pack(code)))
         if stream is not None:
             self._abort(stream)
 
@@ -648,34 +533,11 @@ class Http2Protocol:
         self._events.append(Aborted(stream))
 
     def _drop_pending(self, stream: Stream) -> None:
-        self.pending_bytes -= sum(map(len, stream._pending))
-        stream._pending.clear()
+        self.pending_bytes -= sum(map(len, stream.pending))
+        stream.pending.clear()
 
     def _close(self, stream: Stream) -> None:
         stream.is_closed = True
-        self.partial_bytes -= len(stream._received)
-        stream._received = bytearray()
+        self.partial_bytes -= len(stream.received)
+        stream.received = bytearray()
         self.streams.pop(stream.id, None)
-
-
-_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-_FORBIDDEN = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-
-
-def _request_headers(headers: list[Header]) -> dict[bytes, bytes] | None:
-    """Returns the headers of a request by name, or None if it is malformed (RFC 9113, section 8)."""
-    found = dict(headers)
-    method, path = found.get(b":method"), found.get(b":path")
-    if not method or not path or not found.get(b":scheme"):
-        return None
-    pseudo_count, is_regular = 0, False
-    for name, value in headers:
-        if name[:1] == b":":
-            pseudo_count += 1
-            if is_regular or name not in _PSEUDO:
-                return None
-        else:
-            is_regular = True
-            if name in _FORBIDDEN or name.lower() != name or (name == b"te" and value != b"trailers"):
-                return None
-    return found if pseudo_count == len(_PSEUDO & found.keys()) else None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import NoReturn
 
 import trio
 
-from ha.log_rate_limiter import LogRateLimiter
 from ha.poller import Poller
 from ha.remoting import PortTls
+from ha.remoting.open_connections import ConnectionCounts, OpenConnections
 from ha.transport import peer_of
 
 from .connection import EndCause, GrpcConnection, GrpcOptions, GrpcStatistics, Service
@@ -40,16 +39,26 @@ class GrpcServer:
     ) -> None:
         """`is_serving`: whether connections are accepted and kept; clients then connect to another address."""
         self._service = service
-        self._options = GrpcOptions() if options is None else options
+        self._options = options = GrpcOptions() if options is None else options
         self._tls = tls
         self._poller = poller
         self._is_serving = is_serving
-        self._log_limiter = LogRateLimiter()
         self._accept_scope = trio.CancelScope()
-        self._count_by_host: Counter[str] = Counter()
         self._opened = self._refused = self._calls = 0
         self._ended: Counter[str] = Counter()
-        self.connections: set[GrpcConnection] = set()
+        self._open: OpenConnections[GrpcConnection] = OpenConnections(
+            logger,
+            ConnectionCounts(
+                total_max=options.connections_max,
+                per_host_max=options.connections_per_host_max,
+                evictable_after_s=options.open_timeout_s,
+                total_name="connections_max",
+                per_host_name="connections_per_host_max",
+            ),
+            refused="grpc.connection_refused peer_host=%s limit=%s times=%d",
+            ended="grpc.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
+        )
+        self.connections = self._open.all
         """The connections that run now. For reading only."""
 
     def statistics(self) -> GrpcStatistics:
@@ -87,61 +96,20 @@ class GrpcServer:
     async def handle(self, stream: trio.abc.Stream) -> None:
         """Serves one connection until it ends, and closes the stream."""
         host = peer_of(stream)[0]
-        if not self._is_serving() or not self._make_room(host):
+        if not self._is_serving() or not self._open.make_room(host):
             self._refused += 1
             await trio.aclose_forcefully(stream)
             return
         connection = GrpcConnection(stream, self._service, self._options, tls=self._tls, poller=self._poller)
         self._opened += 1
-        self.connections.add(connection)
-        self._count_by_host[host] += 1
         try:
-            await connection.run()
+            with self._open.added(connection):
+                await connection.run()
         finally:
-            self.connections.discard(connection)
-            self._count_by_host[host] -= 1
-            if not self._count_by_host[host]:
-                del self._count_by_host[host]
             self._calls += connection.call_count
-            self._note_end(connection)
-
-    def _note_end(self, connection: GrpcConnection) -> None:
-        level, times, cause = logging.DEBUG, 1, connection.cause or EndCause.CANCELLED
-        self._ended[str(cause)] += 1
-        if cause not in _EXPECTED:
-            times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())
-            level = logging.WARNING if times else logging.DEBUG
-        logger.log(
-            level,
-            "grpc.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
-            *connection.peer,
-            str(cause),
-            connection.cause_detail,
-            times,
-        )
-
-    def _make_room(self, host: str) -> bool:
-        """Returns whether one more connection of `host` can be served, after evicting one without a call if needed."""
-        options = self._options
-        is_host_full = self._count_by_host[host] >= options.connections_per_host_max
-        if not is_host_full and len(self.connections) < options.connections_max:
-            return True
-        latest = trio.current_time() - options.open_timeout_s
-        evictable = [
-            each
-            for each in self.connections
-            if not each.call_count
-            and each.opened_at <= latest
-            and each.cause is None
-            and (not is_host_full or each.peer[0] == host)
-        ]
-        if evictable:
-            min(evictable, key=attrgetter("opened_at")).close(EndCause.EVICTED)
-            return True
-        limit = "grpcMaxConnectionsPerHost" if is_host_full else "grpcMaxConnections"
-        if times := self._log_limiter.admit((host if is_host_full else "", limit), trio.current_time()):
-            logger.warning("grpc.connection_refused peer_host=%s limit=%s times=%d", host, limit, times)
-        return False
+            cause = connection.cause or EndCause.CANCELLED
+            self._ended[str(cause)] += 1
+            self._open.log_end(connection, str(cause), connection.cause_detail, is_expected=cause in _EXPECTED)
 
     async def _accept(self, listeners: list[trio.abc.Listener[trio.abc.Stream]], nursery: trio.Nursery) -> None:
         with self._accept_scope:

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
+from google.protobuf.message import DecodeError
 
 from ha.errors import RemoteProtocolError
 
@@ -255,7 +256,7 @@ def parse(name: str, data: bytes) -> Any:
     """Returns a message of the class `name`. RemoteProtocolError if `data` is not one."""
     try:
         return CLASSES[name].FromString(data)
-    except Exception as error:  # DecodeError, which is upb's and not a ValueError
+    except DecodeError as error:
         raise RemoteProtocolError(f"not a {name}: {error}") from None
 
 

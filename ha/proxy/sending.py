@@ -10,6 +10,8 @@ import zlib
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError
+
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.grpc import Call
 from ha.protocol.batch import encode_batch
@@ -77,7 +79,7 @@ class Sending:
         """Sends a call's only message if that needs no wait, and answers later; returns whether it did."""
         try:
             request = CLASSES["SendMessageRequest"].FromString(call.message)
-        except Exception:  # reported by the slower path
+        except DecodeError:  # reported by the slower path
             return False
         messages = request.messages
         if len(messages) != 1:

@@ -30,9 +30,11 @@ from ha.transport import EagerWriter, peer_of, transport_for
 
 from .options import ConnectionOptions
 from .shared import SharedState
-from .tls import TLS_HANDSHAKE, PortTls
+from .tls import PortTls, secured
 
 logger = logging.getLogger(__name__)
+
+WITHOUT_TLS = "that speaks plain remoting"
 
 Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingCommand]]
 """Called once per chunk with every complete request in it, in order. Serves those that need no wait, and returns the
@@ -113,6 +115,15 @@ class RemotingConnection:
     def is_closed(self) -> bool:
         """Whether the connection has ended or is ending; frames are dropped then."""
         return self.protocol.is_closed
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is open and has brought no request yet."""
+        return not self.protocol.has_requested and not self.is_closed
+
+    def evict(self) -> None:
+        """Closes it, because another one needs its place."""
+        self.close(CloseCause.EVICTED)
 
     @property
     def outbox_bytes(self) -> int:
@@ -292,15 +303,11 @@ class RemotingConnection:
     async def _receive_first(self) -> bytes:
         """Returns the first chunk, after the TLS handshake if the peer begins one. HandshakeFailed."""
         chunk = await self._transport.receive()
-        if chunk and chunk[0] == TLS_HANDSHAKE:
-            if self._tls is None:
-                raise RemoteProtocolError("TLS handshake on a port that speaks plain remoting")
-            self._stream = await self._tls.secure(self._stream, chunk)
-            self.is_encrypted = True
-            self._transport = self._writer.transport = transport_for(self._stream, self._options.chunk_size_max)
+        stream = await secured(self._stream, chunk, self._tls, without_tls=WITHOUT_TLS)
+        if stream is not None:
+            self._stream, self.is_encrypted = stream, True
+            self._transport = self._writer.transport = transport_for(stream, self._options.chunk_size_max)
             chunk = await self._transport.receive()
-        elif chunk and self._tls is not None and self._tls.is_required:
-            raise RemoteProtocolError("no TLS, which this port requires")
         return chunk
 
     def _receive_and_take(self, chunk: bytes) -> list[RemotingCommand]:

@@ -6,21 +6,19 @@ Knows no request code: the handler does (ha/broker, ha/namesrv).
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NoReturn
 
 import trio
 
 from ha.errors import AddressInUse
-from ha.log_rate_limiter import LogRateLimiter
 from ha.poller import Poller
 from ha.protocol.remoting import RemotingParser
 from ha.protocol.remoting_protocol import CloseCause
 from ha.transport import peer_of
 
 from .connection import Handler, RemotingConnection, Take
+from .open_connections import ConnectionCounts, OpenConnections
 from .options import RemotingServerOptions
 from .shared import RemotingStatistics, SharedState
 from .tls import PortTls
@@ -65,13 +63,23 @@ class RemotingServer:
         self._poller = poller
         self._tls = tls
         self._parser_type = parser_type
-        self._log_limiter = LogRateLimiter()
-        self._options = RemotingServerOptions() if options is None else options
+        self._options = options = RemotingServerOptions() if options is None else options
         self._accept_scope = trio.CancelScope()
-        self.connections: dict[RemotingConnection, None] = {}
+        self._open: OpenConnections[RemotingConnection] = OpenConnections(
+            logger,
+            ConnectionCounts(
+                total_max=options.connections_max,
+                per_host_max=options.connections_per_host_max,
+                evictable_after_s=options.evictable_after_s,
+                total_name="maxConnections",
+                per_host_name="maxConnectionsPerHost",
+            ),
+            refused="remoting.connection_refused peer_host=%s limit=%s times=%d",
+            ended="remoting.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
+        )
+        self.connections = self._open.all
         """The connections that run now. For reading only."""
         self._shared = SharedState(connections=self.connections)
-        self._count_by_host: Counter[str] = Counter()
 
     def statistics(self) -> RemotingStatistics:
         """Returns a snapshot."""
@@ -97,7 +105,7 @@ class RemotingServer:
     async def handle(self, stream: trio.abc.Stream, *, is_own: bool = False) -> None:
         """Serves one connection until it ends, and closes the stream. `is_own`: the peer is this process."""
         host = peer_of(stream)[0]
-        if not self._make_room(host):
+        if not self._open.make_room(host):
             self._shared.refused += 1
             await trio.aclose_forcefully(stream)
             return
@@ -112,54 +120,13 @@ class RemotingServer:
             is_own=is_own,
         )
         self._shared.opened += 1
-        self.connections[connection] = None
-        self._count_by_host[host] += 1
         try:
-            await connection.run(self._handler)
+            with self._open.added(connection):
+                await connection.run(self._handler)
         finally:
-            self.connections.pop(connection, None)
-            self._count_by_host[host] -= 1
-            if not self._count_by_host[host]:
-                del self._count_by_host[host]
-            self._log_end(connection)
-
-    def _log_end(self, connection: RemotingConnection) -> None:
-        level, times, cause = logging.DEBUG, 1, connection.protocol.cause
-        if cause not in _EXPECTED_CAUSES:
-            times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())
-            level = logging.WARNING if times else logging.DEBUG
-        detail = connection.protocol.cause_detail
-        logger.log(
-            level,
-            "remoting.connection_closed peer=%s:%d cause=%r detail=%r times=%d",
-            *connection.peer,
-            str(cause),
-            detail,
-            times,
-        )
-
-    def _make_room(self, host: str) -> bool:
-        """Returns whether one more connection of `host` can be served, after evicting one if necessary."""
-        options = self._options
-        is_host_full = self._count_by_host[host] >= options.connections_per_host_max
-        if not is_host_full and len(self.connections) < options.connections_max:
-            return True
-        latest = trio.current_time() - options.evictable_after_s
-        evictable = [
-            connection
-            for connection in self.connections
-            if not connection.protocol.has_requested
-            and connection.opened_at <= latest
-            and not connection.is_closed
-            and (not is_host_full or connection.peer[0] == host)
-        ]
-        if evictable:
-            min(evictable, key=attrgetter("opened_at")).close(CloseCause.EVICTED)
-            return True
-        limit = "maxConnectionsPerHost" if is_host_full else "maxConnections"
-        if times := self._log_limiter.admit((host if is_host_full else "", limit), trio.current_time()):
-            logger.warning("remoting.connection_refused peer_host=%s limit=%s times=%d", host, limit, times)
-        return False
+            cause = connection.protocol.cause
+            detail, is_expected = connection.protocol.cause_detail, cause in _EXPECTED_CAUSES
+            self._open.log_end(connection, str(cause), detail, is_expected=is_expected)
 
     def stop_reading(self) -> None:
         """Stops accepting connections and reading requests; requests read before are still answered."""

@@ -1,4 +1,4 @@
-"""How a remoting port serves TLS: as in RocketMQ (HandshakeHandler), the client's first byte decides.
+"""How a port serves TLS: as in RocketMQ (HandshakeHandler), the client's first byte decides.
 
     first byte         disabled   permissive   enforcing
     0x16, ClientHello  closed     TLS          TLS
@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
+from ha.errors import RemoteProtocolError
+
 Secure = Callable[[trio.abc.Stream, bytes], Awaitable[trio.abc.Stream]]
 """Takes a stream and what was read of it already, and returns the encrypted one. Closes the stream if it raises
 HandshakeFailed."""
@@ -28,3 +30,20 @@ class PortTls(msgspec.Struct, frozen=True, kw_only=True):
     secure: Secure
     is_required: bool = False
     """Whether plain clients are closed (enforcing), and not served as well (permissive)."""
+
+
+async def secured(
+    stream: trio.abc.Stream, first: bytes, tls: PortTls | None, *, without_tls: str
+) -> trio.abc.Stream | None:
+    """Returns the encrypted stream, after the handshake, if `first` begins one; None for a plain client.
+
+    HandshakeFailed. RemoteProtocolError if the port doesn't serve such a client; `without_tls` describes a port without
+    TLS.
+    """
+    if first and first[0] == TLS_HANDSHAKE:
+        if tls is None:
+            raise RemoteProtocolError(f"TLS handshake on a port {without_tls}")
+        return await tls.secure(stream, first)
+    if first and tls is not None and tls.is_required:
+        raise RemoteProtocolError("no TLS, which this port requires")
+    return None

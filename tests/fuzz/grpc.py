@@ -5,8 +5,10 @@ from __future__ import annotations
 import hpack
 
 from ha.errors import RemoteProtocolError
+from ha.grpc.frames import PREFACE, frame
 from ha.grpc.hpack import HeaderDecoder
-from ha.grpc.http2 import PREFACE, Aborted, Http2Limits, Http2Protocol, Received, frame
+from ha.grpc.http2 import Http2Limits, Http2Protocol
+from ha.grpc.stream import Aborted, Received
 from tests.fuzz.harness import Harness
 
 LIMITS = Http2Limits(
@@ -39,8 +41,8 @@ def frames(data: bytes) -> None:
                         protocol.finish(event.stream)
         except RemoteProtocolError:
             pass
-        assert protocol.partial_bytes == sum(len(stream._received) for stream in protocol.streams.values())
-        assert protocol.pending_bytes == sum(sum(map(len, s._pending)) for s in protocol.streams.values())
+        assert protocol.partial_bytes == sum(len(stream.received) for stream in protocol.streams.values())
+        assert protocol.pending_bytes == sum(sum(map(len, s.pending)) for s in protocol.streams.values())
         assert len(protocol.streams) <= LIMITS.streams_max
         answers.append(received)
     assert answers[0] == answers[1] or len(data) > 7

@@ -9,7 +9,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 
-from ha.grpc.http2 import Ended, Http2Limits, Http2Protocol, Received
+from ha.grpc.http2 import Http2Limits, Http2Protocol
+from ha.grpc.stream import Ended, Received
 
 HEADERS = [
     (":method", "POST"),

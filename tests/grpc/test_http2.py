@@ -10,18 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
-from ha.grpc.http2 import (
-    PREFACE,
-    Aborted,
-    ErrorCode,
-    Http2Error,
-    Http2Limits,
-    Http2Protocol,
-    Received,
-    Status,
-    frame,
-    status_trailers,
-)
+from ha.grpc.frames import PREFACE, ErrorCode, Http2Error, Status, frame, status_trailers
+from ha.grpc.http2 import Http2Limits, Http2Protocol
+from ha.grpc.stream import Aborted, Received
 from tests.grpc.http2_client import HEADERS, Pair, framed
 
 SMALL = Http2Limits(

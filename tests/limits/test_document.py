@@ -48,7 +48,7 @@ def test_values_are_those_in_force(row: re.Match[str]) -> None:
 
 def test_servers_made_without_a_configuration_have_the_same_limits() -> None:
     """So do those of other tests, which then say something about servers as they are run."""
-    for name in ServerLimitKeys.__struct_fields__:
+    for name in ServerLimitKeys.__annotations__:
         assert getattr(RemotingServerOptions(), name) == getattr(Config(), name)
     for name in ("topic_count_max", "group_count_max", "sends_in_flight_max", "hold_count_max"):
         assert getattr(BrokerOptions(), name) == getattr(Config(), name)

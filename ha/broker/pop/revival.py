@@ -141,24 +141,13 @@ class Revival:
     async def _put(self, state: PopState, copies: Sequence[_Copy]) -> None:
         """Puts copies. Each message leaves the state in the step in which its copy is appended, so that the next record
         of the log has its removal (copies.py)."""
-        if not copies:
-            return
-        all_done = trio.Event()
-        unanswered = len(copies)
 
         def on_done(done: Sequence[_Copy]) -> None:
-            nonlocal unanswered
-            unanswered -= len(done)
             if self._pop_log.state is state:
                 for copy in done:
                     self._on_put(state, copy)
-            if not unanswered:
-                all_done.set()
 
-        for copy in copies:
-            copy.on_done = on_done
-        self._puts.submit(copies)
-        await all_done.wait()
+        await self._puts.settle(copies, on_done)
 
     def _on_put(self, state: PopState, copy: _Copy) -> None:
         if copy.status.is_stored:

@@ -1,0 +1,78 @@
+"""One call of an HTTP/2 connection, and what the connection reports about it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+
+class Stream:
+    """One call: its received bytes and its pending responses."""
+
+    __slots__ = (
+        "headers",
+        "id",
+        "is_call",
+        "is_closed",
+        "is_complete",
+        "is_head_sent",
+        "is_remote_closed",
+        "is_streaming",
+        "owner",
+        "path",
+        "pending",
+        "received",
+        "send_window",
+        "size_expected",
+        "trailers",
+        "unacknowledged",
+    )
+
+    def __init__(self, stream_id: int, path: bytes, headers: dict[bytes, bytes], send_window: int) -> None:
+        self.id = stream_id
+        self.path = path
+        self.headers = headers
+        """The request's headers; of a repeated one, the last"""
+        self.owner: object = None
+        """For the connection's user"""
+        self.is_call = True
+        """Whether it is a gRPC call, and not another HTTP request"""
+        self.is_streaming = False
+        """Whether messages are returned as they come, and not one with the end"""
+        self.is_remote_closed = self.is_closed = False
+        self.received = bytearray()
+        self.is_complete = False
+        self.size_expected = -1
+        self.unacknowledged = 0
+        self.send_window = send_window
+        self.pending: deque[bytes] = deque()
+        self.trailers: bytes | None = None
+        self.is_head_sent = False
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether messages wait for the peer's window."""
+        return bool(self.pending)
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message of a call; the only one and the last unless the call is streaming."""
+
+    stream: Stream
+    message: bytes
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The peer will send no more messages of a streaming call."""
+
+    stream: Stream
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """The peer has cancelled a call, or it has failed; its stream is closed."""
+
+    stream: Stream
+
+
+Event = Received | Ended | Aborted

@@ -1,0 +1,104 @@
+"""The connections of a server that run now: how many there may be, which one is closed for another, and their ends."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from ha.log_rate_limiter import LogRateLimiter
+
+
+class ServedConnection(Protocol):
+    """A connection of a server."""
+
+    peer: tuple[str, int]
+    opened_at: float
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is open and has brought no request yet."""
+
+    def evict(self) -> None:
+        """Closes it, because another one needs its place."""
+
+
+ConnectionT = TypeVar("ConnectionT", bound=ServedConnection)
+
+
+class ConnectionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits on the number of connections, in total and from one IP address, and the names that log lines give them.
+
+    evictable_after_s: how long an unused connection has before another one may take its place.
+    """
+
+    total_max: int
+    per_host_max: int
+    evictable_after_s: float
+    total_name: str
+    per_host_name: str
+
+
+class OpenConnections(Generic[ConnectionT]):
+    """Admits connections, and logs refused and ended ones to the server's logger.
+
+    refused: format of a line with host, limit and times. ended: with host, port, cause, detail and times.
+    """
+
+    def __init__(self, logger: logging.Logger, counts: ConnectionCounts, *, refused: str, ended: str) -> None:
+        self.all: dict[ConnectionT, None] = {}
+        """In the order in which they were opened. For reading only."""
+        self._logger = logger
+        self._refused_line = refused
+        self._ended_line = ended
+        self._counts = counts
+        self._count_by_host: Counter[str] = Counter()
+        self._log_limiter = LogRateLimiter()
+
+    def make_room(self, host: str) -> bool:
+        """Returns whether one more connection of `host` can be served, after evicting one if necessary."""
+        counts = self._counts
+        is_host_full = self._count_by_host[host] >= counts.per_host_max
+        if not is_host_full and len(self.all) < counts.total_max:
+            return True
+        latest = trio.current_time() - counts.evictable_after_s
+        evictable = [
+            each
+            for each in self.all
+            if each.is_unused and each.opened_at <= latest and (not is_host_full or each.peer[0] == host)
+        ]
+        if evictable:
+            min(evictable, key=attrgetter("opened_at")).evict()
+            return True
+        limit = counts.per_host_name if is_host_full else counts.total_name
+        if times := self._log_limiter.admit((host if is_host_full else "", limit), trio.current_time()):
+            self._logger.warning(self._refused_line, host, limit, times)
+        return False
+
+    @contextmanager
+    def added(self, connection: ConnectionT) -> Iterator[None]:
+        """Counts a connection during the block."""
+        host = connection.peer[0]
+        self.all[connection] = None
+        self._count_by_host[host] += 1
+        try:
+            yield
+        finally:
+            self.all.pop(connection, None)
+            self._count_by_host[host] -= 1
+            if not self._count_by_host[host]:
+                del self._count_by_host[host]
+
+    def log_end(self, connection: ConnectionT, cause: str, detail: str, *, is_expected: bool) -> None:
+        """Logs why a connection has ended: at debug level if that is expected, otherwise as a warning."""
+        level, times = logging.DEBUG, 1
+        if not is_expected:
+            times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())
+            level = logging.WARNING if times else logging.DEBUG
+        self._logger.log(level, self._ended_line, *connection.peer, cause, detail, times)
