@@ -11,8 +11,8 @@
     │   └── StoreUnreadable    the path is not a store, or can't be read
     ├── AddressInUse           a configured port is in use (exit 69)
     ├── ProtocolError
-    │   ├── LocalProtocolError   halog tried to send what the protocol forbids: a bug
-    │   ├── RemoteProtocolError  the peer sent what the protocol forbids: only its connection is closed
+    │   ├── LocalProtocolError   halog was about to violate the protocol: a bug
+    │   ├── RemoteProtocolError  the peer violated the protocol: only its connection is closed
     │   └── HandshakeFailed      the TLS handshake failed: only its connection is closed
     ├── CertificateUnusable    a file with a certificate, key or CAs can't be used
     ├── OffsetGone             the requested physical offset is not, or no longer, in the log

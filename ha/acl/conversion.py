@@ -3,7 +3,7 @@
 SUB includes Get, as requests about a topic or group are allowed with it (requirements.py); RocketMQ's migration leaves
 Get out. PUB does not, although the file allows such requests with it too: with Get, messages can be read. DENY becomes
 an entry that denies All, a default an entry of the type Default, and an admin a super user, unless rights are listed
-for it: then only these and All on the cluster. What can't be expressed is listed. Source: AuthMigrator.
+for it: then only these and All on the cluster. Rules without an equivalent are listed. Source: AuthMigrator.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class BatchReader:
             transfer_cold_count_max=BATCH_COUNT_MAX,
             transfer_cold_bytes_max=BATCH_BYTES_MAX,
         )
-        self._reader = QueueReader(store.log, limits, run_blocking=store.run_blocking, mend=store.scrub.repair_entry)
+        self._reader = QueueReader(
+            store.log, limits, run_blocking=store.run_blocking, repair_entry=store.scrub.repair_entry
+        )
 
     async def read(self, queue: ConsumeQueue, queue_offset: int, count_max: int = BATCH_COUNT_MAX) -> QueueRead:
         """Reads at most `count_max` messages from `queue_offset` on. See `QueueReader.read`."""

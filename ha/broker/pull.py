@@ -48,7 +48,7 @@ class PullProcessor:
             options,
             run_blocking=store.run_blocking,
             corrects_offsets=lambda: not self._keeps_offsets,
-            mend=store.scrub.repair_entry,
+            repair_entry=store.scrub.repair_entry,
         )
         self.holds = PullHolds(
             self._resume,

@@ -27,7 +27,7 @@ from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.mapped_file import RunBlocking
 
-Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
+RepairEntry = Callable[["ConsumeQueue", int], Awaitable[bool]]
 """Rewrites the entry at a queue offset from the log; returns False if that is impossible or it was correct."""
 
 Span = tuple[int, memoryview | bytes]
@@ -79,7 +79,7 @@ class ReadStatus(Enum):
 class QueueRead(msgspec.Struct, frozen=True, gc=False):
     """The result of a read. Offsets are queue offsets (entries); `body`: the records as stored, concatenated.
 
-    is_far_behind: the messages are so far behind the log's end that they are assumed not to be in memory.
+    is_far_behind: the distance to the log's end is so great that the messages are assumed not to be in memory.
     """
 
     status: ReadStatus
@@ -101,17 +101,17 @@ class QueueReader:
         *,
         run_blocking: RunBlocking,
         corrects_offsets: Callable[[], bool] = lambda: True,
-        mend: Mend | None = None,
+        repair_entry: RepairEntry | None = None,
     ) -> None:
         """`corrects_offsets`: False on a slave, where a read outside the queue keeps its offset.
 
-        `mend` repairs a wrong entry, after which the read is repeated.
+        `repair_entry` corrects a wrong entry, after which the read is repeated.
         """
         self._log = log
         self._options = options
         self._run_blocking = run_blocking
         self._corrects_offsets = corrects_offsets
-        self._mend = mend
+        self._repair_entry = repair_entry
 
     async def read(
         self,
@@ -135,7 +135,7 @@ class QueueReader:
                 return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
             except WrongEntryError as wrong:
                 try:
-                    if self._mend is None or not await self._mend(queue, wrong.queue_offset):
+                    if self._repair_entry is None or not await self._repair_entry(queue, wrong.queue_offset):
                         break
                 except (DamagedBytes, OSError):
                     break

@@ -6,7 +6,7 @@ route:
 | what failed | retried |
 |---|---|
 | no name server or master is reached, or the broker is no master (14): nothing was stored | until the timeout |
-| the broker rejected the message, for a reason of its own (RETRYABLE_CODES) | `send_retries` times |
+| the broker rejected the message because of its state (RETRYABLE_CODES) | `send_retries` times |
 | the connection was lost after the request was sent: it may be stored | `send_retries` times |
 | anything else | never |
 

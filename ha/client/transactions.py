@@ -1,6 +1,6 @@
 """Transactional messages: delivered only if the application's own work succeeds.
 
-A half message is stored out of consumers' sight. Then the application does its work, and the broker is told to commit
+A half message is stored out of consumers' sight. Then the application does its work, and asks the broker to commit
 (deliver) or roll back (drop) the message. If the outcome does not arrive, the broker asks the producers of the group,
 one of which answers with the result of its `check`. Sources: DefaultMQProducerImpl (sendMessageInTransaction,
 checkTransactionState), EndTransactionRequestHeader.

@@ -70,8 +70,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     broker_id: Annotated[int, Meta(ge=DERIVED, le=LONG_MAX)] = _key("brokerId", DERIVED)
     """derived: 0 for a master, which can have no other, and 1 for a slave; required for a member, from 1"""
     broker_role: BrokerRoleName = _key("brokerRole", "ASYNC_MASTER")
-    """default of `ha.master` ASYNC_MASTER, of `ha.slave` SLAVE, of `ha.member` SYNC_MASTER; for a member it defines
-    what sends wait for while it is master"""
+    """default of `ha.master` ASYNC_MASTER, of `ha.slave` SLAVE, of `ha.member` SYNC_MASTER; a member uses it while
+    it is master"""
     broker_permission: Literal[2, 4, 6] = _key("brokerPermission", 6)
     """sum of 4 (read) and 2 (write), for every topic"""
     region_id: Name = _key("regionId", "DefaultRegion")
@@ -198,7 +198,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     slave_timeout_ms: Milliseconds = _key("slaveTimeout", 3_000)
     """ms that a put waits for slaves"""
     total_replicas: PositiveInt | None = _key("totalReplicas", None)
-    """upper bound of inSyncReplicas; no effect of its own"""
+    """upper bound of inSyncReplicas; no other effect"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
     """nodes, including the master, that must have a message before SEND_OK; if this and the next two are unset, one
     slave must"""
@@ -207,7 +207,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)
     """whether SEND_OK waits for every slave that is in sync"""
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")
-    """own; what a slave does if the master no longer has the bytes it needs"""
+    """own; action of a slave whose next bytes the master has deleted"""
     ha_start_from: Literal["last", "first"] = _key("haStartFrom", "last")
     """own; where an empty slave starts: in the master's last file, as in RocketMQ, or at the first; members always use
     first"""

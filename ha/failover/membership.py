@@ -62,7 +62,7 @@ class Membership:
         )
 
     def stand(self, epoch: int) -> None:
-        """Let the record say that this member stands in the election of `epoch`, with its present log."""
+        """Enters this member with its present log as a candidate in the election of `epoch`."""
         self._standing = self.role.position, epoch
 
     def stop_standing(self) -> None:

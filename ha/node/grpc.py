@@ -158,7 +158,7 @@ class OwnBroker:
 
 @asynccontextmanager
 async def open_grpc(node: Node, port: Port) -> AsyncIterator[GrpcServer]:
-    """Serves the gRPC port during the block, before whose end the server is told to stop."""
+    """Serves the gRPC port during the block. The caller must call `GrpcServer.stop` before the block ends."""
     broker = node.broker
     backend = OwnBroker(broker, broker.processor)
     front = backend.front = Front(

@@ -27,7 +27,7 @@ GRACE_SHARE = 0.1
 async def start_replication(
     node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery, handshake: HandshakeOptions | None
 ) -> None:
-    """Starts the HA port, and the link of a slave or member. A slave serves slaves of its own, as in RocketMQ."""
+    """Starts the HA port, and the link of a slave or member. A slave can have slaves, as in RocketMQ."""
     options = msgspec.structs.replace(ha_options(node.config, node.platform.open_files_max), handshake=handshake)
     config = node.config
     member = node.store if config.is_member else None

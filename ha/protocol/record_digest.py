@@ -50,7 +50,7 @@ class RecordDigest(msgspec.Struct, frozen=True, gc=False):
     """Consecutive records of the log.
 
     count, size: the number of records and their size in bytes, including a filler after them.
-    damage: what follows them, if it is not a record and more bytes can't complete it.
+    damage: of the bytes that follow, if they are not a record and more bytes can't complete one.
     first_offset, last_offset: physical offsets of the first and last record; -1 if there is none.
     store_timestamp_ms: of the last record; -1 if there is none.
     queues: the records that are visible to consumers, by queue, ordered by their first record.

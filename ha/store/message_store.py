@@ -141,11 +141,11 @@ class MessageStore:
         self.dispatcher.subscribe(callback)
 
     def set_retain_from(self, lowest_needed: Callable[[], int | None]) -> None:
-        """Sets what returns the physical offset that a slave still needs, before segments are deleted."""
+        """Sets the callback that returns the lowest physical offset that a slave still needs."""
         self.retention.lowest_needed = lowest_needed
 
     def set_release(self, release: Callable[[int], Awaitable[bool]]) -> None:
-        """Sets what is asked before a segment is deleted that ends at a physical offset; False keeps the segment."""
+        """Sets the callback that retention awaits with a segment's end offset before deleting it; False keeps it."""
         self.retention.release = release
 
     def damage_statistics(self) -> StoreDamage:
@@ -317,7 +317,7 @@ class MessageStore:
         )
 
     def _on_healed(self, damage: DamagedRange) -> None:
-        """Has the scrub compare what is derived from a healed range, unless dispatch has to pass it first."""
+        """Schedules a scrub of the data derived from a healed range, unless dispatch has not reached it yet."""
         if damage.begin < self.log.dispatched_offset.value:
             self.scrub.want()
 

@@ -24,10 +24,10 @@ peer. So are files that are too short or missing between others: they are comple
 RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
 acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, only if it can't
 determine where the log ended (after a clean stop a queue has a record behind the last good one, after a crash the bad
-record was flushed, and nothing shows how many followed) or what the files are (all of another size): continuing could
-give a second history to offsets that slaves hold. After a crash a slave truncates what no sound record follows: its
-master's clock may have been set back, and it gets the bytes again. A log without any sound record, which begins with
-what no crash leaves there, was written by another program, and is left alone.
+record was flushed, and nothing shows how many followed) or which files these are (all of another size): continuing
+could give a second history to offsets that slaves hold. After a crash a slave truncates bytes that no sound record
+follows: its master's clock may have been set back, and it gets them again. A log that has no sound record and begins
+with bytes that no crash leaves there was written by another program, and is not changed.
 """
 
 from __future__ import annotations

@@ -105,13 +105,15 @@ async def test_repaired_entry_is_read_and_hopeless_one_given_up(node: Node) -> N
     queue = Entries([sound[0], sound[2], sound[2]])
     asked: list[int] = []
 
-    async def mend(queue: Any, queue_offset: int) -> bool:
+    async def repair_entry(queue: Any, queue_offset: int) -> bool:
         asked.append(queue_offset)
         if len(asked) == 6:
             queue.entries[1] = sound[1]
         return True
 
-    reader = QueueReader(node.store.log, node.broker.options, run_blocking=node.store.run_blocking, mend=mend)
+    reader = QueueReader(
+        node.store.log, node.broker.options, run_blocking=node.store.run_blocking, repair_entry=repair_entry
+    )
     found = await read(reader, queue, 1)
     assert (found.status, found.next_offset, asked) == (ReadStatus.OFFSET_FOUND_NULL, 1, [1] * 4)
     found = await read(reader, queue, 1)

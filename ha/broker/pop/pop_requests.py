@@ -66,7 +66,7 @@ class PopRequests:
         self._filters = Filters(options)
         self._taker = Taker(core, log)
         self._reader = QueueReader(
-            core.store.log, options, run_blocking=core.store.run_blocking, mend=core.store.scrub.repair_entry
+            core.store.log, options, run_blocking=core.store.run_blocking, repair_entry=core.store.scrub.repair_entry
         )
         self.holds = PopHolds(
             self._resume,

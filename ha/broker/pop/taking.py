@@ -95,7 +95,7 @@ class Taker:
         self._wall_clock_ms = core.world.wall_clock_ms
         self._pop_log = log
         self._reader = QueueReader(
-            core.store.log, options, run_blocking=core.store.run_blocking, mend=core.store.scrub.repair_entry
+            core.store.log, options, run_blocking=core.store.run_blocking, repair_entry=core.store.scrub.repair_entry
         )
         self._log = LimitedLog(logger)
         self._turns = count(1)

@@ -54,7 +54,7 @@ class HalogPushdownReader(HalogReader):
     """The same with filters, for processes in which Spark pushes them down; elsewhere it refuses this class."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Keep the filters that narrow the reading; return those that Spark must still apply."""
+        """Takes over the filters that narrow the reading, and returns those that Spark must still apply."""
         self.pushed, left = push(filters, self.columns)
         return left
 
