@@ -109,6 +109,8 @@ class SegmentAllocator:
         self._retry_at = -math.inf
         self._work = trio.lowlevel.ParkingLot()
         self._takers = trio.lowlevel.ParkingLot()
+        self._making = trio.Lock()
+        """Held while a file is made or deleted"""
 
     @property
     def failure(self) -> DiskFull | OSError | None:
@@ -148,12 +150,13 @@ class SegmentAllocator:
                 await self._takers.park()
 
     async def drop_ready(self) -> None:
-        """Deletes a segment that was made but not taken, so that only the log's own files remain."""
+        """Deletes a segment that was made, or is being made, but not taken: only the log's own files remain."""
         self._wanted = None
-        ready, self._ready = self._ready, None
-        if ready is not None:
-            ready.view = None
-            await self._run_blocking(self._disk.unlink, ready.file.path)
+        async with self._making:
+            ready, self._ready = self._ready, None
+            if ready is not None:
+                ready.view = None
+                await self._run_blocking(self._disk.unlink, ready.file.path)
 
     async def run(self) -> None:
         """Makes the segments that `want` asks for, until cancelled."""
@@ -162,25 +165,27 @@ class SegmentAllocator:
             if start is None:
                 await self._work.park()
                 continue
-            segment: Segment | None = None
-            try:
-                segment = await self._run_blocking(self._make, start)
-            except OSError as error:
-                path = self._directory / segment_name(start)
-                self._failure = DiskFull(path, self._segment_size) if is_full(error) else error
-                self._retry_at = trio.current_time() + self._retry_s
-                logger.error(
-                    "commitlog.segment_create_failed file=%s size_bytes=%d reason=%r",
-                    path,
-                    self._segment_size,
-                    str(error),
-                )
-            if self._wanted == start:
-                self._wanted = None
-                self._ready = segment
-            elif segment is not None:  # no longer needed: the log was reset meanwhile
-                await self._run_blocking(self._disk.unlink, segment.file.path)
+            async with self._making:
+                segment = await self._try_make(start)
+                if self._wanted == start:
+                    self._wanted = None
+                    self._ready = segment
+                elif segment is not None:  # no longer needed: `drop_ready` waits
+                    await self._run_blocking(self._disk.unlink, segment.file.path)
             self._takers.unpark_all()
+
+    async def _try_make(self, start: int) -> Segment | None:
+        try:
+            segment: Segment = await self._run_blocking(self._make, start)
+        except OSError as error:
+            path = self._directory / segment_name(start)
+            self._failure = DiskFull(path, self._segment_size) if is_full(error) else error
+            self._retry_at = trio.current_time() + self._retry_s
+            logger.error(
+                "commitlog.segment_create_failed file=%s size_bytes=%d reason=%r", path, self._segment_size, str(error)
+            )
+            return None
+        return segment
 
     def _make(self, start: int) -> Segment:
         file = self._disk.create(self._directory / segment_name(start), self._segment_size, allocate=True)

@@ -10,6 +10,7 @@ abort file found at the start therefore means that the last owner crashed. Sourc
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -376,8 +377,17 @@ async def open_message_store(
                         raise DiskFailed(root, "closing", str(error)) from error
                 if scope.cancelled_caught:
                     logger.error("store.close_timed_out root=%s timeout_s=%s", root, options.stop_timeout_s)
+            elif store.flusher.failure is not None and not _is_in(sys.exception(), store.flusher.failure):
+                raise store.flusher.failure  # of a flush that others asked for while the services had ended
     finally:
         lock.release()
+
+
+def _is_in(raised: BaseException | None, failure: DiskFailed) -> bool:
+    """Whether `raised` is `failure`, or a group that contains it."""
+    if isinstance(raised, BaseExceptionGroup):
+        return raised.subgroup(lambda each: each is failure) is not None
+    return raised is failure
 
 
 def _make_directories(disk: Disk, options: StoreOptions) -> None:

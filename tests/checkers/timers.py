@@ -4,7 +4,8 @@ Promises for the log of the master at the end of a run, when nothing more is due
 - A message is delivered at or after its due time, by the clock of the node that stored the delivered copy.
 - A message that was answered with PUT_OK, and is due, is delivered. Exception (`may_lose`): a fault lost it before, so
   that the log has neither the message in rmq_sys_wheel_timer nor a delivered copy.
-- A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced.
+- A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced, could not save its progress
+  because the disk was full, or its clock was set back, so that what is due no longer grows.
 - Only messages that were sent are delivered.
 
 Bodies of timer messages are their keys. Not checked: how late a message is, and unanswered messages that are not
@@ -58,7 +59,7 @@ def check(
         ]
         if len(records) > 1 and not may_repeat:
             places = ", ".join(str(record.physical_offset) for record in records)
-            found.append(f"{key!r} was delivered {len(records)} times, at {places}, and no master crashed")
+            found.append(f"{key!r} was delivered {len(records)} times, at {places}, without a reason")
     for message in known.values():
         if message.key in delivered or message.due_ms > now_ms or not message.is_acknowledged:
             continue

@@ -51,8 +51,9 @@ def test_a_sound_cluster_has_no_error(tmp_path: Path, capsys: pytest.CaptureFixt
         assert result["brokers"][0]["ha_reach"]["outcome"] == "open"
         assert 0 < result["disk"]["written_bytes"] <= machine.WRITTEN_MAX
         assert not list(tmp_path.glob(".ha-doctor-*"))
+        assert named(result, "warning") <= {"disk-space"}  # the machine that runs the tests may have little room
         assert run(["doctor", *nodes.flags]) == 0
-        assert "No problems found." in capsys.readouterr().out
+        assert "Checked 1 name servers, 2 brokers, 2 admin ports." in capsys.readouterr().out
         # As it looks to who sees no admin port, as with RocketMQ's brokers.
         assert named(diagnose(capsys, "--servers", nodes.name_server, code=0)) == set()
 

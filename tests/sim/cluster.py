@@ -68,6 +68,8 @@ class Cluster(Machines):
         self.options = options
         self.damaged_node = ""
         """The one node whose files were damaged"""
+        self._damaged_bytes = (0, 0)
+        """Where in its log (begin, end)"""
         self._lost_power: dict[str, None] = {}
         self._end_before_loss = 0
         """End of the master's log at its last power loss"""
@@ -147,6 +149,7 @@ class Cluster(Machines):
         """
         inodes = self.master.disk.inodes
         own = self.image(self.master)
+        healthy = [own, *(self.image(slave) for slave in self.slaves if slave.name != image.name)]
         keeps_own = own.begin < image.begin <= own.sound_end
         for path in list(inodes):
             folder, *rest = path.relative_to(ROOT).parts
@@ -157,9 +160,22 @@ class Cluster(Machines):
             kept = image.sound_end - start
             if kept > 0:
                 content = bytearray(segment[:kept]).ljust(image.segment_size, b"\0")
+                if image.name == self.damaged_node:
+                    self._repair(start, content, healthy)
                 inodes[ROOT / "commitlog" / f"{start:020d}"] = Inode(content)
         inodes[ROOT / "abort"] = Inode(bytearray())
         self.watch.on_replaced_log(image.name, image.begin if keeps_own else 0, image.sound_end)
+
+    def _repair(self, start: int, segment: bytearray, healthy: list[StoreImage]) -> None:
+        """Replaces damaged bytes of a copied segment by those of another node, as far as one has them.
+
+        An operator finds them with `ha log verify` before the copy is used (docs/disaster-recovery.md).
+        """
+        begin = max(self._damaged_bytes[0], start)
+        for image in healthy:
+            end = min(self._damaged_bytes[1], start + len(segment), image.sound_end)
+            if image.begin <= begin < end:
+                segment[begin - start : end - start] = image.read(begin, end - begin)
 
     def damaged(self, machine: Machine, path: Path, begin: int, end: int) -> None:
         """Bytes [`begin`, `end`) of a file of a stopped node were damaged: it may refuse to start."""
@@ -172,6 +188,7 @@ class Cluster(Machines):
             begin, end = start + begin, start + self.options.segment_size
         else:
             begin, end = start + begin, start + end
+        self._damaged_bytes = (begin, end)
         cuts_tail = self.watch.on_damage(machine.name, begin, end)
         self._may_be_hidden |= cuts_tail
         if cuts_tail and machine is self.master:

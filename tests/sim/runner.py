@@ -118,7 +118,8 @@ class FixedRun(Run):
         return any(crash.kind != "kill" for crash in self.watch.history.of(Crashed))
 
     def _may_repeat(self) -> bool:
-        return any(crash.node == MASTER for crash in self.watch.history.of(Crashed))
+        has_crashed = any(crash.node == MASTER for crash in self.watch.history.of(Crashed))
+        return has_crashed or not self.faults.clock_is_steady or self.watch.faults["disk_full"] > 0
 
     def _consumers(self) -> list[Consumer]:
         cluster, options = self.cluster, self.plan.options

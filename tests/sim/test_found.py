@@ -256,3 +256,38 @@ def test_a_process_that_never_had_the_key_is_no_master_when_it_ends(outcome: Out
     The checker took the kill for the end of the key's own process, and judged that answer as a master's.
     """
     assert outcome.faults["kill"] == 1
+
+
+def test_a_sync_that_fails_while_a_master_stops_ends_its_process(outcome: Outcome) -> None:
+    """The sync is that of the delivery progress, whose code leaves the failure to the store.
+
+    The store had ended its services by then, and the process ended as if everything had been saved.
+    """
+    assert outcome.faults["sync_error"] == 1
+
+
+def test_a_master_that_stops_on_a_full_disk_may_repeat_timer_messages(outcome: Outcome) -> None:
+    """The delivery progress can't be saved, which is logged. The checker expected each message once."""
+    assert outcome.faults["disk_full"] == 1
+
+
+def test_a_clock_that_is_set_back_may_repeat_the_timer_messages_since_then(outcome: Outcome) -> None:
+    """The delivery progress has the latest due time, which no later message exceeds, and the master stops.
+
+    The checker expected each message once.
+    """
+    assert outcome.faults["clock"] == 1
+
+
+def test_timer_messages_are_delivered_before_the_logs_are_compared(outcome: Outcome) -> None:
+    """There is no fault, but a message becomes due between the convergence of the logs and their comparison."""
+    assert not outcome.faults
+
+
+def test_an_operator_verifies_a_slaves_log_before_a_master_gets_it(outcome: Outcome) -> None:
+    """A bit flips in the topic of a slave's record, which no CRC of the record covers, and the master loses its tail.
+
+    The simulated operator gave that log to the master without its checksums, and the other slave was the one that
+    differed.
+    """
+    assert outcome.faults["flip_bit"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ha.protocol.record_encoding import encode_record, record_size
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
 from ha.store.message_store import open_message_store
-from tests.store.disks import MemoryDisk
+from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import (
     ROOT,
     SEGMENT,
@@ -467,6 +468,28 @@ async def test_reset_sets_the_old_log_aside_and_starts_at_the_new_offset() -> No
         assert disk.list_dir(ROOT / "commitlog.aside-2")
     async with open_small(disk, is_slave=True) as slave:
         assert (slave.log.min_offset, slave.log.max_offset.value) == (0, 0)
+
+
+async def test_reset_waits_for_the_segment_that_is_being_made(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+
+    async def run_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        result = await run_inline(call, *arguments)
+        if call.__name__ == "_make":
+            await trio.sleep(1)
+        return result
+
+    async with open_message_store(
+        small_options(is_slave=True), disk=disk, run_blocking=run_slowly, wall_clock_ms=WallClock()
+    ) as slave:
+        async with open_small() as master:
+            await master.log.put([message(0)])
+            await slave.log.append_raw(0, await all_bytes(master))
+        slave.log.allocator.want(SEGMENT)
+        await trio.sleep(0.5)
+        await slave.log.reset(50 * SEGMENT)
+        assert disk.list_dir(ROOT / "commitlog.aside-1") == [f"{0:020d}"]
+        assert disk.list_dir(ROOT / "commitlog") == [f"{50 * SEGMENT:020d}"]
 
 
 # ---- no room for the next segment

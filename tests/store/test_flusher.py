@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,4 +168,19 @@ async def test_a_failed_sync_ends_the_store_and_is_never_retried(autojump_clock:
     assert store.log.flushed_offset.value == 0
     assert store.is_writable[0] is False
     assert "fdatasync" in store.is_writable[1]
+    assert disk.exists(ROOT / "abort")
+
+
+async def test_a_failed_sync_that_its_caller_ignores_is_raised_when_the_store_closes() -> None:
+    disk = MemoryDisk()
+
+    async def close_after_a_failure() -> None:
+        async with open_small(disk) as store:
+            await store.log.put([message(0)])
+            disk.refuse = lambda operation, path: errno.EIO if operation == "sync" else None
+            with suppress(DiskFailed):
+                await store.flusher.flush()
+
+    with pytest.raises(DiskFailed, match="fdatasync"):
+        await close_after_a_failure()
     assert disk.exists(ROOT / "abort")
