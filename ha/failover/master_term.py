@@ -83,13 +83,14 @@ class MasterTerm:
         self._end("its key is gone" if master is None else f"member {master.broker_id} is master")
 
     async def _watch_record(self) -> None:
-        """End the term if the service was restored to an older record: the set may have been another one since."""
+        """End the term if the service has lost the record, or was restored to an older one: the set may have been
+        another one since."""
         state = self._membership.state
         view: GroupView = await self._known.latest.wait_value(
-            lambda now: now.group is not None and now.group.age < state.known_age
+            lambda now: now.group is None or now.group.age < state.known_age
         )
         outdated = outdated_record(view, state.known_age)
-        self._end("" if outdated is None else outdated.reason)
+        self._end("the group's record is gone" if outdated is None else outdated.reason)
 
     async def _keep_set(self) -> None:
         """Write each sync-state set that replication wants into the group's record."""
@@ -113,9 +114,10 @@ class MasterTerm:
     async def _write_set(self, wanted: frozenset[int]) -> GroupRecord:
         """Return the record once it says `wanted`: as the answer says, or the view if an answer was lost."""
         while True:
-            view, group = self._current()
-            if view.master_revision != self._revision:
-                await trio.sleep_forever()  # until `_watch_key` ends the term
+            current = self._current()
+            if current is None:
+                await trio.sleep_forever()  # until `_watch_key` or `_watch_record` ends the term
+            view, group = current
             if group.sync_state_set == wanted:
                 return group
             changed = msgspec.structs.replace(group, sync_state_set=wanted, version=group.version + 1)
@@ -137,10 +139,14 @@ class MasterTerm:
                 self._known.apply(view, revision, changed)
                 return changed
 
-    def _current(self) -> tuple[GroupView, GroupRecord]:
+    def _current(self) -> tuple[GroupView, GroupRecord] | None:
+        """Return the newest view and its record; None if it shows that this term is over.
+
+        A restored service may have neither the key nor a record.
+        """
         view = self._known.view
-        assert view is not None
-        assert view.group is not None
+        if view is None or view.group is None or view.master_revision != self._revision:
+            return None
         return view, view.group
 
     async def _serve_switch_requests(self) -> None:
@@ -172,21 +178,22 @@ class MasterTerm:
         """
         await self._started.wait()
         async with self._change_lock:
-            if not self._lease.is_held:
+            current = self._current()
+            if current is None or not self._lease.is_held:
                 return NO_LONGER_MASTER
-            view, _ = self._current()
-            target = choose_target(view, self._options.broker_id, request)
+            target = choose_target(current[0], self._options.broker_id, request)
             if isinstance(target, str):
                 return target
             self._role.hold_puts()
             try:
                 with trio.move_on_after(self._options.switch_timeout_s) as scope:
                     await self._role.wait_replicated_to(target)
-                view, group = self._current()
+                current = self._current()
                 if scope.cancelled_caught:
                     return f"member {target} did not have the whole log within {self._options.switch_timeout_s:g} s"
-                if view.master_revision != self._revision:
+                if current is None:
                     return NO_LONGER_MASTER
+                view, group = current
                 self._lease.end()
             finally:
                 if self._lease.is_held:

@@ -454,6 +454,32 @@ async def test_a_master_stops_when_the_service_is_rolled_back(autojump_clock: Cl
         assert group.view.members[master.id].known_age == master.state_on_disk.known_age
 
 
+async def test_a_master_that_changes_the_set_learns_that_the_service_has_lost_the_group(autojump_clock: Clock) -> None:
+    """The service is restored to a state from before the group's first record; its answer comes before the watch."""
+    async with open_group() as group:
+        empty = group.service.snapshot()
+        for id_ in (1, 2, 3):
+            group.add(id_)
+        master = await three(group)
+        master.way.hold_watch(True)
+        group.restore(empty)
+        master.role.want(master.id)
+        await until(lambda: not master.may_acknowledge)
+        assert trio.current_time() < 5
+        master.way.hold_watch(False)
+        await until(lambda: "the group has no record" in master.member.progress.reason)
+        assert group.master is None
+
+
+async def test_a_master_whose_record_was_deleted_ends_its_term(autojump_clock: Clock) -> None:
+    """Without a record the set can't change any more, so a lost member would stop all sends for good."""
+    async with open_three() as (group, master):
+        group.service.change({}, ("group",))
+        await until(lambda: group.master is None)
+        await until(lambda: "the group has no record" in master.member.progress.reason)
+        assert not master.may_acknowledge
+
+
 async def test_an_answer_from_before_a_rollback_does_not_hide_what_follows(autojump_clock: Clock) -> None:
     """It comes late, or from a server of etcd that is restored after the others."""
     async with open_three() as (group, master):
