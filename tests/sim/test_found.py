@@ -233,6 +233,23 @@ def test_a_part_of_a_record_that_the_set_has_acknowledged_excludes_no_member(out
     assert outcome.cut_count
 
 
+def test_a_member_is_emptied_that_kept_what_the_set_lost_before_any_message(outcome: Outcome) -> None:
+    """A member stops, then the whole set loses power, and with it a log that contains no acknowledged message.
+
+    The stopped member has that log, which the set had confirmed, so it asks for the operator. The simulated operator
+    acted only if an acknowledged message was lost.
+    """
+    assert any("operator: m1 is emptied" in line for line in outcome.trace)
+
+
+def test_a_master_ends_its_term_when_the_service_has_lost_the_group(outcome: Outcome) -> None:
+    """The service is restored to a state from before the group's first record while the master changes the set.
+
+    The master assumed that there is a record, and its process ended with an assertion.
+    """
+    assert outcome.faults["service_restored"] == 1
+
+
 def test_a_half_open_connection_has_ended_before_nothing_disturbs_the_cluster(outcome: Outcome) -> None:
     """The slave's machine has forgotten its connection, and neither end has noticed when the faults are over.
 

@@ -94,7 +94,7 @@ class GroupRun(Run):
             self.world.timers.call_in(LOOK_S, self._look)
 
     def _look_after(self) -> None:
-        """Empties the stores of members that kept messages which the set has lost: such a log is never truncated
+        """Empties the stores of members that kept records which the set has lost: such a log is never truncated
         automatically."""
         if self.watch.has_lost:
             self.cluster.empty_diverged()

@@ -63,6 +63,11 @@ class GroupWatch(Observer):
         self._leases_end_at = -math.inf
         self._lost: set[bytes] = set()
         """Ids of the bodies that all members of the set have lost in power losses"""
+        self._end_before_power_loss = 0
+        """Of the log of the member that lost power last"""
+        self.has_lost = False
+        """Whether all members of the set have lost part of the log in power losses, lawfully: messages, or other
+        records that the set has confirmed. A member outside the set may still have it."""
 
     @property
     def _is_alone(self) -> bool:
@@ -171,6 +176,8 @@ class GroupWatch(Observer):
 
     def on_crash(self, machine: Machine, kind: str) -> None:
         super().on_crash(machine, kind)
+        if kind == "power":
+            self._end_before_power_loss = self.cluster.image(machine).sound_end
         self._confirmed.on_crash(machine.name)
         self._terms.on_process_ended(trio.current_time(), machine.name)
 
@@ -195,14 +202,10 @@ class GroupWatch(Observer):
         if lost:
             self.world.note(f"{len(lost)} messages are lost by all of {', '.join(sorted(self._set))}")
         self._lost |= lost
+        self.has_lost |= end < self._end_before_power_loss
         self._in_sync.forget(self._is_lost)
         self._confirmed.forget_beyond(end, self.cluster.machines.keys() - self._set)
         self.offsets.forget_beyond(end, trio.current_time())
-
-    @property
-    def has_lost(self) -> bool:
-        """Whether messages are lost, lawfully."""
-        return bool(self._lost)
 
     def _is_lost(self, accepted: Accepted) -> bool:
         return accepted.sent.body_id in self._lost
