@@ -174,6 +174,35 @@ def text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _broker_options(folder: Path, changes: dict[str, Any]) -> BrokerOptions:
+    return BrokerOptions(
+        **{
+            "role": BrokerRole.ASYNC_MASTER,
+            "cluster_name": "C",
+            "broker_name": "b0",
+            "broker_id": int(changes.get("role") is BrokerRole.SLAVE),
+            "host": HOST,
+            "port": PORT,
+            "config_dir": folder / "config",
+            **changes,
+        }
+    )
+
+
+def _store_options(folder: Path, options: BrokerOptions, changes: dict[str, Any]) -> StoreOptions:
+    made = StoreOptions(
+        root=folder,
+        segment_size=1 << 20,
+        queue_entry_count=1000,
+        index_slot_count=100,
+        index_entry_count=1000,
+        is_slave=options.role is BrokerRole.SLAVE,
+        store_host=encode_host(HOST, PORT),
+        flush_mode="SYNC_FLUSH" if options.flush_sync else "ASYNC_FLUSH",
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
 @asynccontextmanager
 async def open_node(
     folder: Path,
@@ -194,32 +223,9 @@ async def open_node(
     the store, which no slave's bytes come to, is a master's all the time. `by_set`: its puts wait for the sync-state
     set.
     """
-    role = changes.setdefault("role", BrokerRole.ASYNC_MASTER)
-    flush_sync = changes.get("flush_sync", False)
-    options = BrokerOptions(
-        **{
-            "cluster_name": "C",
-            "broker_name": "b0",
-            "broker_id": int(role is BrokerRole.SLAVE),
-            "host": HOST,
-            "port": PORT,
-            "config_dir": folder / "config",
-            **changes,
-        }
-    )
-    store_options = msgspec.structs.replace(
-        StoreOptions(
-            root=folder,
-            segment_size=1 << 20,
-            queue_entry_count=1000,
-            index_slot_count=100,
-            index_entry_count=1000,
-            is_slave=role is BrokerRole.SLAVE,
-            store_host=encode_host(HOST, PORT),
-            flush_mode="SYNC_FLUSH" if flush_sync else "ASYNC_FLUSH",
-        ),
-        **(store_changes or {}),
-    )
+    options = _broker_options(folder, changes)
+    store_options = _store_options(folder, options, store_changes or {})
+    is_slave = options.role is BrokerRole.SLAVE
     wall_clock_ms = wall_clock_ms or WallClock()
     numbers = count(1)
     listener, fast_listener = MemoryListener(), MemoryListener()
@@ -243,15 +249,13 @@ async def open_node(
         def sync_state() -> SyncStateSet | None:
             return None if ha.leadership is None else ha.leadership.sync_state
 
-        if role is not BrokerRole.SLAVE:
+        if not is_slave:
             await nursery.start(ha.serve, [MemoryListener()])
         broker = await stack.enter_async_context(
             open_broker(
                 options,
                 store,
-                Replication(
-                    ha_service=None if role is BrokerRole.SLAVE else ha, sync_state=sync_state if by_set else None
-                ),
+                Replication(ha_service=None if is_slave else ha, sync_state=sync_state if by_set else None),
                 BrokerPorts(listeners=[listener], fast_listeners=[fast_listener]),
                 World(
                     unique_id=lambda: f"UNIQUE{next(numbers):026d}", wall_clock_ms=wall_clock_ms, run_blocking=inline

@@ -6,6 +6,8 @@ Codes, remarks and properties are those of RocketMQ 5.5.0 (spec: timer.md §4).
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,16 @@ async def recall(node: Node, handle: str | None, **changes: Any) -> RemotingComm
 def handle_of(due_ms: int, **changes: Any) -> str:
     named: dict[str, Any] = {"topic": "TT", "broker_name": "b0", "timestamp_ms": due_ms + 1, "unique_key": "k"}
     return encode_recall_handle(RecallHandle(**{**named, **changes}))
+
+
+@asynccontextmanager
+async def pending_message(folder: Path, delay_s: int) -> AsyncIterator[tuple[Node, str]]:
+    """A broker whose timer index has one message, sent a second ago, and the message's handle."""
+    async with open_node(folder) as node:
+        sent = await node.send(b"later", i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        await node.dispatched()
+        await trio.sleep(1)
+        yield node, sent.ext_fields["recallHandle"]
 
 
 async def test_an_answer_to_a_timer_message_has_its_handle(tmp_path: Path, autojump_clock: object) -> None:
@@ -162,10 +174,7 @@ async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recall is stored in time, but not dispatched before its message is taken for delivery."""
-    async with open_node(tmp_path) as node:
-        sent = await node.send(b"later", i=properties(TIMER_DELAY_SEC=60), e=0)
-        await node.dispatched()
-        await trio.sleep(1)
+    async with pending_message(tmp_path, 60) as (node, handle):
         index = TimerService._index_new
 
         async def index_later(self: TimerService) -> None:
@@ -177,7 +186,7 @@ async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
         found: list[RemotingCommand] = []
 
         async def ask() -> None:
-            found.append(await recall(node, sent.ext_fields["recallHandle"]))
+            found.append(await recall(node, handle))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
@@ -191,17 +200,14 @@ async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
 async def test_a_recall_that_is_not_dispatched_is_not_answered_with_success(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        sent = await node.send(b"later", i=properties(TIMER_DELAY_SEC=600), e=0)
-        await node.dispatched()
-        await trio.sleep(1)
+    async with pending_message(tmp_path, 600) as (node, handle):
 
         async def index_nothing(self: TimerService) -> None:
             await trio.lowlevel.checkpoint()
 
         monkeypatch.setattr(TimerService, "_index_new", index_nothing)
         began = trio.current_time()
-        answer = await recall(node, sent.ext_fields["recallHandle"])
+        answer = await recall(node, handle)
         assert answer.code == 14
         assert trio.current_time() - began == pytest.approx(3.0, abs=0.1)
 

@@ -1,8 +1,9 @@
 """A master and a slave as processes, on ports that the system chooses."""
 
 import json
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ def status_of(admin: str) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://{admin}/status", timeout=10) as answer:
         page: dict[str, Any] = json.load(answer)
     return page
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Polls a condition of other processes, for which there is no event."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, "not within 60 s"
+        time.sleep(0.05)
 
 
 def settings(*pairs: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,10 +39,3 @@ def silent_port() -> Iterator[str]:
             one.setblocking(False)
             one.connect_ex(full.getsockname())
         yield f"127.0.0.1:{full.getsockname()[1]}"
-
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)

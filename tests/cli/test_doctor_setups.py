@@ -22,8 +22,8 @@ import pytest
 
 from ha.cli import run
 from ha.cli.doctor import machine
-from tests.cli.cluster import cluster, settings, status_of
-from tests.cli.doctoring import closed_port, diagnose, named, silent_port, wait_until
+from tests.cli.cluster import cluster, settings, status_of, wait_until
+from tests.cli.doctoring import closed_port, diagnose, named, silent_port
 from tests.scenarios.test_full_disk import Ballast, small_disk
 from tests.tls.nodes import server
 from tests.tls.pki import Pki
