@@ -68,6 +68,8 @@ class _Held:
         self.damaged: list[Rec] = []
         self.queued: dict[tuple[str, int, int], bytes] = {}
         for record in image.records():
+            if record.is_copy:
+                continue
             self.at[record.physical_offset] = record
             body_id = body_id_of(record.body)
             if body_id is None:

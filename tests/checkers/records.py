@@ -84,6 +84,11 @@ class Rec:
         return self.sys_flag >> 2 & 3
 
     @property
+    def is_copy(self) -> bool:
+        """Whether it is a message that is delivered again to a group: a copy of another record."""
+        return self.topic.startswith("%RETRY%")
+
+    @property
     def is_queued(self) -> bool:
         """Whether it is in a consume queue: prepared and rolled-back transactions are not."""
         return self.transaction in (0, 2)

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from ha.broker.acknowledgement import Acknowledgements, _Wait
+from ha.broker.pop.state import Batch, PopState
 from ha.broker.put_request import PutRequest
 from ha.broker.timer_index import TimerIndex
 from ha.causes import Cause
@@ -487,6 +488,28 @@ def timer_fired_before_its_time(plant: Planting) -> None:
         return real(self, now_ms // 1000 * 1000 + 999, count_max)
 
     plant.replace(TimerIndex.pop_due)(pop_due)
+
+
+@_bug("pop", needs=lambda plan: plan.options.pop_pause_s > 0)
+def popped_message_visible_too_early(plant: Planting) -> None:
+    """Invisible times are rounded down to seconds."""
+    real = PopState.take_due
+
+    def take_due(self: PopState, now_ms: int, count_max: int) -> list[Batch]:
+        return real(self, now_ms // 1000 * 1000 + 999, count_max)
+
+    plant.replace(PopState.take_due)(take_due)
+
+
+@_bug("pop", needs=lambda plan: plan.options.pop_pause_s > 0)
+def redelivery_forgotten(plant: Planting) -> None:
+    """Of the pops whose messages are due, the last one is left out."""
+    real = PopState.take_due
+
+    def take_due(self: PopState, now_ms: int, count_max: int) -> list[Batch]:
+        return real(self, now_ms, count_max)[:-1]
+
+    plant.replace(PopState.take_due)(take_due)
 
 
 # ---- tasks

@@ -34,7 +34,7 @@ def address_of(name: str) -> str:
         return "10.0.0.1"
     if name == NAME_SERVER:
         return "10.0.0.100"
-    return f"10.0.0.{1 + int(name[1:])}" if name[0] in "sm" else f"10.0.{'pcdt'.index(name[0]) + 1}.{name[1:]}"
+    return f"10.0.0.{1 + int(name[1:])}" if name[0] in "sm" else f"10.0.{'pcdtq'.index(name[0]) + 1}.{name[1:]}"
 
 
 def common_config(options: RunOptions, name: str) -> dict[str, Any]:

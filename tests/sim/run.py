@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tests.checkers import timers
-from tests.checkers.history import Consumed
+from tests.checkers import pop, timers
+from tests.checkers.history import Consumed, body_id_of
 from tests.checkers.violation import Violation
 from tests.sim.faults import Faults
 from tests.sim.machines import HA_PORT, Machines
 from tests.sim.network import Network
 from tests.sim.observer import Observer
+from tests.sim.pop import PopLedger
 from tests.sim.scenario import CONVERGENCE_S, AnyPlan
 from tests.sim.timers import TIMED_TOPIC, TimerLedger
+from tests.sim.workload import TOPIC
 
 if TYPE_CHECKING:
+    from tests.checkers.store import StoreImage
     from tests.sim.process import Machine
     from tests.sim.workload import Consumer, Producer
     from tests.sim.world import World
@@ -36,6 +39,8 @@ READ_S = 30.0
 STOP_S = 60.0
 TIMERS_S = 120.0
 """Time for timer messages that are due soon after the faults"""
+POPS_S = 60.0
+"""Time for POP consumers to acknowledge everything after the faults"""
 LOOK_EVERY_S = 0.5
 WRITE_BACK_EVERY_S = 1.0
 BROKEN_S = 20.0
@@ -84,6 +89,9 @@ class Run:
         self.outcome = outcome
         self._ledger: TimerLedger | None = None
         """With timer messages"""
+        self._pops: PopLedger | None = None
+        """With POP consumers"""
+        self._poppers: list[Producer] = []
         self._master_name: str | None = None
         self._now_ms = 0
         """The master, and its clock, when it had delivered what was due"""
@@ -98,6 +106,9 @@ class Run:
         raise NotImplementedError
 
     def _timer_producer(self, ledger: TimerLedger) -> Producer:
+        raise NotImplementedError
+
+    def _pop_consumer(self, ledger: PopLedger, name: str) -> Producer:
         raise NotImplementedError
 
     def _may_lose(self) -> bool:
@@ -144,6 +155,10 @@ class Run:
         if options.timer_pause_s:
             self._ledger = TimerLedger(watch)
             producers.append(self._timer_producer(self._ledger))
+        if options.pop_pause_s:
+            self._pops = PopLedger(watch)
+            self._poppers = [self._pop_consumer(self._pops, f"q{n}") for n in (1, 2)]
+            producers += self._poppers
         for run in [*(each.run for each in producers), *(each.run for each in self._consumers())]:
             nursery.start_soon(run)
         await trio.sleep_until(began + options.run_s)
@@ -168,9 +183,11 @@ class Run:
         reader = self._late_consumer()
         nursery.start_soon(reader.run)
         await trio.sleep(self.calm_s)
-        for producer in producers:
+        senders = [producer for producer in producers if producer not in self._poppers]
+        for producer in senders:
             producer.stop()
         await self._deliver_timers()  # or a delivery would come between two looks at the logs
+        await self._drain_pops(senders)
         if await self._converge(producers):
             ends = cluster.queue_ends()
             if await self._until(lambda: reader.has_reached(ends), READ_S):
@@ -186,6 +203,29 @@ class Run:
             self._master_name, self._now_ms = self.cluster.master_name, self._master_clock_ms()
         else:
             self.watch.violate("timers", f"the master has not delivered what is due in {TIMERS_S} s")
+
+    async def _drain_pops(self, senders: Sequence[Producer]) -> None:
+        """Waits until all messages of the log were popped and acknowledged, stops the consumers, and judges them."""
+        pops = self._pops
+        if pops is None:
+            return
+        pops.is_draining = True
+        await self._until(lambda: all(sender.is_idle for sender in senders), POPS_S)
+        records = [record for record in self._master_image().records() if record.topic == TOPIC]
+        keys = [key for key in (body_id_of(record.body) for record in records) if key is not None]
+        await self._until(lambda: pops.finished.issuperset(keys) and not self._is_in_flight(), POPS_S)
+        for consumer in self._poppers:
+            consumer.stop()
+        may_forget = self._may_lose() or self.watch.faults["clock"] > 0
+        left = set() if self.watch.faults["clock"] else set(keys) - pops.finished
+        self.watch.judged(pop.check(pops.deliveries, left, may_forget=may_forget))
+
+    def _is_in_flight(self) -> bool:
+        node = self.cluster.node(self.cluster.master_name or "")
+        return node is None or node.broker.pop.statistics().in_flight_count > 0
+
+    def _master_image(self) -> StoreImage:
+        return self.cluster.image(self.cluster.machines[self.cluster.master_name or ""])
 
     def _due_soon(self) -> bool:
         node = self.cluster.node(self.cluster.master_name or "")

@@ -18,6 +18,7 @@ from tests.sim.faults import Faults
 from tests.sim.groups.live import GroupRun
 from tests.sim.machines import HA_PORT
 from tests.sim.network import Network
+from tests.sim.pop import PopConsumer, PopLedger
 from tests.sim.process import OWNER, Machine, Processes
 from tests.sim.run import Outcome, Run
 from tests.sim.scenario import MASTER, AnyPlan, Plan
@@ -113,6 +114,10 @@ class FixedRun(Run):
     def _timer_producer(self, ledger: TimerLedger) -> Producer:
         options = msgspec.structs.replace(self.plan.options, burst_max=1, pause_s=self.plan.options.timer_pause_s)
         return TimerProducer(self.cluster, options, ledger, "t1")
+
+    def _pop_consumer(self, ledger: PopLedger, name: str) -> PopConsumer:
+        options = msgspec.structs.replace(self.plan.options, pause_s=self.plan.options.pop_pause_s)
+        return PopConsumer(self.cluster, options, ledger, name)
 
     def _may_lose(self) -> bool:
         return any(crash.kind != "kill" for crash in self.watch.history.of(Crashed))

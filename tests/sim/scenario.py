@@ -92,6 +92,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fault_count: int = 8
     timer_pause_s: float = 0.0
     """Mean time between two timer messages; 0: none are sent"""
+    pop_pause_s: float = 0.0
+    """Mean time between two pops of one of two consumers; 0: nothing is popped. Not drawn"""
     kinds: str = ""
     """Kinds of faults that may be drawn, joined with "+"; empty: a choice of all"""
 

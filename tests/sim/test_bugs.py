@@ -71,6 +71,8 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "queue_entry_doubled_after_restart": ({}, [at(3.0, "kill", "m")]),
     "index_entry_lost": ({}, []),
     "timer_fired_before_its_time": ({"timer_pause_s": 0.2}, []),
+    "popped_message_visible_too_early": ({"pop_pause_s": 0.3}, []),
+    "redelivery_forgotten": ({"pop_pause_s": 0.3}, []),
     "task_leaked": ({}, []),
 }
 """Bug -> options (the rest as SMALL), faults"""

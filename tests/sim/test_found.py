@@ -308,3 +308,11 @@ def test_an_operator_verifies_a_slaves_log_before_a_master_gets_it(outcome: Outc
     differed.
     """
     assert outcome.faults["flip_bit"] == 1
+
+
+def test_a_copy_that_is_stored_is_not_made_again_while_no_record_can_be_stored(outcome: Outcome) -> None:
+    """A POP message becomes due on a master without the slaves that a record needs, but not its copy.
+
+    The copy was stored, and its removal from the state was undone with the record, so it was copied again each second.
+    """
+    assert outcome.statuses["IN_SYNC_REPLICAS_NOT_ENOUGH"]

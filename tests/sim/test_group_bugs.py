@@ -48,6 +48,8 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "older_record_is_believed": ({}, [at(3.0, "kill", "slave", 1.5), at(4.0, "service_restored", "m1", 0.0, number=3)]),
     "lease_read_from_cache": ({"policy": "alone"}, APART),
     "timer_lost_in_failover": ({"timer_pause_s": 0.1}, [at(4.0, "kill", "master", 4.0)]),
+    "pop_ack_not_in_the_log": ({"pop_pause_s": 0.1}, [at(4.0, "kill", "master", 4.0)]),
+    "pop_checkpoint_not_in_the_log": ({"pop_pause_s": 0.1}, [at(4.0, "kill", "master", 4.0)]),
     "member_key_taken_over": ({}, [at(3.0, "duplicate_id", "slave", 4.5, number=1)]),
 }
 """Bug -> options (the rest as SMALL), faults"""

@@ -21,6 +21,13 @@ def test_group_keeps_its_promises_under_faults(seed: int) -> None:
     assert outcome.acknowledged_count
 
 
+@pytest.mark.parametrize("seed", [32, 68])
+def test_a_new_master_continues_what_pop_consumers_have_in_flight(seed: int) -> None:
+    outcome = run_plan(draw_group_plan(seed, {"pop_pause_s": 0.3}))
+    assert not outcome.violations, show(outcome, "pop_pause_s=0.3")
+    assert outcome.term_count > 1
+
+
 def test_group_without_faults_rejects_and_loses_nothing() -> None:
     outcome = run_plan(draw_group_plan(1, {"run_s": 4, "fault_count": 0}))
     assert not outcome.violations, show(outcome, "run_s=4,fault_count=0")

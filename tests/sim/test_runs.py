@@ -38,6 +38,13 @@ def test_pair_keeps_its_promises_under_faults(seed: int) -> None:
     assert outcome.acknowledged_count
 
 
+@pytest.mark.parametrize("seed", [15, 52, 65])
+def test_pop_consumers_get_every_message_until_they_acknowledge_it(seed: int) -> None:
+    outcome = run_plan(draw_plan(seed, {"pop_pause_s": 0.3}))
+    assert not outcome.violations, show(outcome, "pop_pause_s=0.3")
+    assert outcome.acknowledged_count
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_seed_gives_the_same_trace_in_every_process(plan: str) -> None:
     """The two processes hash strings differently, and their objects have different addresses."""

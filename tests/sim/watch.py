@@ -272,7 +272,7 @@ class Watch(Observer):
             self.judged(soundness.check(image, clock_is_steady=clock_is_steady))
             self.judged(derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT))
         self.judged(tasks.check_system_tasks())
-        found = {record.body.partition(b"\n")[0]: record for record in master.records()}
+        found = {record.body.partition(b"\n")[0]: record for record in master.records() if not record.is_copy}
         lost = 0
         for holding in self.holdings:
             record = found.get(holding.body_id)

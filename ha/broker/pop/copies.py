@@ -58,7 +58,7 @@ async def _finish_original(store: MessageStore, state: PopState, group: str, phy
     queue = state.get((group, original.topic, original.queue_id))
     if queue is None or original.queue_offset not in queue.batches:
         return False
-    state.finish(queue, original.queue_offset)
+    state.finish(queue, original.queue_offset, is_copied=True)
     return True
 
 

@@ -153,7 +153,7 @@ class Revival:
         if copy.status.is_stored:
             self.revived_count += 1
             if state.is_in_flight(copy.batch, copy.offset):
-                state.finish(copy.batch.queue, copy.offset)
+                state.finish(copy.batch.queue, copy.offset, is_copied=True)
         elif copy.is_hopeless:
             self._drop(state, [_Due(copy.batch, copy.offset)], copy.remark)
         else:

@@ -91,6 +91,8 @@ class Before(msgspec.Struct):
     next_offset: int
     order: OrderedBatch | None
     batches: dict[int, Batch | None] = {}
+    copied: set[int] = set()
+    """Messages that left the state because their copies are in the log"""
     is_new: bool = False
 
 
@@ -189,9 +191,12 @@ class PopState:
             self._set(queue, offset, batch)
         queue.next_offset = next_offset
 
-    def finish(self, queue: PopQueue, offset: int) -> None:
-        """Records that a message was acknowledged, delivered to a retry topic, or is lost."""
-        self._note(queue).batches.setdefault(offset, queue.batches.get(offset))
+    def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
+        """Records that a message was acknowledged or is lost, or that its copy is in the log."""
+        before = self._note(queue)
+        before.batches.setdefault(offset, queue.batches.get(offset))
+        if is_copied:
+            before.copied.add(offset)
         self._set(queue, offset, None)
 
     def change(self, queue: PopQueue, offset: int, pop_time_ms: int, due_ms: int, *, is_suspended: bool) -> None:
@@ -283,12 +288,14 @@ class PopState:
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
         """Reports the outcome of the record; undoes it and all later changes if it was not stored.
 
-        Returns the queues that changed. A removal is not undone, but written again.
+        Returns the queues that changed. What the log already implies is not undone, but written again: the removal of a
+        queue, and of a message whose copy is stored.
         """
         taken, self._taken = self._taken, {}
         if is_stored:
             return [queue for queue, _ in taken.values() if queue is not None]
         removed = []
+        copied: list[tuple[PopQueue, int]] = []
         for changes in (self._changed, taken):
             for key, (queue, before) in changes.items():
                 if queue is None or before is None or before.is_new:
@@ -299,9 +306,13 @@ class PopState:
                 for offset, batch in before.batches.items():
                     self._set(queue, offset, batch)
                 queue.next_offset, queue.order = before.next_offset, before.order
+                copied += [(queue, offset) for offset in before.copied]
                 if before.is_new:
                     del self.queues[key]
         self._changed = {key: (None, None) for key in removed if key not in self.queues}
+        for queue, offset in copied:
+            if offset in queue.batches:
+                self.finish(queue, offset, is_copied=True)
         if self._changed:
             self._on_change()
         return []

@@ -6,6 +6,7 @@ from typing import Any
 
 from ha.broker.offset_requests import OffsetProcessor, _offset
 from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.pop.state import PopState
 from ha.broker.timers import TimerService
 from ha.failover import election, member
 from ha.failover.agreement import GroupView, MemberRecord, RecordAge
@@ -14,6 +15,7 @@ from ha.failover.election import Refusal, outdated_record
 from ha.failover.lease import LeaseDeadline
 from ha.failover.lease_keeper import LeaseKeeper
 from ha.protocol.headers import GetMaxOffsetRequest, parse_header
+from ha.protocol.pop_records import PopRecord
 from ha.replication import sync_state
 from ha.replication.sync_state import SyncStateSet
 from ha.store import truncation
@@ -169,3 +171,35 @@ def timer_lost_in_failover(plant: Planting) -> None:
         return real(self, queue_offset, code) and code >> 1 > self._wall_clock_ms()
 
     plant.replace(TimerService._is_pending)(is_pending)
+
+
+def _has_pops(plan: GroupPlan) -> bool:
+    return plan.options.pop_pause_s > 0 and _ends_terms(plan)
+
+
+@_bug("pop", needs=_has_pops)
+def pop_ack_not_in_the_log(plant: Planting) -> None:
+    """An acknowledgement is answered, but the record of POP state does not have it: it is lost in a failover."""
+    real = PopState.take_changes
+
+    def take_changes(self: PopState) -> PopRecord:
+        record = real(self)
+        for queue in record.queues:
+            queue.done = []
+        return record
+
+    plant.replace(PopState.take_changes)(take_changes)
+
+
+@_bug("pop", needs=_has_pops)
+def pop_checkpoint_not_in_the_log(plant: Planting) -> None:
+    """The record of POP state has the group's new offset, but not what is in flight: a failover forgets it."""
+    real = PopState.take_changes
+
+    def take_changes(self: PopState) -> PopRecord:
+        record = real(self)
+        for queue in record.queues:
+            queue.taken = []
+        return record
+
+    plant.replace(PopState.take_changes)(take_changes)

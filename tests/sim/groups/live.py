@@ -13,6 +13,7 @@ from tests.sim.groups.group import Group
 from tests.sim.groups.watch import GroupWatch
 from tests.sim.groups.workload import GroupConsumer, GroupProducer
 from tests.sim.machines import LISTEN_PORT
+from tests.sim.pop import GroupPopConsumer, PopLedger
 from tests.sim.run import Run
 from tests.sim.scenario import GroupPlan
 from tests.sim.timers import GroupTimerProducer, TimerLedger
@@ -51,6 +52,10 @@ class GroupRun(Run):
         options = self.plan.options
         options = msgspec.structs.replace(options, burst_max=1, pause_s=options.timer_pause_s)
         return GroupTimerProducer(self.cluster, options, ledger, "t1")
+
+    def _pop_consumer(self, ledger: PopLedger, name: str) -> GroupPopConsumer:
+        options = msgspec.structs.replace(self.plan.options, pause_s=self.plan.options.pop_pause_s)
+        return GroupPopConsumer(self.cluster, options, ledger, name)
 
     def _may_lose(self) -> bool:
         return self.plan.options.policy == "alone" or any(

@@ -194,7 +194,7 @@ class GroupWatch(Observer):
             return
         left = [self.cluster.image(self.cluster.machines[name]) for name in sorted(self._set)]
         end = max(image.sound_end for image in left)
-        held = {body_id_of(record.body) for image in left for record in image.records()}
+        held = {body_id_of(record.body) for image in left for record in image.records() if not record.is_copy}
         promised = {accepted.sent.body_id for accepted in self._in_sync.acknowledged}
         promised |= {accepted.sent.body_id for accepted in self.history.answers if accepted.answered.status == "PUT_OK"}
         promised |= {event.body_id for event in self.history.of(Consumed)}

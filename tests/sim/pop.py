@@ -1,0 +1,201 @@
+"""POP consumers as workload: they acknowledge most messages, hide some for another time, and forget the others.
+
+Their deliveries are no part of the history: `tests.checkers.pop` judges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import Header
+from ha.protocol.pop import (
+    RETRY_V2,
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    Handle,
+    PopMessageRequest,
+    retry_topic,
+)
+from ha.protocol.record import MessageRecord, decode_records
+from ha.protocol.remoting import RemotingCommand
+from tests.checkers.history import body_id_of
+from tests.checkers.pop import Delivery
+from tests.sim.groups.workload import GroupProducer
+from tests.sim.workload import TOPIC, Lost, Producer
+
+if TYPE_CHECKING:
+    from tests.checkers.history import Answered, Sent
+    from tests.sim.groups.group import Group
+    from tests.sim.machines import Machines
+    from tests.sim.observer import Observer
+    from tests.sim.scenario import RunOptions
+
+GROUP = "poppers"
+BROKER_NAME = "broker-a"
+INVISIBLE_MS = (300, 1000, 3000, 8000)
+ACK_CHANCE, CHANGE_CHANCE = 0.7, 0.1
+WORK_S = 0.05
+"""Mean time that a message takes"""
+ANSWERS = (ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL)
+"""All others are refusals: this broker is not the master, does not know the topic yet, or can't store the change"""
+REFUSED_S = 0.2
+"""Pause before a consumer looks for the master again"""
+
+
+class PopLedger:
+    """What was given to the consumers of the group, and what became of it."""
+
+    def __init__(self, watch: Observer) -> None:
+        self.world = watch.world
+        self.deliveries: list[Delivery] = []
+        self.finished: set[bytes] = set()
+        """Keys of the messages that were acknowledged; the answer may have been lost"""
+        self.is_draining = False
+        """Whether consumers acknowledge everything at once"""
+
+    def on_sent(self, sent: Sent) -> None:
+        """As `Observer.on_sent`: nothing is sent."""
+
+    def on_answer(self, answered: Answered) -> None:
+        """As `Observer.on_answer`."""
+
+
+class PopConsumer(Producer):
+    """Pops from a master with a fixed role. It pauses and stops as a producer does."""
+
+    def __init__(self, cluster: Machines, options: RunOptions, ledger: PopLedger, name: str) -> None:
+        super().__init__(cluster, options, ledger, name)
+        self._ledger = ledger
+
+    async def _burst(self, count: int) -> None:
+        await _Round(self, self._ledger).run(count)
+
+
+class GroupPopConsumer(GroupProducer):
+    """Pops from the current master."""
+
+    def __init__(self, group: Group, options: RunOptions, ledger: PopLedger, name: str) -> None:
+        super().__init__(group, ledger, name, options)
+        self._ledger = ledger
+
+    async def _burst(self, count: int) -> None:
+        await _Round(self, self._ledger).run(count)
+
+
+class _Round:
+    """One pop, and what follows for each message."""
+
+    def __init__(self, consumer: Producer, ledger: PopLedger) -> None:
+        self._client = consumer.client
+        self._machine = consumer.client.cluster.machines[consumer.node]
+        self._ledger = ledger
+
+    async def run(self, count: int) -> None:
+        """Pops at most `count` messages. Lost."""
+        chance, ledger = self._client.chance, self._ledger
+        invisible_ms = chance.choice(INVISIBLE_MS)
+        header = PopMessageRequest(
+            consumer_group=GROUP,
+            topic=TOPIC,
+            queue_id=-1,
+            max_msg_nums=count,
+            invisible_time=invisible_ms,
+            poll_time=chance.choice((0, 500)),
+            born_time=self._machine.wall_clock_ms(),
+            init_mode=0,
+            exp_type="TAG",
+            exp="*",
+        )
+        asked_s = trio.current_time()
+        answer = await self._ask(RequestCode.POP_MESSAGE, header)
+        if answer.code != ResponseCode.SUCCESS:
+            return
+        given_s = trio.current_time()
+        found: list[tuple[Delivery, AckMessageRequest]] = []
+        for record, request in _popped(answer):
+            key = body_id_of(bytes(record.body)) or b"?"
+            ledger.world.note(f"{self._client.name} got {key.decode()} {request.extra_info}")
+            delivery = Delivery(key, asked_s, given_s, asked_s + invisible_ms / 1000)
+            ledger.deliveries.append(delivery)
+            found.append((delivery, request))
+        for delivery, request in found:
+            await self._work_on(delivery, request)
+
+    async def _work_on(self, delivery: Delivery, request: AckMessageRequest) -> None:
+        chance = self._client.chance
+        if self._ledger.is_draining:
+            await self._acknowledge(delivery, request)
+            return
+        await trio.sleep(chance.expovariate(1 / WORK_S))
+        drawn = chance.random()
+        if drawn < ACK_CHANCE:
+            await self._acknowledge(delivery, request)
+        elif drawn < ACK_CHANCE + CHANGE_CHANCE:
+            await self._hide(delivery, request, chance.choice(INVISIBLE_MS))
+
+    async def _acknowledge(self, delivery: Delivery, request: AckMessageRequest) -> None:
+        self._ledger.finished.add(delivery.key)
+        answer = await self._ask(RequestCode.ACK_MESSAGE, request)
+        if answer.code == ResponseCode.SUCCESS:
+            self._ledger.world.note(f"{self._client.name} acknowledged {delivery.key.decode()}")
+            delivery.acknowledged_s = trio.current_time()
+
+    async def _hide(self, delivery: Delivery, request: AckMessageRequest, invisible_ms: int) -> None:
+        change = ChangeInvisibleTimeRequest(
+            consumer_group=GROUP,
+            topic=request.topic,
+            queue_id=request.queue_id,
+            extra_info=request.extra_info,
+            offset=request.offset,
+            invisible_time=invisible_ms,
+        )
+        asked_s = trio.current_time()
+        is_in_time, hidden_to_s = asked_s < delivery.hidden_to_s, asked_s + invisible_ms / 1000
+        delivery.hidden_to_s = min(delivery.hidden_to_s, hidden_to_s)
+        answer = await self._ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
+        if answer.code == ResponseCode.SUCCESS and is_in_time and trio.current_time() < delivery.hidden_to_s:
+            delivery.hidden_to_s = hidden_to_s
+
+    async def _ask(self, code: RequestCode, header: Header) -> RemotingCommand:
+        """Returns the answer to a request. Lost if it is a refusal of a broker that is no master."""
+        await self._client.send([RemotingCommand(code, opaque=1, ext_fields=header.to_ext_fields())])
+        answer = await self._client.receive()
+        if answer.code not in ANSWERS:
+            await trio.sleep(REFUSED_S)
+            raise Lost
+        return answer
+
+
+def _popped(answer: RemotingCommand) -> Iterator[tuple[MessageRecord, AckMessageRequest]]:
+    """Yields each record with the request that acknowledges it, made as RocketMQ's clients make it."""
+    fields = answer.ext_fields
+    starts = {}
+    for part in fields["startOffsetInfo"].split(";"):
+        flag, queue_id, start = map(int, part.split(" "))
+        starts[flag, queue_id] = start
+    places = []
+    for part in fields["msgOffsetInfo"].split(";"):
+        flag_word, queue_word, offsets = part.split(" ")
+        places += [(int(flag_word), int(queue_word), int(offset)) for offset in offsets.split(",")]
+    for record, (flag, queue_id, offset) in zip(decode_records(answer.body), places, strict=True):
+        handle = Handle(
+            start_offset=starts[flag, queue_id],
+            pop_time_ms=int(fields["popTime"]),
+            invisible_ms=int(fields["invisibleTime"]),
+            revive_queue=int(fields["reviveQid"]),
+            flag=flag,
+            broker_name=BROKER_NAME,
+            queue_id=queue_id,
+            offset=offset,
+        )
+        topic = retry_topic(GROUP, TOPIC, is_v2=flag == RETRY_V2) if flag else TOPIC
+        yield (
+            record,
+            AckMessageRequest(
+                consumer_group=GROUP, topic=topic, queue_id=queue_id, extra_info=handle.encode(), offset=offset
+            ),
+        )
