@@ -65,6 +65,8 @@ class Confirmed:
             if not len(entries):
                 return end
             size = int(entries["size"][-1])
+            if size == BLANK_SIZE and entries["physical_offset"][-1] == 0:
+                return end  # only such entries precede it: the queue began here, or its topic was deleted
             if size != BLANK_SIZE and int(entries["physical_offset"][-1]) + size <= self.end_offset:
                 return end
             record_end = self._sound_end(key, end)

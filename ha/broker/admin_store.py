@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from ha.broker.core import BrokerCore
-from ha.broker.refused import refuse_on_slave
-from ha.errors import DiskFull
+from ha.broker.refused import refuse_if, refuse_on_slave
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection, RequestHandler
@@ -19,6 +18,7 @@ class AdminStore:
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
+        self._tables = core.tables
         self._topics = core.tables.topics
         self._standing = core.standing
 
@@ -39,13 +39,16 @@ class AdminStore:
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """316: clears the queues of topics that no longer exist, which deleting a topic does as well.
 
-        Refused on a slave, which may not have learned of all topics yet.
+        Slaves do the same for all of them, also for those that an earlier halog deleted here alone. Refused on a slave,
+        which may not have learned of all topics yet.
         """
         refuse_on_slave(self._standing, "Can't clean topics on a slave")
-        for topic in self._store.queues.topics():
-            if self._topics.get(topic) is None:
-                try:
-                    await self._store.clear_topic(topic)
-                except DiskFull as error:
-                    return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        queues = self._store.queues
+        unused = [
+            topic
+            for topic in queues.topics()
+            if self._topics.get(topic) is None and (topic not in self._topics.deleted or queues.not_empty((topic,)))
+        ]
+        refuse_if(await self._topics.delete_messages(unused, self._store.log.max_offset.value))
+        refuse_if(await self._tables.clear_deleted_topics())
         return command.reply(ResponseCode.SUCCESS)

@@ -1,9 +1,10 @@
 """Requests that create, change, delete and show topics: 17, 215, 351, 305.
 
 A change is answered when it is on disk and every name server has been notified or failed to answer. Deleting a topic
-deletes its configuration and the offsets of consumer groups, and hides its messages from readers. If a topic of that
-name is created again, queue offsets continue; RocketMQ restarts at 0, so that its slaves, and rebuilt queues, mistake
-new messages for old ones. Source: AdminBrokerProcessor.
+deletes its configuration and the offsets of consumer groups, and removes its messages from the queues, on slaves as
+soon as they copy the table of topics. The log keeps the records until retention deletes them. If a topic of that name
+is created again, queue offsets continue; RocketMQ restarts at 0, so that its slaves, and rebuilt queues, mistake new
+messages for old ones. Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import trio
 from ha.broker.core import BrokerCore
 from ha.broker.refused import refuse_if, refuse_on_slave
 from ha.broker.topics import NO_SEND_TOPICS, system_topics, topic_fault
-from ha.errors import DiskFull, RemoteProtocolError
+from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CreateTopicRequest, TopicRequest
 from ha.protocol.bodies import TopicConfig, TopicList
@@ -49,6 +50,7 @@ class AdminTopics:
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store
+        self._tables = core.tables
         self._topics = core.tables.topics
         self._offsets = core.tables.offsets
         self._reads = core.tables.reads
@@ -98,15 +100,13 @@ class AdminTopics:
         self._reads.forget(topic=topic)
         refuse_if(await self._offsets.logged())
         log = self._store.log
+        end = log.max_offset.value
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
-            # Entries dispatched later come after those that are cleared.
-            end = log.max_offset.value
             while log.dispatched_offset.value < end:
                 await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        try:
-            await self._store.clear_topic(topic)
-        except DiskFull as error:
-            return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        if self._store.queues.not_empty((topic,)):
+            refuse_if(await self._topics.delete_messages([topic], end))
+        refuse_if(await self._tables.clear_deleted_topics())
         await self._topics.announce()
         return command.reply(ResponseCode.SUCCESS)
 

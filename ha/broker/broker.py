@@ -277,6 +277,8 @@ class Broker:
         while True:
             await trio.sleep(self.options.flush_consumer_offset_interval_s)
             await self.tables.save()
+            if not self.standing.is_slave:
+                await self.tables.clear_deleted_topics()
 
     async def save(self) -> None:
         """Saves everything at shutdown."""
@@ -307,6 +309,8 @@ async def open_broker(
     """
     broker = Broker(options, store, replication, world, acl_guard, standing)
     await broker.tables.load()
+    if not broker.standing.is_slave:
+        await broker.tables.clear_deleted_topics()
     async with broker.put_service.serve():
         try:
             async with trio.open_nursery() as nursery:

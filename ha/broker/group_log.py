@@ -245,7 +245,9 @@ class GroupLog:
     async def _read_on(self) -> bool:
         """Applies records of the queue to the replica; returns False if one can't be read yet."""
         async with self._reading:
-            return await self._read_queue()
+            is_done = await self._read_queue()
+        await self._tables.clear_deleted_topics()
+        return is_done
 
     async def _read_queue(self) -> bool:
         while (queue := self._queue) is not None:

@@ -13,7 +13,7 @@ import msgspec
 
 from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, LogPosition, TopicConfig
-from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, entry_size_max
+from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, entry_size_max, remember_deleted
 
 BEFORE_ALL = LogPosition()
 """Before the first record."""
@@ -30,6 +30,7 @@ class TablesView(msgspec.Struct, frozen=True):
     """The current tables; the maps are not copied."""
 
     topics: Mapping[str, TopicConfig | None]
+    deleted_topics: Mapping[str, int]
     groups: Mapping[str, GroupConfig | None]
     offsets: Mapping[str, dict[int, int]]
     delays: Mapping[int, int]
@@ -43,6 +44,7 @@ class TablesState(msgspec.Struct):
     """All tables after one record of the log."""
 
     topics: dict[str, TopicConfig] = {}
+    deleted_topics: dict[str, int] = {}
     groups: dict[str, GroupConfig] = {}
     offsets: dict[str, dict[int, int]] = {}
     delays: dict[int, int] = {}
@@ -58,6 +60,7 @@ class TablesState(msgspec.Struct):
                 self.topics.pop(topic, None)
             else:
                 self.topics[topic] = topic_config
+        remember_deleted(self.deleted_topics, record.deleted_topics)
         for group, group_config in record.groups.items():
             if group_config is None:
                 self.groups.pop(group, None)
@@ -88,7 +91,7 @@ class TablesState(msgspec.Struct):
 
 def changed_sections(record: TablesRecord) -> Iterator[str]:
     """Yields the tables that a record changes."""
-    if record.topics or record.topics_version is not None:
+    if record.topics or record.deleted_topics or record.topics_version is not None:
         yield TOPICS
     if record.groups or record.groups_version is not None:
         yield GROUPS
@@ -177,6 +180,7 @@ def pack(
         size += entry_size_max(key, 0)
     sections: tuple[tuple[str, Mapping[Any, Any], Callable[[Any, Any], int]], ...] = (
         (TOPICS, view.topics, _config_size),
+        ("deleted_topics", view.deleted_topics, lambda topic, _: entry_size_max(topic, 1)),
         (GROUPS, view.groups, _config_size),
         (USERS, view.users, _config_size),
         (DELAYS, view.delays, _delay_size),

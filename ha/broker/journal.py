@@ -53,6 +53,7 @@ class Journal:
         self.config_size_max = 1 << 62
         """Maximum bytes of the configuration of one topic or group, so that it fits a record"""
         self._topics: dict[str, TopicConfig | None] = {}
+        self._deleted_topics: dict[str, int] = {}
         self._groups: dict[str, GroupConfig | None] = {}
         self._users: dict[str, UserConfig | None] = {}
         self._versions: list[DataVersion | None] = [None, None, None]
@@ -88,6 +89,13 @@ class Journal:
         """Adds a new or changed topic; None: a deleted one."""
         if self.is_open:
             self._topics[name] = config
+            self._versions[0] = version
+            self.some.set()
+
+    def deleted_topics(self, before: Mapping[str, int], version: DataVersion) -> None:
+        """Adds topics whose messages before a physical offset are deleted."""
+        if self.is_open:
+            self._deleted_topics.update(before)
             self._versions[0] = version
             self.some.set()
 
@@ -165,7 +173,8 @@ class Journal:
 
     @property
     def _is_empty(self) -> bool:
-        return not (self._topics or self._groups or self._users or self._offsets or self._delays or self._removed)
+        configs = self._topics or self._deleted_topics or self._groups or self._users
+        return not (configs or self._offsets or self._delays or self._removed)
 
     @property
     def has_waiters(self) -> bool:
@@ -174,7 +183,8 @@ class Journal:
 
     def take(self, size_max: int) -> list[TablesRecord]:
         """Removes all changes and returns them as records of about `size_max` bytes. `settle` reports their outcome."""
-        view = TablesView(self._topics, self._groups, self._offsets, self._delays, self._users, *self._versions)
+        configs = self._topics, self._deleted_topics, self._groups
+        view = TablesView(*configs, self._offsets, self._delays, self._users, *self._versions)
         records = (
             [] if self._is_empty and self._is_settled else list(pack(view, self.epoch, size_max, removed=self._removed))
         )
@@ -211,4 +221,4 @@ class Journal:
 
     def _forget(self) -> None:
         self._topics, self._groups, self._users, self._versions = {}, {}, {}, [None, None, None]
-        self._removed, self._offsets, self._delays = {}, {}, {}
+        self._deleted_topics, self._removed, self._offsets, self._delays = {}, {}, {}, {}

@@ -2,7 +2,9 @@
 authenticationEnabled, users (3005) and their policies (3010).
 
 Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
-whole when their data version differs, delay offsets when they differ; consumer offsets are merged. RocketMQ:
+whole when their data version differs, delay offsets when they differ; consumer offsets are merged. Messages of topics
+that the master deleted leave the queues here, too, but only what a halog master names: a topic may be missing from a
+table because the master has lost its file. RocketMQ:
 SlaveSynchronize (every 10 s in 4.9; it sends 21 to the master's fast port, which answers the same). Offsets committed
 here while the master was down are sent to it as commits (15). If the master can't be reached, the slave serves what it
 has. In a failover group nothing is copied once the tables come from the group's log (group_log.py), unless the master
@@ -106,13 +108,17 @@ class SlaveSync:
             if topics.data_version != self._topics.data_version:
                 _leave_out_too_long("topic", topics.topic_config_table, address)
             await self._topics.replace(topics)
-            offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
-            self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
+            await self._tables.clear_deleted_topics()
+            raw = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            offsets = java_json.read_as(ConsumerOffsets, raw)
+            self._offsets.merge(offsets)
+            own = {commit.consumer_group for commit in self._offsets.local_commits()}
             await self._hand_on(address)
             raw = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             groups = java_json.read_as(GroupTable, raw)
             if groups.data_version != self._groups.data_version:
                 _leave_out_too_long("group", groups.subscription_group_table, address)
+            await self._remove_offsets(offsets, groups, own)
             await self._groups.replace(groups)
             await self._copy_delay_offsets(address)
             fault = await self._copy_users(address) if self._options.authentication_enabled else ""
@@ -123,6 +129,30 @@ class SlaveSync:
             return False
         self._report(fault, address)
         return not fault
+
+    async def _remove_offsets(self, of_master: ConsumerOffsets, groups: GroupTable, own: set[str]) -> None:
+        """Removes offsets that the master has deleted: with a topic, or with a group of which it has none.
+
+        Offsets that only this slave has stay otherwise. `own`: groups with offsets committed here. A master that lost
+        its file of groups counts its changes from the start; nothing is removed then.
+        """
+        kept = of_master.offset_table.keys()
+        gone: set[str] = set()
+        if groups.data_version.counter > self._groups.data_version.counter:
+            gone = self._groups.table.keys() - groups.subscription_group_table.keys() - own
+            gone -= {key.partition("@")[2] for key in kept}
+        removed = False
+        for key in self._offsets.table.keys() - kept:
+            topic, _, group = key.partition("@")
+            if group in gone:
+                self._offsets.remove(group=group)
+            elif topic in self._topics.deleted and self._topics.get(topic) is None:
+                self._offsets.remove(topic=topic)
+            else:
+                continue
+            removed = True
+        if removed:
+            await self._offsets.save()  # before the groups: after a restart their file still shows which are gone
 
     async def _copy_delay_offsets(self, address: str) -> None:
         """Copies delay offsets; the master sends none that are ahead of what its slaves have (delay.py)."""

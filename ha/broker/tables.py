@@ -24,6 +24,7 @@ from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
 from ha.broker.users import Users
 from ha.broker.world import World
+from ha.errors import DiskFull
 from ha.protocol import java_json
 from ha.protocol.access_bodies import UserTable
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPosition, TopicConfigTable
@@ -124,7 +125,7 @@ class Tables:
 
     async def load_files(self) -> None:
         """Reads only the files."""
-        await self.topics.load()
+        await self.topics.load(self._store.log.max_offset.value)
         await self.groups.load()
         await self.offsets.load()
         await self.users.load()
@@ -140,6 +141,19 @@ class Tables:
             await self.group_log.save()
         for file in self._files.values():
             await file.catch_up()
+
+    async def clear_deleted_topics(self) -> str:
+        """Removes the messages of deleted topics from the queues, as far as they are dispatched. DiskFailed.
+
+        Returns why not all are removed yet, or "". To be called again later, as more may be dispatched by then.
+        Only if this broker's log is the one that the offsets refer to: on a master, on a slave whose master has just
+        confirmed them, and where they come from the log itself.
+        """
+        try:
+            await self._store.clear_topics(self.topics.deleted)
+        except DiskFull as error:
+            return str(error)
+        return ""
 
     # ---- in a failover group
 
@@ -178,6 +192,7 @@ class Tables:
         """The current tables, not copied."""
         return TablesView(
             self.topics.table,
+            self.topics.deleted,
             self.groups.table,
             self.offsets.table,
             self.delay_offsets.table,
@@ -192,6 +207,7 @@ class Tables:
         view = self.view()
         return TablesState(
             topics=dict(self.topics.table),
+            deleted_topics=dict(self.topics.deleted),
             groups=dict(self.groups.table),
             offsets={key: dict(by_queue) for key, by_queue in view.offsets.items()},
             delays=dict(view.delays),
@@ -220,7 +236,7 @@ class Tables:
 
     def adopt(self, state: TablesState) -> None:
         """Replaces the tables with the content of the group's log."""
-        self.topics.adopt(state.topics, state.topics_version)
+        self.topics.adopt(state.topics, state.topics_version, state.deleted_topics)
         self.groups.adopt(state.groups, state.groups_version)
         self.users.adopt(state.users, state.users_version)
         self.offsets.adopt(state.offsets)
@@ -228,7 +244,8 @@ class Tables:
 
     def follow(self, record: TablesRecord) -> None:
         """Applies the next record of the group's log."""
-        if record.topics or record.topics_version is not None:
+        if record.topics or record.deleted_topics or record.topics_version is not None:
+            self.topics.follow_deleted(record.deleted_topics)
             self.topics.follow(record.topics, record.topics_version)
         self.groups.follow(record.groups, record.groups_version)
         self.users.follow(record.users, record.users_version)
@@ -253,7 +270,12 @@ def _file_content(
     state, position = replica.state, replica.reported_position
     if section == TOPICS:
         version = state.topics_version
-        return TopicConfigTable(data_version=version, log_position=position, topic_config_table=state.topics)
+        return TopicConfigTable(
+            data_version=version,
+            deleted_topics=state.deleted_topics or None,
+            log_position=position,
+            topic_config_table=state.topics,
+        )
     if section == GROUPS:
         version = state.groups_version
         return GroupTable(data_version=version, log_position=position, subscription_group_table=state.groups)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
 import trio
 
 from ha.broker.config_file import ConfigFile
 from ha.broker.config_table import ConfigTable, Save
-from ha.broker.journal import Journal
+from ha.broker.journal import Journal, Logged
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing
 from ha.errors import DiskFull
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.codes import Permission
+from ha.protocol.group_records import remember_deleted
 from ha.protocol.topic_names import (
     AUTO_CREATE_TOPIC,
     DLQ_PREFIX,
@@ -123,18 +124,25 @@ class Topics(ConfigTable[TopicConfig]):
     ) -> None:
         super().__init__(file, options, wall_clock_ms=wall_clock_ms, standing=standing)
         self._queues = queues
+        self._deleted: dict[str, int] = {}
         self._deleted_by_master: set[str] = set()
         """On a slave: topics that its master deleted although the log still holds messages of them"""
         self._subscribers: list[Callable[[], None]] = []
         self.wait_told: Callable[[], Awaitable[None]] | None = None
         """Waits until the name servers know the current table"""
 
-    async def load(self) -> None:
-        """Reads the file and adds missing system topics. Raises CorruptLog if both file and `.bak` are damaged."""
+    async def load(self, log_end: int = 0) -> None:
+        """Reads the file and adds missing system topics. Raises CorruptLog if both file and `.bak` are damaged.
+
+        On a master, messages beyond `log_end` (physical offset) are not deleted: a store that was emptied gets others.
+        """
         loaded = await self._file.load(partial(java_json.read_as, TopicConfigTable))
         if loaded is not None:
             self._table = dict(loaded.topic_config_table)
             self._data_version = loaded.data_version
+            deleted = loaded.deleted_topics or {}
+            end = 1 << 63 if self._standing.is_slave or self.journal is not None else log_end
+            self._deleted = {topic: min(before, end) for topic, before in deleted.items()}
         self.file_position = loaded.log_position if loaded is not None else None
         self._add_system_topics()
         if self.journal is None:
@@ -146,7 +154,16 @@ class Topics(ConfigTable[TopicConfig]):
 
     def snapshot(self) -> TopicConfigTable:
         """A copy of the table: the body of 21 and of broker registration, the content of topics.json."""
-        return TopicConfigTable(topic_config_table=dict(self._table), data_version=self._data_version)
+        return TopicConfigTable(
+            topic_config_table=dict(self._table),
+            data_version=self._data_version,
+            deleted_topics=dict(self._deleted) or None,
+        )
+
+    @property
+    def deleted(self) -> Mapping[str, int]:
+        """Topic -> physical offset before which its messages are deleted; the latest DELETED_TOPICS_MAX."""
+        return self._deleted
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Registers `callback`, called after every change once it is saved."""
@@ -160,8 +177,8 @@ class Topics(ConfigTable[TopicConfig]):
         config = self._table.get(topic)
         if config is not None or not self._standing.is_slave or topic in self._deleted_by_master:
             return config
-        queue_ids = self._queues.topics().get(topic) if self._queues is not None else None
-        return _topic(topic, max(queue_ids) + 1, Permission.READ) if queue_ids else None
+        found = self._queues.not_empty((topic,)) if self._queues is not None else None
+        return _topic(topic, max(queue.queue_id for queue in found) + 1, Permission.READ) if found else None
 
     async def create_on_send(self, topic: str, default_topic: str, queue_count: int) -> TopicConfig | str:
         """Creates `topic` from the template `default_topic`; returns the reason if it is not possible.
@@ -219,6 +236,37 @@ class Topics(ConfigTable[TopicConfig]):
             logger.info("topic.deleted topic=%s", topic)
         return fault
 
+    async def delete_messages(self, topics: Iterable[str], before: int) -> str:
+        """Records that the messages of `topics` before a physical offset are deleted, for restarts and for slaves.
+
+        Returns why it is not possible, or "". They are in the queues until `Tables.clear_deleted_topics`.
+        """
+        deleted = dict.fromkeys(topics, before)
+        if not deleted:
+            return ""
+        self._bump_version()
+        if self.journal is not None:
+            self.journal.deleted_topics(deleted, self._data_version)
+
+            def done(logged: Logged) -> None:
+                if logged.status.is_stored:
+                    self.follow_deleted(deleted)
+
+            return (await self.journal.logged(done)).fault
+        before_it = self._deleted
+        self._deleted = dict(before_it)
+        self.follow_deleted(deleted)
+        try:
+            await self._save_and_notify(self._file.save)
+        except DiskFull as error:
+            self._deleted = before_it
+            return str(error)
+        return ""
+
+    def follow_deleted(self, deleted: Mapping[str, int]) -> None:
+        """Adds topics whose messages before a physical offset are deleted."""
+        remember_deleted(self._deleted, deleted)
+
     async def _change(self, name: str, config: TopicConfig | None) -> str:
         """Writes a change to the group's log or the file; None deletes the topic. Returns why it failed, or ""."""
         if self.journal is not None:
@@ -238,27 +286,31 @@ class Topics(ConfigTable[TopicConfig]):
         """Copies a master's whole table if its data version differs; returns whether it did."""
         if table.data_version == self._data_version:
             return False
-        self._take_over(table.topic_config_table, table.data_version)
+        self._take_over(table.topic_config_table, table.data_version, table.deleted_topics or {})
         if self.journal is None:
             await self._save_and_notify(self._file.save_when_possible)
         else:
             self._notify()
         return True
 
-    def _take_over(self, table: Mapping[str, TopicConfig], version: DataVersion) -> None:
+    def _take_over(self, table: Mapping[str, TopicConfig], version: DataVersion, deleted: Mapping[str, int]) -> None:
         if self._queues is not None:
             known = self._table.keys() | self._deleted_by_master
             self._deleted_by_master = (known - table.keys()) & self._queues.topics().keys()
         self._table = dict(table)
+        self._deleted = {}
+        self.follow_deleted(deleted)
         self._data_version = version
 
     # ---- in a failover group
 
-    def adopt(self, table: Mapping[str, TopicConfig], version: DataVersion) -> None:
+    def adopt(
+        self, table: Mapping[str, TopicConfig], version: DataVersion, deleted: Mapping[str, int] | None = None
+    ) -> None:
         """Replaces the table with the content of the group's log, plus this broker's system topics."""
-        if table == self._table and version == self._data_version:
+        if (table, version, deleted or {}) == (self._table, self._data_version, self._deleted):
             return
-        self._take_over(table, version)
+        self._take_over(table, version, deleted or {})
         self._add_system_topics()
         self._notify()
 

@@ -64,9 +64,13 @@ class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
-    """All topics of a broker: topics.json, the answer to 21, and the main part of a registration."""
+    """All topics of a broker: topics.json, the answer to 21, and the main part of a registration.
+
+    `deleted_topics`, which only halog writes and reads: name -> physical offset before which messages are deleted.
+    """
 
     data_version: DataVersion = DataVersion()
+    deleted_topics: dict[str, int] | None = None
     log_position: LogPosition | None = None
     mapping_data_version: DataVersion | None = None
     topic_config_table: dict[str, TopicConfig] = {}

@@ -8,6 +8,7 @@ JSON:
     snapshot  {"part": n, "isLast": bool}, only in parts of a snapshot, which have the tag `s`
     topics, groups                     name -> configuration as in topics.json, subscriptionGroup.json; null: deleted
     users                              name -> user as in users.json, with its password; null: deleted
+    deletedTopics                      name -> physical offset before which the topic's messages are deleted
     topicsVersion, groupsVersion, usersVersion  data version of that table after the change
     removedOffsets                     "topic@group" whose offsets are removed, before `offsets` apply
     offsets                            "topic@group" -> queue id -> queue offset
@@ -19,6 +20,8 @@ them apply as usual. A complete snapshot removes every entry that is neither in 
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -47,6 +50,7 @@ class TablesRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=T
     epoch: int
     snapshot: SnapshotPart | None = None
     topics: dict[str, TopicConfig | None] = {}
+    deleted_topics: dict[str, int] = {}
     topics_version: DataVersion | None = None
     groups: dict[str, GroupConfig | None] = {}
     groups_version: DataVersion | None = None
@@ -60,6 +64,9 @@ class TablesRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=T
 class _VersionAlone(msgspec.Struct):
     version: int
 
+
+DELETED_TOPICS_MAX = 1024
+"""Maximum number of deleted topics that a broker remembers; the earliest are forgotten"""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TablesRecord).decode
@@ -81,6 +88,14 @@ def decode_tables_record(body: bytes) -> TablesRecord:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"invalid tables record: {error}") from None
+
+
+def remember_deleted(known: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds deleted topics to `known`, and removes the earliest beyond DELETED_TOPICS_MAX."""
+    for topic, before in more.items():
+        known[topic] = max(before, known.get(topic, 0))
+    for topic in sorted(known, key=lambda name: (known[name], name))[: max(0, len(known) - DELETED_TOPICS_MAX)]:
+        del known[topic]
 
 
 def entry_size_max(name: str, queue_count: int) -> int:

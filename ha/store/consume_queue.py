@@ -252,18 +252,22 @@ class ConsumeQueue:
             deleted += 1
         return deleted
 
-    def clear(self) -> None:
-        """Removes all entries and keeps the end, durably. Blocking.
+    def clear(self, before: int) -> None:
+        """Removes the entries of records before a physical offset, durably; the end stays. Blocking.
 
-        All files but the last are deleted, and that one is filled with blank entries, like that of a queue that began
-        at this offset.
+        Files with no other entries are deleted, except for the last, and the first one that stays begins with blank
+        entries, like that of a queue that began at this offset.
         """
-        self.min_offset = end = self.max_offset
+        begin = self._search(before)
+        if begin <= self.min_offset:
+            return
+        self.min_offset = begin
         for start in self.files.starts[:-1]:
-            self.files.remove(start)
+            if start + self.files.file_entries <= begin:
+                self.files.remove(start)
         if self.files.starts:
-            self.files.blank(self.files.starts[-1], end)
-        self.min_offset = end  # a reader may have moved it meanwhile
+            self.files.blank(self.files.starts[0], begin)
+        self.min_offset = begin  # a reader may have moved it meanwhile
 
     def destroy(self) -> None:
         """Deletes the queue's files and resets it."""

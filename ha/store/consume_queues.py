@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -161,11 +161,14 @@ class ConsumeQueues:
         """Adjusts every queue's `min_offset` to the commitlog's; returns how many files that deleted."""
         return sum(queue.correct_min(log_min_offset) for queue in self)
 
-    def clear(self, topic: str) -> None:
-        """Removes all entries of a topic, whose queues keep their ends. Blocking."""
-        for queue in self:
-            if queue.topic == topic:
-                queue.clear()
+    def clear(self, before: Mapping[str, int]) -> None:
+        """Removes the entries of topics before a physical offset each; the queues keep their ends. Blocking."""
+        for queue in self.not_empty(before):
+            queue.clear(before[queue.topic])
+
+    def not_empty(self, topics: Container[str]) -> list[ConsumeQueue]:
+        """Returns the queues of `topics` that have entries."""
+        return [queue for queue in self if queue.topic in topics and queue.min_offset < queue.max_offset]
 
     def forget(self) -> None:
         """Resets to the state without queues, and leaves the files alone, which were moved."""

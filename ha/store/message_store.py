@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 
@@ -191,17 +191,19 @@ class MessageStore:
         found: list[int] = await self.run_blocking(self.index.query, topic, key, count_max, begin_ms, end_ms)
         return found
 
-    async def clear_topic(self, topic: str) -> None:
-        """Removes all messages of a topic from its queues, which keep their ends.
+    async def clear_topics(self, before: Mapping[str, int]) -> None:
+        """Removes the messages of topics before a physical offset each from their queues, which keep their ends.
 
-        DiskFull, DiskFailed. The log keeps the records until retention deletes them. Queues that are rebuilt from the
-        log, because their files were damaged, contain them again.
+        DiskFull, DiskFailed. The log keeps the records until retention deletes them. Records that are not dispatched
+        yet, and queues that are rebuilt from the log because their files were damaged, need another call.
         """
+        if not self.queues.not_empty(before):
+            return
         try:
             async with self.log.maintenance_lock:
-                await self.run_blocking(self.queues.clear, topic)
+                await self.run_blocking(self.queues.clear, before)
         except OSError as error:
-            directory = self.options.root / "consumequeue" / topic
+            directory = self.options.root / "consumequeue"
             if is_passing(error):
                 raise DiskFull(directory, 0, str(error)) from error
             raise DiskFailed(directory, "write", str(error)) from error

@@ -14,6 +14,7 @@ from ha.broker.topics import ANNOUNCE_TIMEOUT_S, Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.store_files import ENTRY
 from tests.broker.full_disk import FullDisk
 from tests.broker.node import Node, open_node
 
@@ -178,7 +179,7 @@ async def test_slave_does_not_serve_topics_deleted_by_its_master(tmp_path: Path,
             assert await topics.replace(table)
 
         for name in ("T1", "New"):
-            node.store.queues.get_or_create(name, 0)
+            node.store.queues.get_or_create(name, 0).append(0, [ENTRY.pack(100, 100, 0)])
         await learn("T1")
         assert topics.get_readable("New") is not None, "messages come before their topic"
         await learn("T2")

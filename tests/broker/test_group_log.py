@@ -486,6 +486,25 @@ async def test_delayed_messages_continue_at_the_logged_offset(autojump_clock: Mo
         assert slave.tables.delay_offsets.get(3) == 5
 
 
+async def test_messages_of_a_deleted_topic_leave_every_member() -> None:
+    async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
+        await master.become_master(1)
+        assert await master.tables.topics.update(topic("T", 1)) == ""
+        await master.put("T")
+        await master.settled()
+        before = master.end
+        await master.put("T")
+        assert await master.tables.topics.delete_messages(["T"], before) == ""
+        await master.settled()
+        await copy_log(master.store, slave.store, master.end)
+        await slave.settled()
+        for member in (master, slave):
+            assert member.tables.topics.deleted == {"T": before}
+            queue = member.store.queues.get("T", 0)
+            assert queue is not None
+            assert (queue.min_offset, queue.max_offset) == (1, 2)
+
+
 def message(topic: str, body: bytes = b"message") -> Message:
     return Message(topic, 0, body)
 

@@ -102,6 +102,7 @@ def test_outcome_of_another_term_is_ignored() -> None:
 def view(state: TablesState) -> TablesView:
     return TablesView(
         state.topics,
+        state.deleted_topics,
         state.groups,
         state.offsets,
         state.delays,
@@ -115,6 +116,7 @@ def view(state: TablesState) -> TablesView:
 def some_tables() -> TablesState:
     return TablesState(
         topics={f"T{number}": TopicConfig(topic_name=f"T{number}") for number in range(50)},
+        deleted_topics={f"D{number}": 1 << 40 for number in range(300)},
         groups={f"g{number}": GroupConfig(group_name=f"g{number}") for number in range(50)},
         offsets={f"T{number}@g": {queue: queue for queue in range(600)} for number in range(5)},
         delays={1: 3},

@@ -1,7 +1,9 @@
 """The broker's tables: RocketMQ's files on disk, restarts, and a slave's copies. Store-format §9 and §12."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +15,10 @@ from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.errors import CorruptLog
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from ha.protocol.codes import ResponseCode
 from tests.broker.full_disk import FullDisk
-from tests.broker.node import open_node
+from tests.broker.group_member import copy_log
+from tests.broker.node import Node, open_node
 
 TOPICS_JSON = """{
 	"dataVersion":{
@@ -141,6 +145,118 @@ async def test_slave_copies_its_masters_tables(tmp_path: Path, autojump_clock: o
         assert broker.offsets.get("fresh", "TT", 0) == 1
         assert broker.offsets.get("own", "Own", 0) == 9
         assert "TT" in (tmp_path / "slave" / "config" / "topics.json").read_text()
+
+
+SLAVE: dict[str, Any] = {"role": BrokerRole.SLAVE, "slave_read_enable": True}
+
+
+async def read(node: Node, topic: str) -> tuple[int, list[bytes]]:
+    """The code of a pull of queue 0 from its start, and the bodies of the messages."""
+    answer = await node.pull(min_offset(node, topic), topic=topic)
+    return answer.code, [record.body for record in node.records(answer)] if answer.code == 0 else []
+
+
+def min_offset(node: Node, topic: str) -> int:
+    queue = node.store.queues.get(topic, 0)
+    return 0 if queue is None else queue.min_offset
+
+
+def entries(node: Node, topic: str) -> int:
+    """The number of messages that readers of the store see in queue 0."""
+    queue = node.store.queues.get(topic, 0)
+    assert queue is not None
+    return queue.max_offset - queue.min_offset
+
+
+async def test_messages_of_a_deleted_topic_leave_the_slave(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", **SLAVE) as slave:
+        sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+        await master.send(b"old", b="T1")
+        await master.send(b"kept", b="T2")
+        await master.pull(0, consumerGroup="g", topic="T1", sysFlag=5, commitOffset=1)
+        await copy_log(master.store, slave.store, master.store.log.max_offset.value)
+        assert await sync.sync_once()
+        assert await read(slave, "T1") == (0, [b"old"])
+        assert (await master.ask(215, topic="T1")).code == 0
+        assert await sync.sync_once()
+        assert (await read(slave, "T1"))[0] == ResponseCode.TOPIC_NOT_EXIST
+        assert [entries(slave, topic) for topic in ("T1", "T2")] == [0, 1]
+        assert slave.broker.offsets.get("g", "T1", 0) is None
+    async with open_node(tmp_path / "slave", **SLAVE) as slave:
+        assert (await read(slave, "T1"))[0] == ResponseCode.TOPIC_NOT_EXIST
+        assert await read(slave, "T2") == (0, [b"kept"])
+        assert [entries(slave, topic) for topic in ("T1", "T2")] == [0, 1]
+        assert slave.broker.offsets.get("g", "T1", 0) is None
+
+
+async def test_slave_that_was_away_keeps_only_what_the_master_has(tmp_path: Path, autojump_clock: object) -> None:
+    """It first learns of the topic after it was deleted and created again, and gets the old messages later still."""
+    async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", **SLAVE) as slave:
+        sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+        await master.send(b"old", b="T1")
+        between = master.store.log.max_offset.value
+        await master.send(b"older", b="T1")
+        await copy_log(master.store, slave.store, between)
+        assert (await master.ask(215, topic="T1")).code == 0
+        await master.send(b"new", b="T1")
+        assert await sync.sync_once()
+        assert entries(slave, "T1") == 0
+        await copy_log(master.store, slave.store, master.store.log.max_offset.value)
+        assert await sync.sync_once()
+        assert await read(slave, "T1") == (0, [b"new"])
+        assert entries(slave, "T1") == entries(master, "T1") == 1
+
+
+async def test_slave_deletes_nothing_when_its_master_lost_its_tables(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path / "slave", **SLAVE) as slave:
+        async with open_node(tmp_path / "master") as master:
+            sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+            for topic in ("T1", "T2"):
+                await master.send(b"kept", b=topic)
+                await master.pull(0, topic=topic, sysFlag=5, commitOffset=1)
+            await copy_log(master.store, slave.store, master.store.log.max_offset.value)
+            assert await sync.sync_once()
+        shutil.rmtree(tmp_path / "master" / "config")
+        async with open_node(tmp_path / "master") as master:
+            sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+            assert await sync.sync_once()
+            assert [entries(slave, topic) for topic in ("T1", "T2")] == [1, 1]
+            assert slave.broker.offsets.get("g", "T1", 0) == 1
+
+
+async def test_offsets_of_a_deleted_group_leave_the_slave(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", **SLAVE) as slave:
+        sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+        await master.send()
+        for group in ("deleted", "without-offsets", "kept"):
+            await master.pull(0, consumerGroup=group, sysFlag=5, commitOffset=1)
+        await slave.pull(0, consumerGroup="own")
+        slave.broker.offsets.commit("own", "TT", 0, 9)
+        assert await sync.sync_once()
+        assert (await master.ask(207, groupName="deleted", cleanOffset=True)).code == 0
+        assert (await master.ask(207, groupName="without-offsets", cleanOffset=False)).code == 0
+        assert await sync.sync_once()
+        offsets = slave.broker.offsets
+        assert [offsets.get(group, "TT", 0) for group in ("deleted", "without-offsets", "kept")] == [None, 1, 1]
+        assert offsets.get("own", "TT", 0) == 9
+        assert slave.broker.groups.get("deleted") is None
+
+
+async def test_deletion_survives_the_rebuild_of_queues(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"old", b="T1")
+        await node.send(b"kept", b="T2")
+        assert (await node.ask(215, topic="T1")).code == 0
+    shutil.rmtree(tmp_path / "consumequeue")
+    async with open_node(tmp_path) as node:
+        assert [entries(node, topic) for topic in ("T1", "T2")] == [0, 1]
+    for folder in ("consumequeue", "commitlog"):
+        shutil.rmtree(tmp_path / folder)
+    (tmp_path / "checkpoint").unlink()
+    async with open_node(tmp_path) as node:
+        await node.send(b"of another log", b="T1")
+        await trio.sleep(10)
+        assert entries(node, "T1") == 1
 
 
 async def test_slave_ignores_names_that_are_too_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from ha.protocol.group_records import (
+    DELETED_TOPICS_MAX,
     SNAPSHOT_PROPERTIES,
     SNAPSHOT_TAGS_CODE,
     SnapshotPart,
@@ -16,11 +17,13 @@ from ha.protocol.group_records import (
     decode_tables_record,
     encode_tables_record,
     entry_size_max,
+    remember_deleted,
 )
 
 DELTA = TablesRecord(
     epoch=3,
     topics={"T": TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4), "gone": None},
+    deleted_topics={"gone": 1 << 40},
     topics_version=DataVersion(counter=2, timestamp=7),
     removed_offsets=["gone@g"],
     offsets={"T@g": {0: 5, 3: 1 << 40}},
@@ -31,11 +34,20 @@ DELTA = TablesRecord(
 WRITTEN = (
     b'{"version":1,"epoch":3,"topics":{"T":{"attributes":{},"order":false,"perm":6,"readQueueNums":4,'
     b'"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":4},"gone":null},'
+    b'"deletedTopics":{"gone":1099511627776},'
     b'"topicsVersion":{"counter":2,"stateVersion":0,"timestamp":7},'
     b'"users":{"u":{"username":"u","password":"p","userStatus":"disable"},"gone":null},'
     b'"usersVersion":{"counter":4,"stateVersion":0,"timestamp":7},"removedOffsets":["gone@g"],'
     b'"offsets":{"T@g":{"0":5,"3":1099511627776}},"delays":{"3":17}}'
 )
+
+
+def test_only_the_latest_deleted_topics_are_remembered() -> None:
+    known = {f"T{number}": number for number in range(DELETED_TOPICS_MAX)}
+    remember_deleted(known, {"T5": 10**6, "T6": 3, "new": 10**6 + 1})
+    assert len(known) == DELETED_TOPICS_MAX
+    assert "T0" not in known
+    assert (known["T5"], known["T6"], known["new"]) == (10**6, 6, 10**6 + 1)
 
 
 def test_a_delta() -> None:

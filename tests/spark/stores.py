@@ -62,12 +62,19 @@ async def _put(store: MessageStore, messages: Sequence[Message]) -> None:
             await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
 
 
-def make_store(path: Path, messages: Sequence[Message], segment_size: int = 1 << 20, **changes: Any) -> Path:
-    """Writes `messages` into the store at `path` (created if missing), closes it, and returns `path`."""
+def make_store(
+    path: Path, messages: Sequence[Message], segment_size: int = 1 << 20, clear: str = "", **changes: Any
+) -> Path:
+    """Writes `messages` into the store at `path` (created if missing), closes it, and returns `path`.
+
+    `clear`: topic whose messages are deleted then.
+    """
 
     async def run() -> None:
         async with open_message_store(store_options(path, segment_size, **changes)) as store:
             await _put(store, messages)
+            if clear:
+                await store.clear_topics({clear: store.log.max_offset.value})
 
     trio.run(run)
     return path

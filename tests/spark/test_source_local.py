@@ -10,6 +10,7 @@ import pickle
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,12 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from ha.arrow.queues import QueueFiles
 from ha.arrow.schema import COLUMNS
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
 from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
 from ha.spark.source.local import LocalSource, RangePartition, find_stores
-from ha.spark.source.log_source import LogPartition
+from ha.spark.source.log_source import LogPartition, QueueKey
 from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stream_reader import StreamPlanner
@@ -335,6 +337,30 @@ def test_two_brokers_are_read_as_one_table(tmp_path: Path) -> None:
     assert numbers_of(rows_of(chosen)) == list(range(21, 50, 4))
     both = reader_of(tmp_path / "broker-*", assign='{"flights":[1]}')
     assert numbers_of(rows_of(both)) == list(range(1, 50, 4))
+
+
+def test_deleted_topics_are_not_read_and_keep_their_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(
+        tmp_path / "s", [message(n) for n in range(4000)] + [message(n, topic="other") for n in range(8)]
+    )
+    make_store(store, [], clear="flights")
+    assert {row["topic"] for row in rows_of(reader_of(store))} == {"other"}
+    assert rows_of(reader_of(store, topic="flights", minPartitions="3")) == []
+    with closing(LocalSource([str(store)])) as source:
+        assert source.queue_range(QueueKey("flights", "s", 0)) == (1000, 1000)
+    read_count = 0
+    read = QueueFiles.read
+
+    def counted(queue: QueueFiles, begin: int, end: int) -> Any:
+        nonlocal read_count
+        read_count += 1
+        return read(queue, begin, end)
+
+    monkeypatch.setattr(QueueFiles, "read", counted)
+    LocalSource([str(store)]).close()
+    assert 0 < read_count < 200, "blank entries are not read one by one"
+    make_store(store, [message(n) for n in range(4000, 4004)])
+    assert numbers_of(rows_of(reader_of(store, topic="flights"))) == list(range(4000, 4004))
 
 
 def test_longest_replica_is_read(tmp_path: Path) -> None:

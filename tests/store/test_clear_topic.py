@@ -29,7 +29,7 @@ async def test_cleared_messages_do_not_come_back(count: int, is_clean: bool, cap
     async with open_small(disk, clock) as store:
         await put(store, 2, "other")
         await put(store, count)
-        await store.clear_topic("T")
+        await store.clear_topics({"T": store.log.max_offset.value})
         assert state(store) == (count, count, [])
         assert state(store, "other") == (0, 2, [0, 1])
         assert len(disk.list_dir(store.options.root / "consumequeue" / "T" / "0")) == 1
@@ -43,8 +43,28 @@ async def test_cleared_messages_do_not_come_back(count: int, is_clean: bool, cap
 
 async def test_clearing_a_topic_without_queues() -> None:
     async with open_small() as store:
-        await store.clear_topic("T")
+        await store.clear_topics({"T": store.log.max_offset.value})
         assert await put(store, 1) == [0]
-        await store.clear_topic("T")
+        await store.clear_topics({"T": store.log.max_offset.value})
         assert await put(store, 1) == [1]
         assert state(store) == (1, 2, [1])
+
+
+@pytest.mark.parametrize("count", [3, 8, 20])
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
+async def test_later_messages_of_the_topic_stay(count: int, is_clean: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a topic that was created again, on a slave that learns of both at once."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        await put(store, count)
+        before = store.log.max_offset.value
+        await put(store, 11)
+        kept = list(range(count, count + 11))
+        for _ in range(2):
+            await store.clear_topics({"T": before, "other": before})
+            assert state(store) == (count, count + 11, kept)
+        killed = disk.kill()
+    async with open_small(disk if is_clean else killed, clock) as store:
+        assert state(store) == (count, count + 11, kept)
+        assert await put(store, 1) == [count + 11]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
