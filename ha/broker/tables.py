@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile
 from ha.broker.delay_offsets import DelayOffsetTable
@@ -29,6 +31,7 @@ from ha.protocol import java_json
 from ha.protocol.access_bodies import UserTable
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPosition, TopicConfigTable
 from ha.protocol.group_records import TablesRecord
+from ha.protocol.store_files import BROKER_FILE, BrokerFile
 from ha.store.message_store import MessageStore
 
 FILES = {
@@ -120,6 +123,8 @@ class Tables:
     async def load(self) -> None:
         """Reads the files, and the group's log. Raises CorruptLog, naming the file, if one can't be read."""
         await self.load_files()
+        name = msgspec.json.encode(BrokerFile(self._options.broker_name))
+        await self._file(BROKER_FILE).save_when_possible(lambda: name)
         if self.group_log is not None:
             await self.group_log.load()
 

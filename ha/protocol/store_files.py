@@ -13,6 +13,8 @@ Index file, all big-endian:
 
 Checkpoint, 4096 bytes: int64 × 6, physic, logics and index message timestamp (ms), master flushed offset and confirm
 physical offset (since 5.0), logics physical offset (seen in 5.5.0: start of the last record dispatched), then zeros.
+
+config/broker.json, halog's own: the name of the broker, for readers of the files.
 Sources: ConsumeQueue, IndexFile, IndexHeader, StoreCheckpoint.
 """
 
@@ -44,6 +46,15 @@ INDEX_ENTRY_SIZE = INDEX_ENTRY.size
 
 CHECKPOINT_SIZE = 4096
 _CHECKPOINT = Struct(">qqqqqq")
+
+
+BROKER_FILE = "broker.json"
+
+
+class BrokerFile(msgspec.Struct, rename="camel"):
+    """The content of `BROKER_FILE`."""
+
+    broker_name: str = ""
 
 
 def segment_name(start_offset: int) -> str:

@@ -74,6 +74,11 @@ async def test_rocketmq_files_are_read(tmp_path: Path, autojump_clock: object) -
         assert (group.retry_max_times, group.consume_timeout_minute) == (3, 15)
 
 
+async def test_store_has_its_broker_s_name(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path):
+        assert json.loads((tmp_path / "config" / "broker.json").read_text()) == {"brokerName": "b0"}
+
+
 async def test_new_topic_is_on_disk_before_its_first_message(tmp_path: Path, autojump_clock: object) -> None:
     config = write_config(tmp_path)
     async with open_node(tmp_path) as node:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import (
@@ -33,11 +34,14 @@ from pyspark.sql.datasource import (
 from ha.arrow.queues import QueueFiles
 from ha.arrow.schema import COLUMNS
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
+from ha.protocol.store_files import BROKER_FILE, BrokerFile
 from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
-from ha.spark.source.local import LocalSource, RangePartition, find_stores
+from ha.spark.source.local import LocalSource, RangePartition
 from ha.spark.source.log_source import LogPartition, QueueKey
+from ha.spark.source.offsets import decode_positions
 from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
+from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
 from tests.spark.stores import FIXTURES, live_store, make_store, message, records_of
 from tests.unpacking import unpack_store
@@ -306,16 +310,53 @@ def test_equal_names_mean_replicas(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").write_text("")
     one, two, three = (str(tmp_path / name) for name in ("one/store", "two/store", "three"))
-    assert find_stores([one, three]) == {"store": (one,), "three": (three,)}
-    assert find_stores([one, two, three], ["a", "b", "a"]) == {"a": (one, three), "b": (two,)}
-    assert find_stores([str(tmp_path / "*/store")], ["a", "a"]) == {"a": (one, two)}
-    assert find_stores([str(tmp_path / "t*")]) == {"three": (three,), "two": (str(tmp_path / "two"),)}
+    assert find_stores([one, three]).replicas == {"store": (one,), "three": (three,)}
+    assert find_stores([one, two, three], ["a", "b", "a"]).replicas == {"a": (one, three), "b": (two,)}
+    assert find_stores([str(tmp_path / "*/store")], ["a", "a"]).replicas == {"a": (one, two)}
+    assert find_stores([str(tmp_path / "t*")]).replicas == {"three": (three,), "two": (str(tmp_path / "two"),)}
     with pytest.raises(OptionError, match="brokerName: it is missing, and 2 directories are called 'store'"):
         find_stores([one, two])
     with pytest.raises(OptionError, match="brokerName: 1 names for 2 directories"):
         find_stores([one, two], ["a"])
     with pytest.raises(StoreUnreadable, match="no directory matches"):
         find_stores([str(tmp_path / "none*")])
+
+
+def named(store: Path, name: str) -> Path:
+    """`store` as a broker with this name leaves it."""
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config" / BROKER_FILE).write_bytes(msgspec.json.encode(BrokerFile(name)))
+    return store
+
+
+def test_master_and_slave_are_read_once_under_their_broker_s_name(tmp_path: Path) -> None:
+    master = named(make_store(tmp_path / "data/master", [message(n) for n in range(100)]), "broker-a")
+    slave = Path(shutil.copytree(master, tmp_path / "data/slave"))
+    make_store(master, [message(n) for n in range(100, 120)])
+    rows = rows_of(reader_of(tmp_path / "data/*"))
+    assert numbers_of(rows) == list(range(120))
+    assert {row["brokerName"] for row in rows} == {"broker-a"}
+    assert {row["brokerName"] for row in rows_of(reader_of(slave))} == {"broker-a"}, "as by `servers`"
+    assert find_stores([str(master), str(slave)]).replicas == {"broker-a": (str(master), str(slave))}
+    for store in (master, slave):  # of RocketMQ
+        (store / "config" / BROKER_FILE).unlink()
+    assert find_stores([str(master), str(slave)]).replicas == {"master": (str(master), str(slave))}
+    with pytest.raises(OptionError, match=r"brokerName: .*/master and .*/slave are replicas of one log"):
+        find_stores([str(master), str(slave)], ["a", "b"])
+    with closing(LocalSource([str(master), str(slave)])) as source:
+        old = {"flights": {"master:0": 30, "slave:0": 25, "slave:1": 3}}
+        found = decode_positions(old, source.brokers())
+        assert found == {QueueKey("flights", "master", 0): 25, QueueKey("flights", "master", 1): 3}
+
+
+def test_brokers_of_several_clusters_may_have_one_name(tmp_path: Path) -> None:
+    for place in ("east", "west", "north"):
+        named(make_store(tmp_path / place, [message(n) for n in range(20)]), "broker-a")
+    make_store(tmp_path / "new", [])
+    named(tmp_path / "new", "broker-b")
+    found = find_stores([str(tmp_path / "*")])
+    assert sorted(found.replicas) == ["broker-b", "east", "north", "west"]
+    assert found.brokers.aliases == {"new": "broker-b"}
 
 
 def test_paths_that_are_no_stores_are_named(tmp_path: Path) -> None:

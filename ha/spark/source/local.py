@@ -6,7 +6,6 @@ longest one, and a task switches to another when files disappear.
 
 from __future__ import annotations
 
-import glob
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,52 +17,15 @@ import pyarrow as pa
 from ha.arrow.log_reader import LogReader
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
-from ha.errors import OptionError, RecordsGone, StoreUnreadable
+from ha.errors import RecordsGone, StoreUnreadable
 from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.stores import Paths, find_stores
 
 logger = logging.getLogger("ha.spark")
 
 _SHARE_READ_BY_RANGE = 0.25
 """Topics with a smaller share of the log than this are read by queue. A quarter of records of 1 KiB touches two thirds
 of the log's pages."""
-
-Paths = tuple[str, ...]
-"""The replicas of one log, best first."""
-
-
-def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> dict[str, Paths]:
-    """Return broker name -> its replicas' directories, both in the order given; globs are expanded and sorted.
-
-    StoreUnreadable for a path that matches nothing. OptionError unless there is one name for each directory, or none at
-    all: then each is named after its directory, and no two may be the same.
-    """
-    directories: list[str] = []
-    for path in paths:
-        found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
-        found = [name for name in found if Path(name).is_dir()] if glob.has_magic(path) else found
-        if not found:
-            raise StoreUnreadable(Path(path), "no directory matches it")
-        directories += [str(Path(name).resolve()) for name in found]
-    names = list(broker_names)
-    if not names:
-        names = [Path(directory).name for directory in directories]
-        for name in names:
-            if names.count(name) > 1:
-                raise OptionError(
-                    "brokerName",
-                    f"it is missing, and {names.count(name)} directories are called {name!r}",
-                    "a name for each path, in order; the same name twice means replicas of one log",
-                )
-    if len(names) != len(directories):
-        raise OptionError(
-            "brokerName",
-            f"{len(names)} names for {len(directories)} directories",
-            "a name for each directory, in order",
-        )
-    stores: dict[str, Paths] = {}
-    for name, directory in zip(names, directories, strict=True):
-        stores[name] = (*stores.get(name, ()), directory)
-    return stores
 
 
 class LocalSource:
@@ -74,7 +36,8 @@ class LocalSource:
     """
 
     def __init__(self, paths: Sequence[str], broker_names: Sequence[str] = ()) -> None:
-        self._stores = find_stores(paths, broker_names)
+        found = find_stores(paths, broker_names)
+        self._stores, self._brokers = found.replicas, found.brokers
         self._readers: dict[tuple[str, str], LogReader] = {}
         self._best: dict[str, Paths] = {}
         self._queues: list[QueueKey] = []
@@ -121,7 +84,7 @@ class LocalSource:
 
     def brokers(self) -> tuple[str, ...]:
         """Return the brokers' names, in the order of their first path."""
-        return tuple(self._stores)
+        return self._brokers
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         """Return the queues of `topics`, or of all, sorted."""

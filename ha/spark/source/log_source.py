@@ -7,13 +7,25 @@ and opens what it needs where it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from ha.arrow.read_options import ReadOptions, RowFilter
+
+
+class Brokers(tuple[str, ...]):
+    """Names of brokers. `aliases`: other names of theirs, which checkpoints and options may have."""
+
+    aliases: Mapping[str, str]
+
+    def __new__(cls, names: Iterable[str], aliases: Mapping[str, str]) -> Brokers:
+        """`aliases` may contain the names themselves."""
+        made = super().__new__(cls, names)
+        made.aliases = {alias: name for alias, name in aliases.items() if alias not in made}
+        return made
 
 
 class QueueKey(NamedTuple):

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from ha.errors import OptionError
-from ha.spark.source.log_source import LogSource, QueueKey
+from ha.spark.source.log_source import Brokers, LogSource, QueueKey
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position
 
@@ -69,7 +69,8 @@ def decode_positions(
             raise OptionError(option, f"{queues!r} of {topic} are no offsets", '{"flights":{"0":23}}')
         for text, number in queues.items():
             for queue in decode_queue(topic, text, brokers, option, one=True):
-                positions[queue] = int(number)
+                # Replicas were two brokers in checkpoints of earlier versions; what one lacks is read again.
+                positions[queue] = min(int(number), positions.get(queue, int(number)))
     return positions
 
 
@@ -79,6 +80,8 @@ def decode_queue(topic: str, text: str, brokers: tuple[str, ...], option: str, *
     OptionError for a broker that is not read, and, if `one`, for a name that several brokers' queues have.
     """
     broker, _, number = text.rpartition(":")
+    if isinstance(brokers, Brokers):
+        broker = brokers.aliases.get(broker, broker)
     if broker and broker not in brokers:
         raise OptionError(option, f"{topic} queue {text} is of a broker that is not read", ", ".join(brokers))
     if not broker and one and len(brokers) > 1:

@@ -1,0 +1,35 @@
+"""Which store directories belong to one broker: its name, as the store has it, and whether two logs are one."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from ha.arrow.segments import Segments, is_set_aside
+from ha.protocol.store_files import BROKER_FILE, BrokerFile
+
+_COMPARED_BYTES = 256
+"""More than the fixed fields of a record, among them its place in the log, store time and store host."""
+
+
+def stored_broker_name(path: Path) -> str | None:
+    """Return the name of the broker that last used a store; None if it was not halog's, or the file is unreadable."""
+    try:
+        return msgspec.json.decode((path / "config" / BROKER_FILE).read_bytes(), type=BrokerFile).broker_name or None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def is_same_log(one: Path, other: Path) -> bool | None:
+    """Return whether two commitlogs have the same bytes where the later one begins; None if they share no record."""
+    if not all((path / "commitlog").is_dir() or is_set_aside(path / "commitlog") for path in (one, other)):
+        return None
+    with closing(Segments(one / "commitlog")) as first, closing(Segments(other / "commitlog")) as second:
+        if not len(first) or not len(second):
+            return None
+        begin = max(first.min_offset, second.min_offset)
+        read = [(segments.read(begin, _COMPARED_BYTES) or b"").rstrip(b"\0") for segments in (first, second)]
+    shorter, longer = sorted(read, key=len)
+    return longer.startswith(shorter) if shorter else None  # one of them ends before, maybe within the record
