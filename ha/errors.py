@@ -33,6 +33,7 @@
     └── ClientError            an operation of the SDK failed
         ├── BrokerError          a broker or name server returned an error code
         │   └── RouteNotFound      no name server knows the topic
+        ├── ReceiptExpired       a popped message is no longer this consumer's
         ├── RequestTimedOut      no response in time: the request may have been executed
         └── ConnectionFailed     not established, or lost; a request may have been executed
             └── NameServersUnreachable   none of the configured name servers could be reached
@@ -256,11 +257,15 @@ class ClientError(HalogError):
 
 
 class BrokerError(ClientError):
-    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not executed."""
+    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not executed.
 
-    def __init__(self, address: str, code: int, remark: str) -> None:
-        super().__init__(f"{address} answered {code}: {remark or 'no remark'}")
+    `hint` says what to do about it, if that is known.
+    """
+
+    def __init__(self, address: str, code: int, remark: str, hint: str = "") -> None:
+        super().__init__(f"{address} answered {code}: {remark or 'no remark'}{hint and f'; {hint}'}")
         self.address = address
+        self.hint = hint
         self.code = code
         self.remark = remark
 
@@ -269,8 +274,17 @@ class RouteNotFound(BrokerError):
     """No broker for `topic` is registered with the name servers."""
 
     def __init__(self, topic: str, address: str, code: int, remark: str) -> None:
-        super().__init__(address, code, remark)
+        super().__init__(address, code, remark, f"create topic {topic}, or check its name")
         self.topic = topic
+
+
+class ReceiptExpired(ClientError):
+    """The message `message_id`, received from a SimpleConsumer, can't be acknowledged or changed any more."""
+
+    def __init__(self, message_id: str, reason: str) -> None:
+        super().__init__(f"message {message_id} can't be acknowledged or changed any more: {reason}")
+        self.message_id = message_id
+        self.reason = reason
 
 
 class RequestTimedOut(ClientError):

@@ -17,10 +17,12 @@ from ha.client.messages import (
     Stretch,
 )
 from ha.client.options import ClientOptions
+from ha.client.popped_message import PoppedMessage
 from ha.client.producer import Producer
 from ha.client.push_consumer import PushConsumer, PushStatistics
 from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, StartFrom
 from ha.client.reading import Reading
+from ha.client.simple_consumer import Messages, SimpleConsumer
 from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
 from ha.client.transactions import TransactionResult, TransactionState
@@ -32,6 +34,7 @@ from ha.errors import (
     HalogError,
     NameServersUnreachable,
     NoMaster,
+    ReceiptExpired,
     RemoteProtocolError,
     RequestTimedOut,
     RetryLater,
@@ -58,8 +61,10 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "Messages",
     "NameServersUnreachable",
     "NoMaster",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "PullResult",
@@ -71,6 +76,7 @@ __all__ = [
     "RawPull",
     "ReadFrom",
     "Reading",
+    "ReceiptExpired",
     "ReceivedMessage",
     "RemoteProtocolError",
     "RequestTimedOut",
@@ -78,6 +84,7 @@ __all__ = [
     "RouteNotFound",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "Sql92",
     "StartFrom",
     "Stretch",

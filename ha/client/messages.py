@@ -44,7 +44,11 @@ class Message(msgspec.Struct, frozen=True):
 
     Delayed delivery, one of: `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless configured otherwise), or with
     halog and RocketMQ 5 any time within `timerMaxDelaySec` (halog 40 days, RocketMQ 3), `delay_s` from now or
-    `deliver_at_ms` since 1970."""
+    `deliver_at_ms` since 1970.
+
+    `priority`: in a topic with the attribute message.type=PRIORITY (halog, RocketMQ 5.4), SimpleConsumer and other POP
+    consumers receive the message before those with a lower one. 0 is the lowest, the topic's number of queues minus one
+    the highest; the message is stored in the queue of that number. No effect in other topics."""
 
     topic: str
     body: bytes
@@ -56,6 +60,17 @@ class Message(msgspec.Struct, frozen=True):
     delay_level: int = 0
     delay_s: float | None = None
     deliver_at_ms: int | None = None
+    priority: int | None = None
+
+    @property
+    def is_special(self) -> bool:
+        """Whether a broker does not simply store the message in the queue it is sent to: it has a delay or priority."""
+        return (
+            bool(self.delay_level)
+            or self.delay_s is not None
+            or self.deliver_at_ms is not None
+            or self.priority is not None
+        )
 
 
 class SendStatus(Enum):

@@ -121,8 +121,8 @@ class Producer(ClientUser):
     ) -> SendResult:
         """Sends messages of one topic in one request; all or none are stored, consecutively in one queue.
 
-        Result and errors as for `send`. ValueError unless all have the same topic and `wait_stored` and none is
-        delayed."""
+        Result and errors as for `send`. ValueError unless all have the same topic and `wait_stored` and none has a
+        delay or priority."""
         return (await self._sender.send(self._sender.prepare_batch(messages), queue, timeout_s)).result
 
     async def send_oneway(

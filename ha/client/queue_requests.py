@@ -44,15 +44,16 @@ _LONG_POLL_GRACE_S = 5.0
 """RocketMQ's brokers check for expired long polls every 5 s."""
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """A response, and the address and id of the broker that sent it."""
 
     answer: RemotingCommand
     address: str
     broker_id: int
 
-    def error(self) -> BrokerError:
-        return BrokerError(self.address, self.answer.code, self.answer.remark or "")
+    def error(self, hint: str = "") -> BrokerError:
+        """The response as an error."""
+        return BrokerError(self.address, self.answer.code, self.answer.remark or "", hint)
 
 
 class QueueRequests:
@@ -99,7 +100,7 @@ class QueueRequests:
         if timeout_s is None:
             timeout_s = self._client.options.request_timeout_s + (wait_s + _LONG_POLL_GRACE_S if wait_s > 0 else 0)
         code, waits = RequestCode.PULL_MESSAGE, wait_s > 0
-        answered = await self._ask(queue, self._broker_id, code, header, timeout_s, waits=waits)
+        answered = await self.ask(queue, code, header, timeout_s, waits=waits)
         answer = answered.answer
         status = _STATUS_OF_CODE.get(answer.code)
         if status is None:
@@ -127,7 +128,7 @@ class QueueRequests:
     async def committed_offset(self, queue: MessageQueue) -> int | None:
         """The queue offset that the group has committed; None if there is none."""
         header = QueryConsumerOffsetRequest(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
-        answered = await self._ask(queue, self._offsets_id, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        answered = await self.ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, choose=self._offsets_id)
         return None if answered.answer.code == ResponseCode.QUERY_NOT_FOUND else _offset(answered)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
@@ -137,7 +138,7 @@ class QueueRequests:
         )
         # A repeated commit could be executed after one that was sent later.
         code = RequestCode.UPDATE_CONSUMER_OFFSET
-        answered = await self._ask(queue, self._offsets_id, code, header, is_repeatable=False)
+        answered = await self.ask(queue, code, header, choose=self._offsets_id, is_repeatable=False)
         if answered.answer.code != ResponseCode.SUCCESS:
             raise answered.error()
 
@@ -153,31 +154,33 @@ class QueueRequests:
         return route.broker_id_for(queue.broker_name, ReadFrom.SUGGESTED)
 
     async def _ask_offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
-        answer = await self._ask(queue, self._broker_id, code, header)
+        answer = await self.ask(queue, code, header)
         return _offset(answer)
 
-    async def _ask(
+    async def ask(
         self,
         queue: MessageQueue,
-        choose: Callable[[TopicRoute, MessageQueue], int],
         code: RequestCode,
         header: Header,
         timeout_s: float | None = None,
         *,
+        choose: Callable[[TopicRoute, MessageQueue], int] | None = None,
         waits: bool = False,
         is_repeatable: bool = True,
-    ) -> _Answer:
-        """Asks the broker that `choose` returns the id of. `waits`: the request is a long poll.
+        retries: bool = True,
+    ) -> Answer:
+        """Asks the broker that `choose` returns the id of, by default the one to read from; returns its response,
+        whatever its code.
 
-        A failed connection is retried for request_timeout_s from the first failure on, unless the request may have been
-        executed and is not `is_repeatable`."""
+        `waits`: the request is a long poll. A failed connection is retried for request_timeout_s from the first failure
+        on, unless the request may have been executed and is not `is_repeatable`, or `retries` is off."""
         options = self._client.options
         backoff, give_up_at = Backoff(), math.inf
         timeout_s = options.request_timeout_s if timeout_s is None else timeout_s
         while True:
             try:
                 route = await self._client.routes.find(queue.topic)
-                broker_id = choose(route, queue)
+                broker_id = (choose or self._broker_id)(route, queue)
                 address = route.address_of(queue.broker_name, broker_id)
                 command = RemotingCommand(code, ext_fields=header.to_ext_fields())
                 answer = await self._client.connections.invoke(address, command, timeout_s, is_prompt=not waits)
@@ -186,7 +189,7 @@ class QueueRequests:
                 self._suggested.pop(queue, None)
                 now, pause_s = anyio.current_time(), backoff.next_s()
                 give_up_at = min(give_up_at, now + options.request_timeout_s)
-                is_final = not options.retry_unreachable or (error.was_sent and not is_repeatable)
+                is_final = not (retries and options.retry_unreachable) or (error.was_sent and not is_repeatable)
                 if is_final or now + pause_s >= give_up_at:
                     raise
                 await anyio.sleep(pause_s)
@@ -197,10 +200,10 @@ class QueueRequests:
         elif answer.code in UNAVAILABLE_CODES:
             self._client.routes.mark_stale(queue.topic)
             self._suggested.pop(queue, None)
-        return _Answer(answer, address, broker_id)
+        return Answer(answer, address, broker_id)
 
 
-def _offset(found: _Answer) -> int:
+def _offset(found: Answer) -> int:
     if found.answer.code != ResponseCode.SUCCESS:
         raise found.error()
     return parse_header(OffsetResponse, found.answer.ext_fields).offset

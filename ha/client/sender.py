@@ -36,6 +36,7 @@ from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.compression import compressed
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
 from ha.protocol.message_id import unique_id_properties
+from ha.protocol.pop import PRIORITY
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
 from ha.protocol.record import TOPIC_SIZE_V1_MAX
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
@@ -70,11 +71,12 @@ _UNBATCHABLE = frozenset(
         names.INNER_NUM,
         names.INNER_BASE,
         "INNER_MULTI_DISPATCH",
-        "_SYS_MSG_PRIORITY_",
+        PRIORITY,
     }
 )
 """Properties that make a broker do something else than store the message in the queue it was sent to. Brokers ignore
 them in a batch."""
+_PRIORITY_MAX = 0x7FFFFFFF
 _SEND = RequestCode.SEND_MESSAGE_V2
 _UNTIL_TIMEOUT = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE})
 """Rejections of a broker that is not the master, or not yet: another master is elected within seconds."""
@@ -140,6 +142,7 @@ class Sender:
             or message.delay_level
             or message.delay_s is not None
             or message.deliver_at_ms is not None
+            or message.priority is not None
             or not message.wait_stored
             or type(body) is not bytes
             or not 0 < len(body) <= self._simple_size_max
@@ -207,15 +210,15 @@ class Sender:
         )
 
     def prepare_batch(self, messages: Sequence[Message]) -> Outgoing:
-        """Prepares one batch. ValueError unless all have the same topic and `wait_stored` and none is delayed."""
+        """Prepares one batch. ValueError unless all have the same topic and `wait_stored` and none has a delay or
+        priority."""
         first = messages[0] if messages else None
         if first is None:
             raise ValueError("a batch needs at least one message")
         parts, message_ids = [], []
         for message in messages:
-            is_delayed = message.delay_level or message.delay_s is not None or message.deliver_at_ms is not None
-            if message.topic != first.topic or message.wait_stored != first.wait_stored or is_delayed:
-                raise ValueError("the messages of a batch share topic and wait_stored and are not delayed")
+            if message.topic != first.topic or message.wait_stored != first.wait_stored or message.is_special:
+                raise ValueError("the messages of a batch share topic and wait_stored and have no delay or priority")
             known = self._properties(message)
             parts.append((message.flag, message.body, encode_properties(known)))
             message_ids.append(known[names.UNIQ_KEY])
@@ -369,6 +372,10 @@ class Sender:
             known[names.TIMER_DELAY_MS] = str(int(message.delay_s * 1000))
         if message.deliver_at_ms is not None:
             known[names.TIMER_DELIVER_MS] = str(message.deliver_at_ms)
+        if message.priority is not None:
+            if not 0 <= message.priority <= _PRIORITY_MAX:
+                raise ValueError(f"priority={message.priority}; accepted: 0 … {_PRIORITY_MAX}")
+            known[PRIORITY] = str(message.priority)
         if names.UNIQ_KEY not in known:
             known[names.UNIQ_KEY] = self._client.unique_ids.next()
         return known

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import SendBackRequest
-from ha.protocol.headers import parse_header
-from ha.protocol.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse, Handle
+from ha.protocol.pop import Handle
+from ha.protocol.popped import ReceiptHandle, parse_receipt
 from ha.protocol.remoting import RemotingCommand
 
 from .brokers import Brokers, BrokerUnreachable
@@ -22,7 +20,6 @@ from .in_flight import InFlight
 from .messages import CLASSES, Code, make, milliseconds
 from .names import group_name, topic_name
 from .options import FrontOptions
-from .popped import ReceiptHandle, parse_receipt
 from .refusal import CallRefused, check
 from .status import ok
 
@@ -111,15 +108,8 @@ class Acknowledging:
 
     async def acknowledge(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
         """Acknowledges one message (200051). Raises CallRefused."""
-        handle = receipt.handle
-        header = AckMessageRequest(
-            consumer_group=group,
-            topic=receipt.real_topic(group, topic),
-            queue_id=handle.queue_id,
-            extra_info=handle.encode(),
-            offset=handle.offset,
-        )
-        await self._invoke(session, handle, RequestCode.ACK_MESSAGE, header.to_ext_fields())
+        fields = receipt.ack_request(group, topic).to_ext_fields()
+        await self._invoke(session, receipt.handle, RequestCode.ACK_MESSAGE, fields)
 
     async def delay(
         self,
@@ -132,27 +122,9 @@ class Acknowledging:
         suspends: bool = False,
     ) -> ReceiptHandle:
         """Changes when a message becomes visible again (200053); returns its new handle. Raises CallRefused."""
-        handle = receipt.handle
-        header = ChangeInvisibleTimeRequest(
-            consumer_group=group,
-            topic=receipt.real_topic(group, topic),
-            queue_id=handle.queue_id,
-            extra_info=handle.encode(),
-            offset=handle.offset,
-            invisible_time=invisible_ms,
-            suspend=suspends,
-        )
-        fields = header.to_ext_fields()
-        answer = await self._invoke(session, handle, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
-        changed = parse_header(ChangeInvisibleTimeResponse, answer.ext_fields)
-        new = msgspec.structs.replace(
-            handle,
-            start_offset=handle.offset,
-            pop_time_ms=changed.pop_time,
-            invisible_ms=changed.invisible_time,
-            revive_queue=changed.revive_qid,
-        )
-        return ReceiptHandle(new, receipt.physical_offset)
+        fields = receipt.change_request(group, topic, invisible_ms, suspends=suspends).to_ext_fields()
+        answer = await self._invoke(session, receipt.handle, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
+        return receipt.changed(answer)
 
     async def bury(
         self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle, queue_id: int = 0

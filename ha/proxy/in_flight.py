@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import trio
 
+from ha.protocol.popped import ReceiptHandle
+
 from .brokers import BrokerUnreachable
-from .popped import ReceiptHandle
 from .refusal import CallRefused
 
 if TYPE_CHECKING:

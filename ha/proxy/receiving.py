@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ha.grpc import Call
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.pop import PopMessageRequest
+from ha.protocol.popped import Popped, read_popped
 from ha.protocol.properties import TAGS
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX
@@ -26,7 +27,6 @@ from .in_flight import InFlight
 from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
 from .names import group_name, topic_name
 from .options import FrontOptions
-from .popped import Popped, read_popped
 from .refusal import CallRefused, code_of
 
 if TYPE_CHECKING:

@@ -50,11 +50,12 @@ class _OverTrio(ByteStream):
         await self._stream.aclose()
 
 
-def run_with_our_broker(folder: Path, body: Callable[[Node, ClientOptions], Awaitable[None]]) -> None:
-    """Runs `body` with a broker, and with options to reach it through the name server NAMES."""
+def run_with_our_broker(folder: Path, body: Callable[[Node, ClientOptions], Awaitable[None]], **changes: Any) -> None:
+    """Runs `body` with a broker, and with options to reach it through the name server NAMES. `changes` are
+    BrokerOptions."""
 
     async def main() -> None:
-        async with open_node(folder) as node, trio.open_nursery() as nursery:
+        async with open_node(folder, **changes) as node, trio.open_nursery() as nursery:
 
             async def connect(host: str, port: int) -> ByteStream:
                 if host == HOST:

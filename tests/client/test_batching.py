@@ -152,6 +152,7 @@ async def test_incompatible_messages_are_not_batched(world: World, broker: Broke
         Message("T", b"delayed", delay_level=3),
         Message("T", b"a second later", delay_s=1.0),
         Message("T", b"at a time", deliver_at_ms=1),
+        Message("T", b"of a priority", priority=1),
         Message("T", b"delayed by hand", properties={"DELAY": "3"}),
         Message("T", b"half", properties={"TRAN_MSG": "true"}),
         Message("T", b"inner", properties={"INNER_NUM": "2"}),
@@ -162,11 +163,11 @@ async def test_incompatible_messages_are_not_batched(world: World, broker: Broke
     ]
     for message in alone:
         await world.send(message)
-    await world.came(15)
+    await world.came(16)
     assert broker.sent[5:] == [[message.body] for message in alone]
     broker.release()
-    await world.until_all(26)
-    assert sorted(broker.sent[15:]) == [
+    await world.until_all(27)
+    assert sorted(broker.sent[16:]) == [
         [b"Other 0", b"Other 1"],
         [b"T 0", b"T 1"],
         [b"of another topic"],

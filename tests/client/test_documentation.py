@@ -28,9 +28,10 @@ def test_documentation_examples_run(tmp_path: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             assert (done.returncode, done.stderr) == (0, "")
             printed.append(done.stdout.splitlines())
-    send, consume, read, transaction, admin, recall = printed
+    send, consume, receive, read, transaction, admin, recall = printed
     assert send[0].startswith("SEND_OK ")
     assert consume == ["42 EUR ('invoice-7',)"]
+    assert len(receive) == len({*receive}) == 2
     assert {"42 EUR open", "1 EUR None", "2 EUR None"} <= set(read)
     assert transaction == ["COMMIT True"]
     assert admin[0].endswith("] True")

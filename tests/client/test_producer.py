@@ -329,14 +329,25 @@ async def test_a_batch_is_one_request(producer: Producer, cluster: Cluster) -> N
 
 
 @on_both_backends(open_producer, [stored])
+async def test_priority_is_a_property(producer: Producer, cluster: Cluster) -> None:
+    await producer.send(Message("T", b"x", priority=0))
+    [command] = cluster.sends()
+    assert decode_properties(command.ext_fields["i"].encode())["_SYS_MSG_PRIORITY_"] == "0"
+
+
+@on_both_backends(open_producer, [stored])
 async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, cluster: Cluster) -> None:
     for bad in (b"", b"x" * (4 * 1024 * 1024 + 1)):
         with pytest.raises(ValueError, match="bytes"):
             await producer.send(Message("T", bad))
+    for priority in (-1, 1 << 31):
+        with pytest.raises(ValueError, match="accepted: 0 … 2147483647"):
+            await producer.send(Message("T", b"x", priority=priority))
     for batch in (
         [],
         [Message("T", b"x"), Message("U", b"x")],
         [Message("T", b"x", delay_level=1)],
+        [Message("T", b"x", priority=1)],
         [Message("T", b"x"), Message("T", b"x", wait_stored=False)],
     ):
         with pytest.raises(ValueError, match="batch"):

@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from ha.client import (
+    Admin,
     Client,
     ClientOptions,
     Compression,
@@ -18,12 +19,15 @@ from ha.client import (
     Message,
     MessageModel,
     MessageQueue,
+    PoppedMessage,
     Producer,
     PullConsumer,
     PushConsumer,
     PushOptions,
+    ReceiptExpired,
     ReceivedMessage,
     RetryLater,
+    SimpleConsumer,
     Sql92,
     StartFrom,
 )
@@ -418,6 +422,89 @@ async def test_conditions_on_properties(cluster: SdkCluster) -> None:
     with pytest.raises(BrokerError):
         async with consumer(cluster, inbox, cluster.name("g"), topic, subscriptions={topic: Sql92("amount >")}):
             pass
+
+
+def simple(cluster: SdkCluster, *topics: str, wanted: str | Sql92 = "*") -> SimpleConsumer:
+    subscriptions = dict.fromkeys(topics, wanted)
+    return SimpleConsumer(
+        cluster.name_server, group=cluster.name("g"), subscriptions=subscriptions, start_from=StartFrom.FIRST
+    )
+
+
+async def receive_all(consumer: SimpleConsumer, count: int, **arguments: Any) -> list[PoppedMessage]:
+    found: list[PoppedMessage] = []
+    while len(found) < count:
+        found += await consumer.receive(**arguments)
+    return found
+
+
+@on_both_backends()
+async def test_simple_consumer_settles_messages(cluster: SdkCluster) -> None:
+    """Messages in flight stay away; those given back, and those whose time is over, come again."""
+    topic = cluster.name("simple")
+    await send_all(cluster, topic, numbered(4), keys="k", properties={"own": "é"})
+    async with simple(cluster, topic) as consumer:
+        messages = await receive_all(consumer, 4, invisible_s=30, wait_s=10)
+        assert sorted(message.body for message in messages) == numbered(4)
+        assert {(message.topic, message.keys, message.properties["own"]) for message in messages} == {
+            (topic, ("k",), "é")
+        }
+        done, returned, kept, ended = messages
+        await done.ack()
+        await returned.nack(1)
+        await consumer.change_invisible_time(kept, 60)
+        await consumer.change_invisible_time(ended, 1)
+        again = await receive_all(consumer, 2, invisible_s=30, wait_s=10)  # RocketMQ is up to 4 s late
+        assert sorted(message.body for message in again) == sorted([returned.body, ended.body])
+        assert {(message.topic, message.reconsume_times) for message in again} == {(topic, 1)}
+        for message in again:
+            await message.ack()
+        await kept.ack()
+        with pytest.raises(ReceiptExpired, match="longer invisible_s"):
+            await ended.ack()
+        assert await consumer.receive(wait_s=5) == []
+
+
+@on_both_backends()
+async def test_simple_consumer_waits_for_several_topics(cluster: SdkCluster) -> None:
+    topics = [cluster.name("one"), cluster.name("two")]
+    for topic in topics:
+        await send_all(cluster, topic, [b"first"], tags="yes")
+    async with simple(cluster, *topics, wanted="yes || other") as consumer:
+        got = []
+        async with anyio.create_task_group() as tasks:
+            async for message in consumer.messages():
+                got.append((message.topic, message.body))
+                await message.ack()
+                if len(got) == 2:
+                    tasks.start_soon(send_tagged, cluster, topics[1])
+                if len(got) == 3:
+                    break
+    assert sorted(got[:2]) == [(topics[0], b"first"), (topics[1], b"first")]
+    assert got[2] == (topics[1], b"yes")
+
+
+async def send_tagged(cluster: SdkCluster, topic: str) -> None:
+    """Sends while the consumer waits."""
+    await anyio.sleep(0.5)
+    await send_all(cluster, topic, [b"no"], tags="no")
+    await send_all(cluster, topic, [b"yes"], tags="yes")
+
+
+@on_both_backends()
+async def test_simple_consumer_filters_by_condition_and_priority(cluster: SdkCluster) -> None:
+    topic = cluster.name("priority")
+    async with Admin(cluster.name_server) as admin:
+        await admin.create_topic(topic, queue_count=4, attributes={"message.type": "PRIORITY"})
+    async with Producer(cluster.name_server) as producer:
+        for priority in (1, 3, 0, 2, 9):
+            result = await producer.send(
+                Message(topic, b"%d" % priority, priority=priority, properties={"n": str(priority)})
+            )
+            assert result.queue.queue_id == min(priority, 3)
+    async with simple(cluster, topic, wanted=Sql92("n <> 2")) as consumer:
+        messages = await receive_all(consumer, 4, wait_s=10)
+    assert [message.body for message in messages] == [b"3", b"9", b"1", b"0"]
 
 
 def test_invalid_consumer_arguments_are_rejected(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from ha.protocol.pop import Handle
+from ha.protocol.popped import ReceiptHandle
 from ha.proxy.brokers import BrokerUnreachable
 from ha.proxy.in_flight import RELEASED_MS, RENEWED_S_MAX, RETURN_S, InFlight
-from ha.proxy.popped import ReceiptHandle
 
 INVISIBLE_MS = 900_000
 

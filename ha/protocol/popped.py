@@ -1,7 +1,7 @@
-"""The messages in the response to a pop (200050), each with its receipt handle.
+"""The messages in the response to a pop (200050), each with its receipt handle, and requests with such a handle.
 
 A message's handle is made here, from the info strings of the response, unless the broker has put it into the message,
-as it does with those of retry topics. It gets a ninth word, the physical offset, which dead letters need. Source:
+as it does with those of retry topics. It gets a ninth word, the physical offset, which dead letters need. Sources:
 PopMessageProcessor of RocketMQ's proxy and client, ExtraInfoUtil.
 """
 
@@ -11,7 +11,18 @@ import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.headers import parse_header
-from ha.protocol.pop import HANDLE_WORD_COUNT, NORMAL, POP_CK, Handle, PopMessageResponse, parse_handle, retry_topic
+from ha.protocol.pop import (
+    HANDLE_WORD_COUNT,
+    NORMAL,
+    POP_CK,
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+    Handle,
+    PopMessageResponse,
+    parse_handle,
+    retry_topic,
+)
 from ha.protocol.record import MessageRecord, decode_records
 from ha.protocol.remoting import RemotingCommand
 
@@ -35,6 +46,46 @@ class ReceiptHandle(msgspec.Struct, frozen=True):
         """Returns the topic that the message was read from."""
         flag = self.handle.flag
         return topic if flag == NORMAL else retry_topic(group, topic, is_v2=flag == 2)
+
+    def ack_request(self, group: str, topic: str) -> AckMessageRequest:
+        """Returns the header that acknowledges the message (200051)."""
+        handle = self.handle
+        return AckMessageRequest(
+            consumer_group=group,
+            topic=self.real_topic(group, topic),
+            queue_id=handle.queue_id,
+            extra_info=handle.encode(),
+            offset=handle.offset,
+        )
+
+    def change_request(
+        self, group: str, topic: str, invisible_ms: int, *, suspends: bool = False
+    ) -> ChangeInvisibleTimeRequest:
+        """Returns the header that makes the message visible in `invisible_ms` from now (200053).
+
+        `suspends`: the next delivery does not count as a retry."""
+        handle = self.handle
+        return ChangeInvisibleTimeRequest(
+            consumer_group=group,
+            topic=self.real_topic(group, topic),
+            queue_id=handle.queue_id,
+            extra_info=handle.encode(),
+            offset=handle.offset,
+            invisible_time=invisible_ms,
+            suspend=suspends,
+        )
+
+    def changed(self, response: RemotingCommand) -> ReceiptHandle:
+        """Returns the handle that replaces this one, from the response to `change_request`. RemoteProtocolError."""
+        header = parse_header(ChangeInvisibleTimeResponse, response.ext_fields)
+        new = msgspec.structs.replace(
+            self.handle,
+            start_offset=self.handle.offset,
+            pop_time_ms=header.pop_time,
+            invisible_ms=header.invisible_time,
+            revive_queue=header.revive_qid,
+        )
+        return ReceiptHandle(new, self.physical_offset)
 
 
 def parse_receipt(text: str) -> ReceiptHandle:

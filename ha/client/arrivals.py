@@ -1,0 +1,58 @@
+"""Waits at several brokers at once until one of them may have messages for a POP consumer, without taking any.
+
+A pop at each of them would take messages from all, of which those beyond the first response would wait here while
+their invisible time passes. So a request that waits without taking (200054) is kept at each source, across calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ha.client.messages import MessageQueue
+from ha.client.pop_requests import PopRequests
+from ha.errors import ClientError, RemoteProtocolError
+from ha.protocol.bodies import SubscriptionData
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 15.0
+"""How long a request waits at its broker."""
+_PAUSE_S = 1.0
+"""Pause after a failed request."""
+
+
+class Arrivals:
+    """At most one request per source is waiting, in a task of `tasks`."""
+
+    def __init__(self, requests: PopRequests, subscriptions: Mapping[str, SubscriptionData], tasks: TaskGroup) -> None:
+        self._requests = requests
+        self._subscriptions = subscriptions
+        self._tasks = tasks
+        self._watched: set[MessageQueue] = set()
+        self._answered = anyio.Event()
+
+    async def wait(self, sources: Iterable[MessageQueue], timeout_s: float) -> None:
+        """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`."""
+        if self._answered.is_set():
+            self._answered = anyio.Event()
+        answered = self._answered
+        for source in sources:
+            if source not in self._watched:
+                self._watched.add(source)
+                self._tasks.start_soon(self._watch, source)
+        with anyio.move_on_after(max(0.0, timeout_s)):
+            await answered.wait()
+
+    async def _watch(self, source: MessageQueue) -> None:
+        try:
+            await self._requests.notify(source, self._subscriptions[source.topic], _POLL_S)
+        except (ClientError, RemoteProtocolError) as error:
+            _log.debug("client.arrivals_unknown source=%s reason=%r", source, str(error))
+            await anyio.sleep(_PAUSE_S)  # the other sources are waited for
+        finally:
+            self._watched.discard(source)
+            self._answered.set()

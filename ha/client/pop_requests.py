@@ -1,0 +1,125 @@
+"""A consumer's POP requests: to take messages, to acknowledge them, and to change when they become visible again.
+
+Only masters answer them. They register the group, so that a consumer need not join it with heartbeats. Sources:
+MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), pop.md of the specification.
+"""
+
+from __future__ import annotations
+
+from ha.client.client import Client
+from ha.client.messages import MessageQueue, ReadFrom
+from ha.client.push_options import StartFrom
+from ha.client.queue_requests import Answer, QueueRequests
+from ha.client.subscription import SQL92
+from ha.protocol.bodies import SubscriptionData
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import Header, parse_header
+from ha.protocol.pop import NotificationRequest, NotificationResponse, PopMessageRequest
+from ha.protocol.popped import Popped, ReceiptHandle, read_popped
+from ha.protocol.remoting import RemotingCommand
+
+ALL_QUEUES = -1
+"""Queue id of a source: all queues of a topic on one broker."""
+_FROM_FIRST, _FROM_LAST = 0, 1
+"""initMode: where a group begins that has no offset yet."""
+_BORN_NOW = 0
+"""bornTime: the broker takes its own time, so that a client's wrong clock doesn't shorten a long poll."""
+_NOTHING_CODES = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
+
+
+class PopRequests:
+    """Requests of one group. A source is a `MessageQueue` with queue id ALL_QUEUES.
+
+    All methods raise BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
+
+    def __init__(self, client: Client, group: str, start_from: StartFrom) -> None:
+        self._client = client
+        self._group = group
+        self._init_mode = _FROM_FIRST if start_from is StartFrom.FIRST else _FROM_LAST
+        self._requests = QueueRequests(client, group, ReadFrom.MASTER)
+
+    async def pop(
+        self,
+        source: MessageQueue,
+        subscription: SubscriptionData,
+        *,
+        message_count_max: int,
+        invisible_ms: int,
+        wait_s: float,
+    ) -> list[Popped]:
+        """Takes messages (200050), once; none after `wait_s` without any, or when the broker holds too many polls.
+
+        If the connection is lost, or this is cancelled, messages may have been taken; they become visible again."""
+        header = PopMessageRequest(
+            consumer_group=self._group,
+            topic=source.topic,
+            queue_id=source.queue_id,
+            max_msg_nums=message_count_max,
+            invisible_time=invisible_ms,
+            poll_time=int(wait_s * 1000),
+            born_time=_BORN_NOW,
+            init_mode=self._init_mode,
+            exp_type=subscription.expression_type,
+            exp=subscription.sub_string,
+        )
+        answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
+        if answered.answer.code in _NOTHING_CODES:
+            return []
+        return read_popped(self._successful(answered, source.topic), source.broker_name)
+
+    async def notify(self, source: MessageQueue, subscription: SubscriptionData, wait_s: float) -> bool:
+        """Waits until there may be messages to take (200054), for at most `wait_s`; returns whether there are."""
+        header = NotificationRequest(
+            consumer_group=self._group,
+            topic=source.topic,
+            queue_id=source.queue_id,
+            poll_time=int(wait_s * 1000),
+            born_time=_BORN_NOW,
+            exp_type=subscription.expression_type,
+            exp=subscription.sub_string,
+        )
+        answered = await self._wait(source, RequestCode.NOTIFICATION, header, wait_s)
+        answer = self._successful(answered, source.topic)
+        return parse_header(NotificationResponse, answer.ext_fields).has_msg
+
+    async def ack(self, source: MessageQueue, receipt: ReceiptHandle) -> None:
+        """Acknowledges a message (200051). Safe to repeat."""
+        header = receipt.ack_request(self._group, source.topic)
+        self._successful(await self._requests.ask(source, RequestCode.ACK_MESSAGE, header), source.topic)
+
+    async def change(
+        self, source: MessageQueue, receipt: ReceiptHandle, invisible_ms: int, *, suspends: bool = False
+    ) -> ReceiptHandle:
+        """Makes a message visible in `invisible_ms` from now (200053), and returns its new handle.
+
+        `suspends`: the next delivery does not count as a retry. Not repeated if it may have been executed, because the
+        handle would be an old one."""
+        header = receipt.change_request(self._group, source.topic, invisible_ms, suspends=suspends)
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        answered = await self._requests.ask(source, code, header, is_repeatable=False)
+        return receipt.changed(self._successful(answered, source.topic))
+
+    async def _wait(self, source: MessageQueue, code: RequestCode, header: Header, wait_s: float) -> Answer:
+        timeout_s = self._client.options.request_timeout_s + wait_s
+        return await self._requests.ask(source, code, header, timeout_s, waits=wait_s > 0, retries=False)
+
+    def _successful(self, answered: Answer, topic: str) -> RemotingCommand:
+        if answered.answer.code != ResponseCode.SUCCESS:
+            raise answered.error(self._hint(answered.answer, topic))
+        return answered.answer
+
+    def _hint(self, answer: RemotingCommand, topic: str) -> str:
+        """What to do about a rejection."""
+        match answer.code:
+            case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return "this broker has no POP (RocketMQ has it since version 5): use PushConsumer or PullConsumer"
+            case ResponseCode.TOPIC_NOT_EXIST:
+                return f"create topic {topic}, or check its name"
+            case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                return f"create group {self._group}, or set autoCreateSubscriptionGroup=true on the broker"
+            case ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                return f"check the subscription to topic {topic}"
+            case ResponseCode.SYSTEM_ERROR if SQL92 in (answer.remark or ""):
+                return "set enablePropertyFilter=true on the broker"
+            case _:
+                return ""

@@ -1,0 +1,117 @@
+"""A message that a SimpleConsumer received: until it is settled, or its time is over, no other member gets it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import anyio
+
+from ha.client.messages import MessageQueue, ReceivedMessage
+from ha.client.pop_requests import PopRequests
+from ha.errors import ReceiptExpired
+from ha.protocol.popped import ReceiptHandle
+
+INVISIBLE_S_MAX = 1e9
+"""About 30 years; longer times would not fit into brokers' timestamps."""
+
+
+class LeaseState(Enum):
+    """What became of a popped message."""
+
+    HELD = "held"
+    ACKNOWLEDGED = "acknowledged"
+    RETURNED = "returned"
+    """The consumer has given it back to be delivered again."""
+
+
+class Lease:
+    """A consumer's hold on one message. `expires_at` is on the event loop's clock.
+
+    Methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
+
+    def __init__(self, requests: PopRequests, source: MessageQueue, receipt: ReceiptHandle, message_id: str) -> None:
+        """Begins now: a little later than on the broker, so that an expired lease has expired there, too."""
+        self._requests = requests
+        self._source = source
+        self._receipt = receipt
+        self._message_id = message_id
+        self._state = LeaseState.HELD
+        self.expires_at = anyio.current_time() + receipt.handle.invisible_ms / 1000
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the message is visible to other members again."""
+        return anyio.current_time() >= self.expires_at
+
+    async def ack(self) -> None:
+        """Acknowledges the message. No effect if it is acknowledged already."""
+        if self._state is LeaseState.ACKNOWLEDGED:
+            return
+        self._check()
+        await self._requests.ack(self._source, self._receipt)
+        self._state = LeaseState.ACKNOWLEDGED
+
+    async def extend(self, invisible_s: float) -> None:
+        """Keeps the message for `invisible_s` from now."""
+        self._receipt = await self._change(invisible_s)
+        self.expires_at = anyio.current_time() + invisible_s
+
+    async def give_back(self, delay_s: float, *, counts: bool = True) -> None:
+        """Makes the message visible after `delay_s`. `counts`: its next delivery counts as a retry."""
+        await self._change(delay_s, suspends=not counts)
+        self._state = LeaseState.RETURNED
+
+    async def _change(self, invisible_s: float, *, suspends: bool = False) -> ReceiptHandle:
+        if not 0 <= invisible_s <= INVISIBLE_S_MAX:
+            raise ValueError(f"{invisible_s} s; accepted: 0 … {INVISIBLE_S_MAX:g}")
+        self._check()
+        return await self._requests.change(self._source, self._receipt, int(invisible_s * 1000), suspends=suspends)
+
+    def _check(self) -> None:
+        if self._state is LeaseState.ACKNOWLEDGED:
+            raise ReceiptExpired(self._message_id, "it is acknowledged")
+        if self._state is LeaseState.RETURNED:
+            raise ReceiptExpired(self._message_id, "it was given back and is delivered again")
+        late_s = anyio.current_time() - self.expires_at
+        if late_s >= 0:
+            raise ReceiptExpired(
+                self._message_id,
+                f"its invisible time ended {late_s:.1f} s ago, so it is delivered again; "
+                "receive with a longer invisible_s, or call change_invisible_time in time",
+            )
+
+
+class PoppedMessage(ReceivedMessage):
+    """A message received by a SimpleConsumer. Settle it by `ack` or `nack` before its invisible time is over;
+    otherwise it is delivered again.
+
+    A copy made by pickle or `copy.replace` is a plain ReceivedMessage."""
+
+    __slots__ = ("lease",)
+
+    lease: Lease
+    """Used by the consumer"""
+
+    async def ack(self) -> None:
+        """Acknowledges the message: it is not delivered again.
+
+        Raises ReceiptExpired if it is delivered again all the same, because its invisible time is over or `nack` was
+        called, and BrokerError, RequestTimedOut, ConnectionFailed."""
+        await self.lease.ack()
+
+    async def nack(self, delay_s: float = 0.0) -> None:
+        """Gives the message back: it is delivered again after `delay_s`, with `reconsume_times` one higher.
+
+        Errors as for `ack`; ValueError for a negative delay."""
+        await self.lease.give_back(delay_s)
+
+
+def popped_message(message: ReceivedMessage, lease: Lease) -> PoppedMessage:
+    """Returns `message` with its lease."""
+    values = (getattr(message, "stored_body" if name == "body" else name) for name in message.__match_args__)
+    popped = PoppedMessage(*values)
+    _set_lease(popped, lease)
+    return popped
+
+
+_set_lease = vars(PoppedMessage)["lease"].__set__  # bypasses the immutable `__setattr__`

@@ -1,0 +1,304 @@
+"""The SDK's simple consumer: asks brokers for messages by POP, and settles each of them.
+
+Source: SimpleConsumerImpl of RocketMQ's 5.x clients, which asks one broker at a time; this one waits for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
+
+import anyio
+
+from ha.client.arrivals import Arrivals
+from ha.client.backoff import Backoff
+from ha.client.client import Client, ClientUser, NameServers
+from ha.client.messages import MessageQueue
+from ha.client.options import ClientOptions
+from ha.client.pop_requests import ALL_QUEUES, PopRequests
+from ha.client.popped_message import INVISIBLE_S_MAX, Lease, PoppedMessage, popped_message
+from ha.client.push_options import StartFrom
+from ha.client.queue_requests import UNAVAILABLE_CODES
+from ha.client.received import received
+from ha.client.send_back import SendBack
+from ha.client.subscription import TAG, Sql92, subscription_data, wanted_tags
+from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError, RequestTimedOut
+from ha.protocol.acl import AclCredentials
+from ha.protocol.codes import MASTER_ID
+from ha.protocol.popped import Popped
+from ha.protocol.properties import UNIQ_KEY
+
+_log = logging.getLogger(__name__)
+
+RECEIVE_COUNT_MAX = 32
+"""Brokers' limit for one request."""
+RECONSUME_TIMES_MAX = 16
+_DEAD_LETTER = -1
+"""Delay level of a message sent back that is not to be delivered again."""
+_QUICK_ANSWER_S = 0.1
+"""A response without messages that arrives sooner than this is followed by a pause."""
+_CLOSE_TIMEOUT_S = 2.0
+"""Time limit for giving back messages that an iteration has not returned."""
+
+
+class SimpleConsumer(ClientUser):
+    """Receives messages on request, and acknowledges each of them. An async context manager; works under asyncio and
+    trio, with halog and RocketMQ 5 or later, whose brokers have POP.
+
+        async with SimpleConsumer("127.0.0.1:9876", group="billing", subscriptions={"invoices": "*"}) as consumer:
+            async for message in consumer.messages():
+                await message.ack()
+
+    A message that was received is invisible to the other members of the group for a time that the request states.
+    Unless it is acknowledged by then, it is delivered again, like one that was given back by `nack`. Members share
+    messages, not queues, so there may be more members than queues, and messages of a queue are handled out of order.
+
+    `subscriptions` and `start_from` are those of PushConsumer. A message that was delivered again more than
+    `reconsume_times_max` times becomes a dead letter (topic %DLQ%group) when it is received. The other arguments are
+    those of Producer.
+    """
+
+    def __init__(
+        self,
+        name_servers: Client | NameServers = None,
+        *,
+        group: str,
+        subscriptions: Mapping[str, str | Sql92],
+        start_from: StartFrom = StartFrom.LAST,
+        reconsume_times_max: int = RECONSUME_TIMES_MAX,
+        options: ClientOptions | None = None,
+        credentials: AclCredentials | None = None,
+    ) -> None:
+        if not subscriptions:
+            raise ValueError("subscriptions: name at least one topic")
+        if not group:
+            raise ValueError("group: a consumer is a member of one")
+        super().__init__(name_servers, options, credentials)
+        version = self._client.wall_clock_ms()
+        self._subscriptions = {
+            topic: subscription_data(topic, wanted, version) for topic, wanted in subscriptions.items()
+        }
+        self._group = group
+        self._reconsume_times_max = reconsume_times_max
+        self._requests = PopRequests(self._client, group, start_from)
+        self._send_back = SendBack(self._client, group, reconsume_times_max)
+        self._next_source = 0
+        self._buffer: deque[PoppedMessage] = deque()
+        self._receiving = anyio.Lock()
+
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        await stack.enter_async_context(self._waiting())
+
+    @asynccontextmanager
+    async def _waiting(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            self._arrivals = Arrivals(self._requests, self._subscriptions, tasks)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                    await self._give_back(message.lease for message in self._buffer)
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._group
+
+    async def receive(
+        self, max_messages: int = RECEIVE_COUNT_MAX, *, invisible_s: float = 60.0, wait_s: float = 15.0
+    ) -> list[PoppedMessage]:
+        """Receives 1 to `max_messages` (at most 32) messages, or none if none arrive within `wait_s`.
+
+        For `invisible_s` no other member of the group gets them. Failed connections are retried for
+        request_timeout_s; with several brokers, as long as all fail. If this is cancelled, messages on their way here
+        stay invisible for `invisible_s`. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut,
+        ConnectionFailed, and ValueError for arguments that brokers would not accept."""
+        if not 1 <= max_messages <= RECEIVE_COUNT_MAX:
+            raise ValueError(f"max_messages={max_messages}; accepted: 1 … {RECEIVE_COUNT_MAX}")
+        if not 0.001 <= invisible_s <= INVISIBLE_S_MAX:
+            raise ValueError(f"invisible_s={invisible_s}; accepted: 0.001 … {INVISIBLE_S_MAX:g}")
+        backoff, options = Backoff(), self._client.options
+        end, give_up_at = anyio.current_time() + wait_s, math.inf
+        while True:
+            started = anyio.current_time()
+            try:
+                messages = await self._receive_once(max_messages, invisible_s, end)
+            except ClientError as error:
+                if not _is_unavailable(error):
+                    raise
+                now, pause_s = anyio.current_time(), backoff.next_s()
+                give_up_at = min(give_up_at, now + options.request_timeout_s)
+                if not options.retry_unreachable or now + pause_s >= give_up_at:
+                    raise
+                await anyio.sleep(pause_s)
+                continue
+            now = anyio.current_time()
+            if messages or now >= end:
+                return messages
+            give_up_at = math.inf
+            if now - started < _QUICK_ANSWER_S:
+                await anyio.sleep(min(backoff.next_s(), end - now))
+            else:
+                backoff.reset()
+
+    def messages(self, *, max_messages: int = 16, invisible_s: float = 60.0) -> Messages:
+        """Returns an endless async iterator of messages. Several tasks may iterate, each over its own iterator or over
+        a shared one.
+
+        `max_messages` (at most 32) and `invisible_s` are those of the underlying `receive`: up to `max_messages` wait
+        here, invisible to others. One whose time is over before its turn is left out; it is delivered again. Leaving
+        the consumer's block gives back those that wait. Brokers that can't be reached are tried again for ever. Raises
+        the other errors of `receive`."""
+        return Messages(self, max_messages, invisible_s)
+
+    async def ack(self, message: PoppedMessage) -> None:
+        """As `message.ack()`."""
+        await message.lease.ack()
+
+    async def change_invisible_time(self, message: PoppedMessage, invisible_s: float) -> None:
+        """Makes `message` invisible for `invisible_s` from now, instead of what remains of its time: call it when
+        handling takes longer than expected.
+
+        Raises ReceiptExpired if its time is over or it was settled, and BrokerError, RequestTimedOut,
+        ConnectionFailed."""
+        await message.lease.extend(invisible_s)
+
+    async def take_buffered(self, max_messages: int, invisible_s: float) -> PoppedMessage:
+        """Returns the next message for an iteration; receives more when there are none."""
+        while True:
+            while self._buffer:
+                message = self._buffer.popleft()
+                if not message.lease.is_expired:
+                    return message
+            async with self._receiving:
+                if not self._buffer:
+                    self._buffer.extend(await self.receive(max_messages, invisible_s=invisible_s))
+
+    async def _give_back(self, leases: Iterable[Lease]) -> None:
+        try:
+            for lease in leases:
+                if not lease.is_expired:
+                    await lease.give_back(0, counts=False)
+        except (ClientError, RemoteProtocolError) as error:
+            _log.warning("client.messages_not_returned group=%s reason=%r", self._group, str(error))
+
+    # ---- sources: all queues of one topic on one broker
+
+    async def _receive_once(self, max_messages: int, invisible_s: float, end: float) -> list[PoppedMessage]:
+        """Asks the source until `end`, or each of several sources once before it waits for all of them.
+
+        Raises the last error if all sources are unavailable."""
+        sources = await self._sources()
+        is_only = len(sources) == 1
+        failures: list[ClientError] = []
+        for source in sources:
+            wait_s = max(0.0, end - anyio.current_time()) if is_only else 0.0
+            try:
+                popped = await self._requests.pop(
+                    source,
+                    self._subscriptions[source.topic],
+                    message_count_max=max_messages,
+                    invisible_ms=int(invisible_s * 1000),
+                    wait_s=wait_s,
+                )
+            except ClientError as error:
+                if not (_is_unavailable(error) or isinstance(error, RequestTimedOut)):
+                    raise
+                failures.append(error)
+                continue
+            if messages := await self._kept(source, popped):
+                return messages
+        if len(failures) == len(sources):
+            raise failures[-1]
+        if not is_only:
+            await self._arrivals.wait(sources, end - anyio.current_time())
+        return []
+
+    async def _sources(self) -> list[MessageQueue]:
+        """The sources, beginning with a different one each time. Broker sets without a master are left out, unless
+        none has one. RouteNotFound."""
+        found, without_master = list[MessageQueue](), list[MessageQueue]()
+        for topic in self._subscriptions:
+            route = await self._client.routes.find(topic)
+            for name in sorted({queue.broker_name for queue in route.read_queues}):
+                has_master = MASTER_ID in route.addresses.get(name, {})
+                (found if has_master else without_master).append(MessageQueue(topic, name, ALL_QUEUES))
+        sources = found or without_master
+        if not sources:
+            raise ConnectionFailed(", ".join(self._subscriptions), "no broker with readable queues is registered")
+        self._next_source = (self._next_source + 1) % len(sources)
+        return sources[self._next_source :] + sources[: self._next_source]
+
+    # ---- received messages
+
+    async def _kept(self, source: MessageQueue, popped: list[Popped]) -> list[PoppedMessage]:
+        """Returns the messages to be handled. Those with another tag are acknowledged, those that were delivered too
+        often become dead letters, and those beyond frame_size_max bytes of bodies are given back."""
+        subscription = self._subscriptions[source.topic]
+        tags = wanted_tags(subscription.sub_string) if subscription.expression_type == TAG else None
+        messages = []
+        size = 0
+        for number, each in enumerate(popped):
+            if size >= self._client.options.frame_size_max:
+                await self._give_back([self._lease(source, other) for other in popped[number:]])
+                break
+            message = self._message(source, each)
+            size += len(message.stored_body)
+            if tags is not None and message.tags not in tags:  # brokers compare only hashes of tags
+                await self._discard(message)
+            elif message.reconsume_times > self._reconsume_times_max:
+                if await self._send_back.redeliver(message, _DEAD_LETTER):
+                    await self._discard(message)
+            else:
+                messages.append(message)
+        return messages
+
+    def _message(self, source: MessageQueue, popped: Popped) -> PoppedMessage:
+        queue = MessageQueue(source.topic, source.broker_name, popped.record.queue_id)
+        message = received(popped.record, queue, self._client.options.message_size_max)
+        return popped_message(message, self._lease(source, popped))
+
+    def _lease(self, source: MessageQueue, popped: Popped) -> Lease:
+        message_id = popped.properties.get(UNIQ_KEY, popped.receipt.encode())
+        return Lease(self._requests, source, popped.receipt, message_id)
+
+    async def _discard(self, message: PoppedMessage) -> None:
+        """Acknowledges a message that the program doesn't get; if that fails, it comes again."""
+        try:
+            await message.lease.ack()
+        except (ClientError, RemoteProtocolError) as error:
+            _log.warning("client.ack_failed message=%s reason=%r", message.message_id, str(error))
+
+
+class Messages:
+    """An endless async iterator of messages; see `SimpleConsumer.messages`."""
+
+    def __init__(self, consumer: SimpleConsumer, max_messages: int, invisible_s: float) -> None:
+        self._consumer = consumer
+        self._max_messages = max_messages
+        self._invisible_s = invisible_s
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> PoppedMessage:
+        """Returns the next message. Safe to cancel, as `SimpleConsumer.receive` is."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._consumer.take_buffered(self._max_messages, self._invisible_s)
+            except ClientError as error:
+                if not (_is_unavailable(error) or isinstance(error, RequestTimedOut)):
+                    raise
+                _log.warning("client.receive_failed group=%s reason=%r", self._consumer.group, str(error))
+            await anyio.sleep(backoff.next_s())
+
+
+def _is_unavailable(error: ClientError) -> bool:
+    """Whether the broker may be reached later, or another one in its place."""
+    return isinstance(error, ConnectionFailed) or (isinstance(error, BrokerError) and error.code in UNAVAILABLE_CODES)

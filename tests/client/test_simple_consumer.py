@@ -1,0 +1,438 @@
+"""The simple consumer: with scripted brokers on both event loops, and with a whole halog broker on a virtual clock."""
+
+import pickle
+import zlib
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from ha.client import (
+    BrokerError,
+    ClientOptions,
+    ConnectionFailed,
+    Message,
+    PoppedMessage,
+    Producer,
+    PullConsumer,
+    ReceiptExpired,
+    ReceivedMessage,
+    RouteNotFound,
+    SimpleConsumer,
+    Sql92,
+    StartFrom,
+)
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import RequestCode, SysFlag
+from tests.broker.node import Node
+from tests.client.backends import on_both_backends
+from tests.client.our_broker import NAMES, run_with_our_broker
+from tests.client.pop_broker import POP_TIME_MS, QUICK, PopWorld, open_world
+
+ACK, CHANGE, POP = RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, RequestCode.POP_MESSAGE
+
+
+def bodies(messages: list[PoppedMessage]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+# ---- requests
+
+
+@on_both_backends(open_world)
+async def test_fields_of_a_pop(world: PopWorld) -> None:
+    world.broker.put(b"x", TAGS="a", KEYS="k")
+    async with world.consumer(subscriptions={"T": "a || b"}, start_from=StartFrom.FIRST) as consumer:
+        [message] = await consumer.receive(7, invisible_s=12.5, wait_s=3)
+    assert (message.body, message.tags, message.keys, message.topic) == (b"x", "a", ("k",), "T")
+    [fields] = world.broker.of(POP)
+    assert 2900 < int(fields.pop("pollTime")) <= 3000
+    assert fields == {
+        "consumerGroup": "g",
+        "topic": "T",
+        "queueId": "-1",
+        "maxMsgNums": "7",
+        "invisibleTime": "12500",
+        "bornTime": "0",
+        "initMode": "0",
+        "expType": "TAG",
+        "exp": "a || b",
+        "order": "false",
+    }
+
+
+@on_both_backends(open_world)
+async def test_ack_and_change_use_the_current_handle(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    async with world.consumer() as consumer:
+        [message] = await consumer.receive()
+        await consumer.change_invisible_time(message, 30)
+        await message.ack()
+        await message.ack()
+    [changed], [acked] = world.broker.of(CHANGE), world.broker.of(ACK)
+    assert changed["extraInfo"] == f"0 {POP_TIME_MS} 60000 3 0 a 0 0"
+    assert (changed["invisibleTime"], changed["suspend"]) == ("30000", "false")
+    assert acked["extraInfo"] == f"0 {POP_TIME_MS + 1} 30000 5 0 a 0 0"
+    assert (acked["topic"], acked["queueId"], acked["offset"], acked["consumerGroup"]) == ("T", "0", "0", "g")
+
+
+@on_both_backends(open_world)
+async def test_messages_of_a_retry_topic_are_acknowledged_there(world: PopWorld) -> None:
+    world.broker.put(b"again", POP_CK=f"7 {POP_TIME_MS} 60000 2 1 a 0 8")
+    async with world.consumer() as consumer:
+        [message] = await consumer.receive()
+        assert message.topic == "T"
+        await message.ack()
+    [acked] = world.broker.of(ACK)
+    assert (acked["topic"], acked["offset"]) == ("%RETRY%g_T", "8")
+
+
+@on_both_backends(open_world)
+async def test_a_message_with_another_tag_of_the_same_hash_is_left_out(world: PopWorld) -> None:
+    world.broker.put(b"no", TAGS="BBBB")
+    world.broker.put(b"yes", TAGS="AaAa")
+    async with world.consumer(subscriptions={"T": "AaAa"}) as consumer:
+        assert bodies(await consumer.receive()) == [b"yes"]
+    assert [fields["offset"] for fields in world.broker.of(ACK)] == ["0"]
+
+
+@on_both_backends(open_world)
+async def test_a_message_delivered_too_often_becomes_a_dead_letter(world: PopWorld) -> None:
+    world.broker.put(b"hopeless", reconsume_times=4)
+    world.broker.put(b"not yet", reconsume_times=3)
+    async with world.consumer(reconsume_times_max=3) as consumer:
+        assert bodies(await consumer.receive()) == [b"not yet"]
+    [sent_back] = world.broker.of(RequestCode.CONSUMER_SEND_MSG_BACK)
+    assert (sent_back["delayLevel"], sent_back["offset"], sent_back["originTopic"]) == ("-1", "1000", "T")
+    assert [fields["offset"] for fields in world.broker.of(ACK)] == ["0"]
+
+
+@on_both_backends(open_world)
+async def test_messages_beyond_the_size_limit_are_given_back(world: PopWorld) -> None:
+    for _ in range(3):
+        world.broker.put(zlib.compress(bytes(1000)), sys_flag=SysFlag.COMPRESSED)
+    async with world.consumer(options=ClientOptions(frame_size_max=1500)) as consumer:
+        assert bodies(await consumer.receive()) == [bytes(1000)] * 2
+    [returned] = world.broker.of(CHANGE)
+    assert (returned["offset"], returned["invisibleTime"], returned["suspend"]) == ("2", "0", "true")
+
+
+# ---- waiting
+
+
+@on_both_backends(open_world)
+async def test_none_after_the_wait(world: PopWorld) -> None:
+    async with world.consumer() as consumer:
+        assert await consumer.receive(wait_s=0) == []
+        assert await consumer.receive(wait_s=0.2) == []
+    assert [int(fields["pollTime"]) > 0 for fields in world.broker.of(POP)] == [False, True]
+
+
+@on_both_backends(open_world, 3)
+async def test_several_brokers_are_waited_for_at_once(world: PopWorld) -> None:
+    async with world.consumer() as consumer, anyio.create_task_group() as tasks:
+
+        async def send_when_waiting(*counts: int) -> None:
+            while counts != tuple(len(broker.of(RequestCode.NOTIFICATION)) for broker in world.brokers):
+                await anyio.lowlevel.checkpoint()
+            world.brokers[1].put(b"at b")
+
+        tasks.start_soon(send_when_waiting, 1, 1, 1)
+        [message] = await consumer.receive(wait_s=60)
+        assert (message.body, message.queue.broker_name) == (b"at b", "b")
+        assert all(fields["pollTime"] == "0" for broker in world.brokers for fields in broker.of(POP))
+        tasks.start_soon(send_when_waiting, 1, 2, 1)  # those at the others are still waiting
+        assert bodies(await consumer.receive(wait_s=60)) == [b"at b"]
+
+
+@on_both_backends(open_world, 2)
+async def test_a_dead_broker_does_not_hide_the_other(world: PopWorld) -> None:
+    world.brokers[0].overrides[POP] = lambda command: command.reply(14, "not the master")
+    async with world.consumer() as consumer:
+        for number in range(4):
+            world.brokers[1].put(b"%d" % number)
+            assert bodies(await consumer.receive()) == [b"%d" % number]
+
+
+@on_both_backends(open_world)
+async def test_an_unavailable_broker_is_asked_again(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    refused = iter([True, True])
+    world.broker.overrides[POP] = lambda command: command.reply(14, "not yet") if next(refused, False) else None
+    async with world.consumer() as consumer:
+        assert bodies(await consumer.receive()) == [b"x"]
+    assert len(world.broker.of(POP)) == 3
+
+
+@on_both_backends(open_world)
+async def test_it_gives_up_after_the_request_timeout(world: PopWorld) -> None:
+    world.broker.overrides[POP] = lambda command: command.reply(14, "never")
+    async with world.consumer(options=QUICK) as consumer:
+        with pytest.raises(BrokerError, match="never"):
+            await consumer.receive(wait_s=60)
+    assert len(world.broker.of(POP)) > 1
+
+
+# ---- errors
+
+
+@on_both_backends(open_world)
+async def test_a_lost_connection_is_an_error_at_last(world: PopWorld) -> None:
+    async def hang_up() -> None:
+        await world.servers[0].disconnect()
+
+    world.broker.overrides[POP] = lambda command: hang_up()
+    async with world.consumer(options=QUICK) as consumer:
+        with pytest.raises(ConnectionFailed):
+            await consumer.receive(wait_s=60)
+    assert len(world.broker.of(POP)) > 1
+
+
+@on_both_backends(open_world)
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (3, "use PushConsumer or PullConsumer"),
+        (17, "create topic T"),
+        (26, "create group g, or set autoCreateSubscriptionGroup=true"),
+        (23, "check the subscription to topic T"),
+    ],
+)
+async def test_a_rejection_says_what_to_do(world: PopWorld, *, code: int, hint: str) -> None:
+    world.broker.overrides[POP] = lambda command: command.reply(code, "the remark")
+    async with world.consumer() as consumer:
+        with pytest.raises(BrokerError, match="the remark") as caught:
+            await consumer.receive()
+    assert caught.value.code == code
+    assert hint in str(caught.value)
+
+
+@on_both_backends(open_world)
+async def test_an_unknown_topic_says_what_to_do(world: PopWorld) -> None:
+    async with world.consumer(subscriptions={"nope": "*"}) as consumer:
+        with pytest.raises(RouteNotFound, match="create topic nope"):
+            await consumer.receive()
+
+
+@on_both_backends(open_world)
+async def test_a_message_can_not_be_settled_after_its_time(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    async with world.consumer() as consumer:
+        [message] = await consumer.receive(invisible_s=0.01)
+        await anyio.sleep(0.02)
+        with pytest.raises(ReceiptExpired, match="longer invisible_s"):
+            await message.ack()
+    assert not world.broker.of(ACK)
+
+
+@on_both_backends(open_world)
+async def test_a_message_is_settled_once(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    world.broker.put(b"y")
+    async with world.consumer() as consumer:
+        acknowledged, returned = await consumer.receive()
+        await acknowledged.ack()
+        with pytest.raises(ReceiptExpired, match="it is acknowledged"):
+            await acknowledged.nack()
+        await returned.nack(1.5)
+        with pytest.raises(ReceiptExpired, match="given back"):
+            await returned.ack()
+        with pytest.raises(ValueError, match="-1 s; accepted"):
+            await consumer.change_invisible_time(returned, -1)
+    [changed] = world.broker.of(CHANGE)
+    assert (changed["invisibleTime"], changed["suspend"]) == ("1500", "false")
+
+
+@on_both_backends(open_world)
+async def test_a_failed_ack_can_be_repeated(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    world.broker.overrides[ACK] = lambda command: command.reply(1, "disk is full")
+    async with world.consumer() as consumer:
+        [message] = await consumer.receive()
+        with pytest.raises(BrokerError, match="disk is full"):
+            await message.ack()
+        del world.broker.overrides[ACK]
+        await message.ack()
+    assert len(world.broker.of(ACK)) == 2
+
+
+@on_both_backends(open_world)
+async def test_arguments_are_checked(world: PopWorld) -> None:
+    with pytest.raises(ValueError, match="name at least one topic"):
+        world.consumer(subscriptions={})
+    async with world.consumer() as consumer:
+        with pytest.raises(ValueError, match="accepted: 1 … 32"):
+            await consumer.receive(33)
+        with pytest.raises(ValueError, match="invisible_s=0"):
+            await consumer.receive(invisible_s=0)
+
+
+@on_both_backends(open_world)
+async def test_a_copy_is_a_plain_message(world: PopWorld) -> None:
+    world.broker.put(b"x", own="1")
+    async with world.consumer() as consumer:
+        [message] = await consumer.receive()
+    copy = pickle.loads(pickle.dumps(message))
+    assert type(copy) is ReceivedMessage
+    assert copy == message
+
+
+# ---- iteration
+
+
+@on_both_backends(open_world)
+async def test_iteration_returns_messages_and_gives_back_the_rest(world: PopWorld) -> None:
+    for number in range(5):
+        world.broker.put(b"%d" % number)
+    got = []
+    async with world.consumer() as consumer:
+        async for message in consumer.messages(max_messages=3):
+            got.append(message.body)
+            await message.ack()
+            if len(got) == 4:
+                break
+    assert got == [b"0", b"1", b"2", b"3"]
+    assert [fields["offset"] for fields in world.broker.of(ACK)] == ["0", "1", "2", "3"]
+    [returned] = world.broker.of(CHANGE)
+    assert (returned["offset"], returned["invisibleTime"], returned["suspend"]) == ("4", "0", "true")
+
+
+@on_both_backends(open_world)
+async def test_iteration_leaves_out_expired_messages(world: PopWorld) -> None:
+    world.broker.put(b"0")
+    world.broker.put(b"1")
+    async with world.consumer() as consumer:
+        messages = consumer.messages(invisible_s=0.05)
+        assert (await anext(messages)).body == b"0"
+        await anyio.sleep(0.06)
+        world.broker.put(b"2")
+        assert (await anext(messages)).body == b"2"
+
+
+@on_both_backends(open_world)
+async def test_iteration_survives_unreachable_brokers(world: PopWorld) -> None:
+    world.broker.put(b"x")
+    refused = iter(range(8))
+    world.broker.overrides[POP] = lambda command: command.reply(2, "busy") if next(refused, None) is not None else None
+    async with world.consumer(options=ClientOptions(request_timeout_s=0.2)) as consumer:
+        async for message in consumer.messages():
+            assert message.body == b"x"
+            break
+    assert len(world.broker.of(POP)) == 9
+
+
+@on_both_backends(open_world)
+async def test_tasks_share_the_iteration(world: PopWorld) -> None:
+    got: list[bytes] = []
+    async with world.consumer() as consumer, anyio.create_task_group() as tasks:
+        messages = consumer.messages(max_messages=2)
+
+        async def work() -> None:
+            async for message in messages:
+                got.append(message.body)
+                if len(got) == 9:
+                    tasks.cancel_scope.cancel()
+
+        for _ in range(3):
+            tasks.start_soon(work)
+        for number in range(9):
+            world.broker.put(b"%d" % number)
+    assert sorted(got) == [b"%d" % number for number in range(9)]
+
+
+# ---- with a whole broker
+
+
+def test_life_of_a_message_on_a_broker(tmp_path: Path) -> None:
+    async def body(node: Node, options: ClientOptions) -> None:
+        async with (
+            Producer(NAMES, options=options) as producer,
+            SimpleConsumer(
+                NAMES,
+                group="g",
+                subscriptions={"T": "*"},
+                start_from=StartFrom.FIRST,
+                reconsume_times_max=2,
+                options=options,
+            ) as consumer,
+        ):
+            await producer.send(Message("T", b"x"))
+            [message] = await consumer.receive(invisible_s=10)
+            assert await consumer.receive(wait_s=8) == []
+            await consumer.change_invisible_time(message, 30)
+            assert await consumer.receive(wait_s=29) == []
+            [message] = await consumer.receive(wait_s=2, invisible_s=10)
+            assert (message.reconsume_times, message.topic) == (1, "T")
+            await message.nack(5)
+            started = anyio.current_time()
+            [message] = await consumer.receive(wait_s=60, invisible_s=10)
+            assert 5 <= anyio.current_time() - started < 5.3
+            assert message.reconsume_times == 2
+            await message.nack()
+            assert await consumer.receive(wait_s=60) == []
+            async with PullConsumer(NAMES, options=options) as reader:
+                [queue] = await reader.queues("%DLQ%g")
+                assert [each.body for each in (await reader.pull(queue, 0)).messages] == [b"x"]
+            await producer.send(Message("T", b"y"))
+            [message] = await consumer.receive(invisible_s=10)
+            await message.ack()
+            assert await consumer.receive(wait_s=60) == []
+
+    run_with_our_broker(tmp_path, body)
+
+
+def test_filters_on_a_broker(tmp_path: Path) -> None:
+    async def body(node: Node, options: ClientOptions) -> None:
+        async with Producer(NAMES, options=options) as producer:
+            for number in range(6):
+                tag = "even" if number % 2 == 0 else "odd"
+                await producer.send(Message("T", b"%d" % number, tags=tag, properties={"n": str(number)}))
+        for group, wanted, expected in (
+            ("tags", "odd", [b"1", b"3", b"5"]),
+            ("sql", Sql92("n > 3"), [b"4", b"5"]),
+        ):
+            subscriptions: dict[str, str | Sql92] = {"T": wanted}
+            async with SimpleConsumer(
+                NAMES, group=group, subscriptions=subscriptions, start_from=StartFrom.FIRST, options=options
+            ) as consumer:
+                got: list[bytes] = []
+                while len(got) < len(expected):
+                    got += bodies(await consumer.receive(wait_s=5))
+                assert sorted(got) == expected
+                assert await consumer.receive(wait_s=5) == []
+        bad: dict[str, str | Sql92] = {"T": Sql92("n >")}
+        async with SimpleConsumer(NAMES, group="bad", subscriptions=bad, options=options) as consumer:
+            with pytest.raises(BrokerError, match="check the subscription to topic T"):
+                await consumer.receive()
+
+    run_with_our_broker(tmp_path, body, enable_property_filter=True)
+
+
+def test_priority_on_a_broker(tmp_path: Path) -> None:
+    async def body(node: Node, options: ClientOptions) -> None:
+        attributes = {"message.type": "PRIORITY"}
+        await node.broker.topics.update(
+            TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4, attributes=attributes)
+        )
+        async with Producer(NAMES, options=options) as producer:
+            for priority in (1, 3, 0, 9, None):
+                await producer.send(Message("T", b"%a" % priority, priority=priority))
+        async with SimpleConsumer(
+            NAMES, group="g", subscriptions={"T": "*"}, start_from=StartFrom.FIRST, options=options
+        ) as consumer:
+            assert bodies(await consumer.receive(4))[:2] == [b"3", b"9"]
+
+    run_with_our_broker(tmp_path, body)
+
+
+def test_sql_says_which_setting_it_needs(tmp_path: Path) -> None:
+    async def body(node: Node, options: ClientOptions) -> None:
+        async with Producer(NAMES, options=options) as producer:
+            await producer.send(Message("T", b"x"))
+        wanted: dict[str, str | Sql92] = {"T": Sql92("n > 1")}
+        async with SimpleConsumer(NAMES, group="g", subscriptions=wanted, options=options) as consumer:
+            with pytest.raises(BrokerError, match="set enablePropertyFilter=true"):
+                await consumer.receive()
+
+    run_with_our_broker(tmp_path, body)
