@@ -22,8 +22,8 @@ is linearizable. A group promises, and this package checks:
   of the answering member. Exception: losses as in 2.
 5. No process dies of its own bugs, none leaves a task behind, and no log has stale bytes behind its end.
 6. After the faults, all members are in the set and have the same log within CONVERGENCE_S, every put is PUT_OK, and a
-  new consumer receives everything. The operator only restarts processes that ended, and, after a loss as in 2, empties
-  the store of a member outside the set that kept what the set lost.
+  new consumer receives everything. The operator only restarts processes that ended, and, after power losses in which
+  the whole set lost part of the log, empties the store of a member outside the set that kept what the set lost.
 7. No member is elected from a restored older state of the service while a member that knows a newer record of the group
   is present. Once the operator has restored that record, all promises hold as if nothing had happened.
 """
