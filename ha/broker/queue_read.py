@@ -38,7 +38,7 @@ SCAN_COUNT_MIN = 800
 SCAN_COUNT_MAX = 8192
 """Upper limit of entries scanned per read, whatever the request asks for."""
 
-_MEND_COUNT_MAX = 4
+_REPAIR_COUNT_MAX = 4
 """Maximum number of wrong entries repaired per read."""
 
 _GAP_BYTES_MAX = 128 * 1024
@@ -130,7 +130,7 @@ class QueueReader:
         if queue is None:
             next_offset = 0 if self._corrects_offsets() else queue_offset
             return QueueRead(ReadStatus.NO_MESSAGE_IN_QUEUE, next_offset, 0, 0)
-        for _ in range(_MEND_COUNT_MAX):
+        for _ in range(_REPAIR_COUNT_MAX):
             try:
                 return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
             except WrongEntryError as wrong:

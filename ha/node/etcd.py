@@ -15,7 +15,7 @@ def open_etcd(
     config: Config, password: SecretStr | None, tls: Callable[[], ssl.SSLContext] | None
 ) -> AbstractAsyncContextManager[Agreement]:
     """Opens the agreement of this node's group. `tls` returns the context for https. ConfigError."""
-    # Only members import it: it needs an extra, and takes 0.1 s and some MB to load.
+    # Only members import it: it needs an extra, and loads httpx.
     try:
         from ha.failover.etcd import EtcdOptions, open_etcd_agreement
     except ModuleNotFoundError as error:

@@ -212,7 +212,7 @@ def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyn
 
 @asynccontextmanager
 async def _open_grpc(node: Node, port: Port | None) -> AsyncIterator[None]:
-    """Serves gRPC clients, if there is a port for them. Imports protobuf, which takes a tenth of a second."""
+    """Serves gRPC clients, if there is a port for them. Only then imports protobuf."""
     if port is None:
         yield
         return

@@ -12,9 +12,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.remoting import open_remoting_client
 from tests.broker.node import Node, WallClock, open_node, text
 from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
 
@@ -71,6 +73,37 @@ async def test_one_queue(node: Node, autojump_clock: object) -> None:
     await send(node, b"a")
     await send(node, b"b", e=1)
     assert bodies(await pop_messages(node, queueId=1)) == [b"b"]
+
+
+async def test_queue_from_which_another_pop_reads_is_skipped(
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(node, b"0")
+    reader = node.broker.pop.requests._taker._reader
+    read, is_reading, goes_on = reader.read, trio.Event(), trio.Event()
+
+    async def read_slowly(*arguments: Any, **options: Any) -> QueueRead:
+        is_reading.set()
+        await goes_on.wait()
+        return await read(*arguments, **options)
+
+    monkeypatch.setattr(reader, "read", read_slowly)
+    found: list[Popped] = []
+
+    async def pop_first() -> None:
+        found.extend(await pop_messages(node, queueId=0))
+
+    async with (
+        open_remoting_client(connect=node.listener.connect) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(pop_first)
+        await is_reading.wait()
+        other = Node(node.store, node.ha, node.broker, client, node.listener)
+        with trio.fail_after(1):
+            assert await pop_messages(other, queueId=0) == []
+        goes_on.set()
+    assert bodies(found) == [b"0"]
 
 
 async def test_queues_take_turns(node: Node, autojump_clock: object) -> None:
@@ -221,6 +254,27 @@ async def test_redelivery_comes_exactly_when_the_invisible_time_is_over(node: No
     assert again.record.property_map()["ORIGIN_GROUP"] == "g"
     assert again.record.property_map()["1ST_POP_TIME"] == str(first.handle.pop_time_ms)
     assert again.record.born_timestamp_ms == first.record.born_timestamp_ms
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_messages_deleted_meanwhile_leave_the_state_when_they_are_due(
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, is_found: bool
+) -> None:
+    """Retention deletes their segment before the queue knows: a read passes them, alone or with what follows."""
+    await send(node, b"0", b"1", b"2")
+    assert len(await pop_messages(node)) == 3
+    revival = node.broker.pop._revival
+    read = revival._reader.read
+
+    async def read_after_deletion(queue: Any, offset: int, count_max: int) -> QueueRead:
+        if offset >= 2 or is_found:
+            return await read(queue, 2, 1)
+        return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 2, 0, 3)
+
+    monkeypatch.setattr(revival._reader, "read", read_after_deletion)
+    await trio.sleep(10.5)
+    assert bodies(await pop_messages(node)) == [b"2"]
+    assert (revival.lost_count, revival.revived_count) == (2, 1)
 
 
 async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, autojump_clock: object) -> None:

@@ -20,6 +20,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.replication.group_transfer import AckRequest
 from ha.store.commitlog import CommitLog
 from ha.store.files import File, OsDisk
+from ha.store.message_store import MessageStore
 from tests.broker.node import SEND_V2, Node, StalledSync, inline, open_node, text
 
 SYNC = {"role": BrokerRole.SYNC_MASTER}
@@ -386,6 +387,18 @@ async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> 
         disk.is_full = False
         await trio.sleep(30)
         assert (await node.send(bytes(400_000))).code == 0
+
+
+async def test_log_that_takes_no_records_refuses_every_put(
+    seeded: Callable[..., Any], autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with seeded() as node:
+        monkeypatch.setattr(MessageStore, "can_append", (False, "queues are built up to 1 of 2"))
+        puts = [PutRequest(messages=(message(),), frees_space=frees_space) for frees_space in (False, True)]
+        with trio.fail_after(1):
+            await node.broker.put_service.settle(puts)
+        assert [each.status for each in puts] == [PutStatus.SERVICE_NOT_AVAILABLE] * 2
+        assert puts[0].remark == "the store is not writable: queues are built up to 1 of 2"
 
 
 async def test_illegal_messages(seeded: Callable[..., Any], autojump_clock: object) -> None:

@@ -15,6 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from ha.broker.acknowledgement import STEPPED_DOWN
 from ha.broker.group_log import GroupLog
 from ha.broker.options import BrokerRole, ReplicaPolicy
+from ha.broker.put_request import PutRequest
 from ha.broker.standing import FOREVER, Standing
 from ha.broker.timers import SEEN
 from ha.protocol import java_json
@@ -121,6 +122,17 @@ async def test_step_down_answers_waiting_puts_as_unconfirmed(tmp_path: Path, aut
         assert found["statuses"] == [UNKNOWN, UNKNOWN]
         with trio.fail_after(1):
             await node.broker.put_service.acknowledgements.wait_all_answered()
+
+
+async def test_step_down_answers_waiting_puts_in_their_order(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path, **SYNC) as node, slave_of(node):
+        await node.broker.become_master(1)
+        answered: list[PutRequest] = []
+        for body in (b"a", b"b", b"c"):
+            node.broker.put_service.submit([PutRequest(messages=(message(body),), on_done=answered.extend)])
+        assert not answered
+        await node.broker.become_slave(1)
+        assert [each.results[0].queue_offset for each in answered] == [1, 2, 3]  # after the one of `slave_of`
 
 
 async def test_acknowledgement_of_another_term_does_not_count(tmp_path: Path, autojump_clock: object) -> None:

@@ -140,6 +140,14 @@ async def test_a_commit_that_may_be_executed_is_not_repeated(world: World) -> No
     assert len(world.broker.commands) == 1
 
 
+@on_both_backends(open_world)
+async def test_a_commit_that_was_not_sent_is_repeated(world: World) -> None:
+    world.away(world.broker, 2)
+    async with PullConsumer(world.names.address, options=world.options()) as consumer:
+        await consumer.commit(QUEUE, 5)
+    assert len(world.broker.commands) == 1
+
+
 def test_what_users_catch_can_be_imported_from_the_package() -> None:
     def names(error: type[Exception]) -> set[str]:
         return {error.__name__}.union(*map(names, error.__subclasses__()))

@@ -201,6 +201,7 @@ def test_consistent_hash() -> None:
         ("t", {"keys": ["a\x02"]}, Code.ILLEGAL_MESSAGE_KEY),
         ("t", {"trace_context": "a\x02TAGS\x01b"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
         ("t", {"trace_context": "a\x01b"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        ("t", {"trace_context": "a\x02b"}, Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
         ("t", {"tag": "x" * 16_384}, Code.MESSAGE_PROPERTIES_TOO_LARGE),
         ("t", {"message_id": " "}, Code.ILLEGAL_MESSAGE_ID),
         ("nope", {}, Code.TOPIC_NOT_FOUND),
