@@ -56,6 +56,10 @@ REMOVED = frozenset(
 )
 """Keys of earlier releases; they are ignored, and docs/upgrading.md lists what replaced them."""
 
+_SIMILARITY_MIN = 0.7
+"""How similar (0 to 1) a known key must be to be proposed for an unknown one"""
+_KEYS_HINT = "the keys that --print-config and docs/configuration.md list"
+
 STANDARD_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otelEndpoint"}
 """Environment variable of another project -> key."""
 
@@ -188,12 +192,9 @@ def _from_environment(
         name = _plain(variable.removeprefix(ENVIRONMENT_PREFIX))
         key = keys.get(name)
         if key is None:
-            near = difflib.get_close_matches(name, keys, n=1, cutoff=0.0)
-            errors.append(
-                ConfigError(
-                    variable, "does not name a key", f"{ENVIRONMENT_PREFIX}{keys[near[0]]}, which is the nearest"
-                )
-            )
+            near = difflib.get_close_matches(name, keys, n=1, cutoff=_SIMILARITY_MIN)
+            hint = f"{ENVIRONMENT_PREFIX}{keys[near[0]]}, which is the nearest" if near else _KEYS_HINT
+            errors.append(ConfigError(variable, "does not name a key", hint))
         elif found.get(key, text) != text:
             errors.append(ConfigError(variable, f"{key} is set twice in the environment", "one variable for each key"))
         else:
@@ -242,7 +243,10 @@ def _known_keys(struct: type[Config | NameServerConfig | ProxyConfig]) -> list[s
 
 def _nearest(key: str, struct: type[Config | NameServerConfig | ProxyConfig]) -> str:
     plain = {_plain(known): known for known in reversed(_known_keys(struct))}
-    near = plain[difflib.get_close_matches(_plain(key), plain, n=1, cutoff=0.0)[0]]
+    found = difflib.get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILARITY_MIN)
+    if not found:
+        return _KEYS_HINT
+    near = plain[found[0]]
     if near in ALIASES:
         return f"{near}, which is the nearest known key"
     field = fields(struct).get(near)

@@ -304,6 +304,12 @@ def test_an_unknown_key_is_told_its_nearest(key: str, nearest: str) -> None:
     assert error.accepted.startswith(f"{nearest}, which is the nearest known key")
 
 
+@pytest.mark.parametrize("key", ["nosuchKey", "x", "retentionDays"])
+def test_unknown_key_that_resembles_none_gets_no_proposal(key: str) -> None:
+    (error,) = mistakes(f"{key}=1")
+    assert error.accepted == "the keys that --print-config and docs/configuration.md list"
+
+
 def test_keys_of_both_rocketmq_lines_are_known() -> None:
     keys = rocketmq_keys()
     assert len(keys) == 597 + 15  # and TlsSystemConfig
