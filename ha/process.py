@@ -180,7 +180,7 @@ class Entry(Generic[C]):
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
-            prog=f"python -m {self.name}",
+            prog=self.name.replace(".", " "),
             description="Keys are RocketMQ's. --set overrides HA_… variables, which override the --config file.",
             allow_abbrev=False,
         )

@@ -6,6 +6,7 @@ and NumPy are imported only by the commands that need them.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -29,6 +30,9 @@ from ha.cli.exits import (
     EXIT_USAGE,
     UsageError,
 )
+from ha.cli.servers import SERVERS, server_of
+from ha.cli.unreachable import explain_unreachable
+from ha.cli.usage import explain_usage
 from ha.errors import (
     ArchiveConflict,
     ArchiveDamaged,
@@ -38,6 +42,7 @@ from ha.errors import (
     HalogError,
     OptionError,
     ProtocolError,
+    RouteNotFound,
     StoreLocked,
     StoreUnreadable,
 )
@@ -87,12 +92,14 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
         name="ha",
         version=version,
         help="Operate halog and RocketMQ brokers.",
-        help_format="plaintext",
+        help_format="markdown",
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
     for name, (home, summary) in COMMANDS.items():
         app.command(home, name=name, help=None if words is None or name in words else summary)
+    for name in SERVERS:
+        app.command(server_of(name))
     app.command(completion_of(app))
     return app
 
@@ -122,10 +129,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: that of the process) and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    logging.getLogger("ha").addHandler(logging.NullHandler())  # an error says what the SDK's log lines would say
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        code = application(words)(words, exit_on_error=False, print_error=True, error_console=errors)
-    except cyclopts.CycloptsError:
+        code = application(words)(words, exit_on_error=False, print_error=False)
+    except cyclopts.CycloptsError as error:
+        errors.print(f"ha: {explain_usage(error)}", markup=False)
         return EXIT_USAGE
     except BaseException as error:
         return _explain(_cause(error), errors)
@@ -143,6 +152,11 @@ def _explain(error: BaseException, errors: Console) -> int:
             # The reader closed the pipe (`ha consume … | head`); also keep Python from reporting that at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
+        case RouteNotFound():
+            from ha.cli.names import explain_missing_topic
+
+            errors.print(f"ha: {explain_missing_topic(error)}", markup=False)
+            return EXIT_USAGE
         case UsageError() | OptionError():
             code = EXIT_USAGE
         case StoreUnreadable():
@@ -153,7 +167,10 @@ def _explain(error: BaseException, errors: Console) -> int:
             code = EXIT_UNREACHABLE
         case BrokerError():
             code = EXIT_REFUSED
-        case ClientError() | ProtocolError() | OSError():
+        case ClientError():
+            errors.print(f"ha: {explain_unreachable(error)}", markup=False)
+            return EXIT_UNREACHABLE
+        case ProtocolError() | OSError():
             code = EXIT_UNREACHABLE
         case HalogError():
             code = EXIT_REFUSED

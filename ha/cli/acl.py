@@ -29,7 +29,7 @@ from ha.protocol.access_bodies import (
 )
 
 app = cyclopts.App(
-    name="acl", help="List and change users and their policies, and import plain_acl.yml.", help_format="plaintext"
+    name="acl", help="List and change users and their policies, and import plain_acl.yml.", help_format="markdown"
 )
 
 _Default = Annotated[bool, Parameter(negative=(), help="Of the default policies, which count if no other matches.")]

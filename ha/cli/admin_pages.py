@@ -19,6 +19,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.exits import UsageError
+from ha.cli.unreachable import NOT_REACHABLE, reason_of_os
 from ha.client.credentials import read_secret_key
 from ha.client.options import split_address
 from ha.tls.files import reason_of
@@ -327,7 +328,7 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
             return f"TLS error: {reason_of(reason)}"
         if isinstance(reason, TimeoutError):
             return f"no response within {timeout_s:g} s"
-        return f"not reachable: {getattr(reason, 'strerror', None) or reason}"
+        return f"{NOT_REACHABLE}{reason_of_os(reason) if isinstance(reason, OSError) else reason}"
     except (HTTPException, ValueError) as error:
         return f"not an admin port: {error!r}"
 

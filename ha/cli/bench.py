@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -196,6 +197,8 @@ class _Bench:
     def _is_over(self, stop: threading.Event) -> bool:
         if stop.is_set() or (self._count is not None and self._started_count >= self._count):
             return True
+        if not self._started_count:
+            return False  # the shortest run sends one
         return self._seconds is not None and time.perf_counter() - self._began >= self._seconds
 
     async def _watch(
@@ -266,6 +269,12 @@ class _Bench:
         )
 
 
+def figure(value: float) -> str:
+    """Formats a number with three significant digits, more for thousands: 0.0204, 43.1, 12,345."""
+    decimals = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{max(0, decimals)}f}"
+
+
 def _show(result: BenchResult) -> None:
     console = output()
     most = max((count for _, count in result.histogram), default=0)
@@ -276,8 +285,8 @@ def _show(result: BenchResult) -> None:
         console.print(f"latency in ms: {latencies}", soft_wrap=True)
     counts = ", ".join(f"{count:,} {name}" for name, count in result.statuses.items()) or "nothing stored"
     console.print(
-        f"{counts} in {result.duration_s:.1f} s: {result.messages_per_s:,.0f} messages/s, "
-        f"{result.megabytes_per_s:,.1f} MB/s of {result.size:,} bytes each, {result.in_flight} in flight",
+        f"{counts} in {figure(result.duration_s)} s: {figure(result.messages_per_s)} messages/s, "
+        f"{figure(result.megabytes_per_s)} MB/s of {result.size:,} bytes each, {result.in_flight} in flight",
         soft_wrap=True,
     )
     for error, count in result.errors.items():

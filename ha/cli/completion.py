@@ -14,7 +14,7 @@ Shell = Literal["bash", "zsh", "fish"]
 
 def completion_of(app: cyclopts.App) -> cyclopts.App:
     """Returns the command that prints the completion script of `app`."""
-    command = cyclopts.App(name="completion", help="Print a shell completion script for `ha`.", help_format="plaintext")
+    command = cyclopts.App(name="completion", help="Print a shell completion script for `ha`.", help_format="markdown")
 
     @command.default
     def completion(shell: Annotated[Shell, Parameter(help="bash, zsh or fish.")], /) -> int:

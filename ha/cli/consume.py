@@ -12,6 +12,8 @@ from cyclopts import Parameter
 
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
+from ha.cli.showing import warnings_shown
+from ha.cli.unreachable import explain_unreachable
 from ha.client import (
     Client,
     ClientOptions,
@@ -23,7 +25,7 @@ from ha.client import (
     ReceivedMessage,
     StartFrom,
 )
-from ha.errors import ConnectionFailed, RequestTimedOut, RetryLater
+from ha.errors import ClientError, ConnectionFailed, RequestTimedOut, RetryLater
 from ha.protocol.compression import BODY_SIZE_MAX
 
 LONG_POLL_S = 15.0
@@ -119,6 +121,8 @@ class _Work:
         self._json = json
         self._reached: dict[MessageQueue, int] = {}
         self._is_interrupted = False
+        self._failing: set[str] = set()
+        """Names of brokers that can't be reached"""
 
     async def run(self, servers: list[str], group: str, read_from: ReadFrom | int, options: ClientOptions) -> None:
         async with PullConsumer(servers, group=group, read_from=read_from, options=options) as consumer:
@@ -162,11 +166,13 @@ class _Work:
                     tags=self._tags,
                     wait_s=LONG_POLL_S if self._follow else 0.0,
                 )
-            except (ConnectionFailed, RequestTimedOut):
+            except (ConnectionFailed, RequestTimedOut) as error:
                 if not self._follow:
                     raise
+                self._show_outage(queue, error)
                 await anyio.sleep(RECONNECT_PAUSE_S)
                 continue
+            self._failing.discard(queue.broker_name)
             for message in result.messages:
                 if self._left == 0 or (not self._follow and message.queue_offset >= end):
                     break
@@ -187,6 +193,11 @@ class _Work:
                     await anyio.sleep(RECONNECT_PAUSE_S)
             offset = result.next_offset
             self._reached[queue] = offset
+
+    def _show_outage(self, queue: MessageQueue, error: ClientError) -> None:
+        if queue.broker_name not in self._failing:
+            self._failing.add(queue.broker_name)
+            print(f"ha: {explain_unreachable(error)}; trying again", file=sys.stderr)
 
     async def _first_offset(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> int:
         if self._start == "last":
@@ -231,7 +242,8 @@ class _Member:
                 start_from=self._start,
                 push=push,
             ):
-                await self._done.wait()
+                with warnings_shown():
+                    await self._done.wait()
 
     async def _print(self, message: ReceivedMessage) -> None:
         if self._done.is_set():

@@ -17,15 +17,19 @@ from ha.config.secret import SecretStr
 from ha.errors import CertificateUnusable
 from ha.protocol.acl import AclCredentials
 
+SERVERS_NAMES = ("--servers", "--namesrv", "-n")
+"""The flag that names the name servers: -n is mqadmin's"""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ClusterFlags:
     """Cluster and credentials. The secret key comes from a file or HALOG_SECRET_KEY, where `ps` doesn't show it."""
 
-    servers: Annotated[str, Parameter(env_var="NAMESRV_ADDR", help="Name servers as host:port, separated by ';'.")] = (
-        "127.0.0.1:9876"
-    )
+    servers: Annotated[
+        str,
+        Parameter(name=SERVERS_NAMES, env_var="NAMESRV_ADDR", help="Name servers as host:port, separated by ';'."),
+    ] = "127.0.0.1:9876"
     access_key: Annotated[
         str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Access key, if brokers control access.")
     ] = None

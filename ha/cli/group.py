@@ -11,12 +11,13 @@ from cyclopts import Parameter
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.offsets import Progress, progress_of, progress_table
+from ha.cli.names import All, find_group, is_system_topic, user_groups
+from ha.cli.offsets import Progress, progress_of, show_progress
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.bodies import GroupConfig
 
-app = cyclopts.App(name="group", help="List, describe, create and delete consumer groups.", help_format="plaintext")
+app = cyclopts.App(name="group", help="List, describe, create and delete consumer groups.", help_format="markdown")
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -42,21 +43,15 @@ class Described(msgspec.Struct, frozen=True):
 
 
 @app.command(name="list")
-def list_groups(*, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
+def list_groups(*, all_: All = False, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
     """List the consumer groups of the masters."""
-    groups = ask(lambda admin, _: admin.groups(), client)
+    found = list(ask(lambda admin, _: admin.groups(), client))
+    groups = found if all_ else user_groups(found)
     if json:
-        print_json(list(groups))
+        print_json(groups)
     else:
         for group in groups:
             print(safe(group))
-
-
-async def _known(admin: Admin, group: str) -> GroupConfig:
-    groups = await admin.groups()
-    if group not in groups:
-        raise UsageError(f"no consumer group {safe(group)}; ha group list shows the existing groups")
-    return groups[group]
 
 
 @app.command
@@ -64,13 +59,14 @@ def describe(
     group: str,
     /,
     *,
+    all_: All = False,
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
     """Show a group's settings, members, subscriptions and offsets."""
 
     async def question(admin: Admin, _: Client) -> Described:
-        config = await _known(admin, group)
+        config = await find_group(admin, group)
         online = await admin.consumer_connections(group)
         return Described(
             group,
@@ -78,9 +74,13 @@ def describe(
             config.consume_broadcast_enable,
             config.retry_max_times,
             online.message_model,
-            {topic: each.sub_string or "*" for topic, each in online.subscription_table.items()},
+            {
+                topic: each.sub_string or "*"
+                for topic, each in online.subscription_table.items()
+                if all_ or not is_system_topic(topic)
+            },
             [Member(each.client_id, each.client_addr, each.language) for each in online.connection_set],
-            await progress_of(admin, group, None),
+            await progress_of(admin, group, None, all_=all_),
         )
 
     found = ask(question, client)
@@ -96,8 +96,7 @@ def describe(
         console.print(f"  {safe(member.client_id)} at {safe(member.address)}, {safe(member.language)}")
     for topic, tags in found.subscriptions.items():
         console.print(f"  subscribes to {safe(topic)}: {safe(tags)}")
-    console.print(progress_table(found.progress))
-    console.print(f"lag {found.progress.lag:,} messages, {found.progress.messages_per_s:,.1f} messages/s")
+    show_progress(console, found.progress)
 
 
 @app.command
@@ -146,7 +145,7 @@ def delete(
     """Delete a consumer group on all brokers. Without --yes, show its members and lag."""
 
     async def question(admin: Admin, _: Client) -> tuple[int, int]:
-        await _known(admin, group)
+        await find_group(admin, group)
         members = len((await admin.consumer_connections(group)).connection_set)
         lag = (await progress_of(admin, group, None)).lag
         if yes:

@@ -9,18 +9,20 @@ from typing import Annotated
 import cyclopts
 import msgspec
 from cyclopts import Parameter
+from rich.console import Console
 from rich.table import Table
 
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
+from ha.cli.names import All, find_group, is_system_topic
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
 from ha.errors import BrokerError
 from ha.protocol.codes import ResponseCode
 
-app = cyclopts.App(name="offsets", help="Show and reset the offsets of consumer groups.", help_format="plaintext")
+app = cyclopts.App(name="offsets", help="Show and reset the offsets of consumer groups.", help_format="markdown")
 
 
 class QueueAt(msgspec.Struct, frozen=True):
@@ -41,8 +43,11 @@ class Progress(msgspec.Struct, frozen=True):
 
     group: str
     lag: int
+    """Messages in all queues, including those in `hidden_lag`"""
     messages_per_s: float
     queues: list[QueueAt]
+    hidden_lag: int = 0
+    """Messages in retry and system topics, whose queues are shown only with --all"""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -55,8 +60,11 @@ class Move(msgspec.Struct, frozen=True):
     end: int
 
 
-async def progress_of(admin: Admin, group: str, topic: str | None) -> Progress:
-    """Returns the offsets of `group`; without queues if no broker has offsets of it."""
+async def progress_of(admin: Admin, group: str, topic: str | None, *, all_: bool = False) -> Progress:
+    """Returns the offsets of `group`; without queues if no broker has offsets of it.
+
+    Without `all_`, the queues of system topics are left out, except for those of `topic`.
+    """
     try:
         found = await admin.consumer_progress(group, topic)
     except BrokerError as error:
@@ -75,11 +83,13 @@ async def progress_of(admin: Admin, group: str, topic: str | None) -> Progress:
         )
         for each in found.queues
     ]
-    return Progress(group, found.lag, found.messages_per_s, queues)
+    shown = [queue for queue in queues if all_ or topic is not None or not is_system_topic(queue.topic)]
+    hidden_lag = sum(queue.lag for queue in queues) - sum(queue.lag for queue in shown)
+    return Progress(group, found.lag, found.messages_per_s, shown, hidden_lag)
 
 
-def progress_table(progress: Progress) -> Table:
-    """Returns a table with one row per queue."""
+def show_progress(console: Console, progress: Progress) -> None:
+    """Prints a table with one row per queue, and the totals."""
     table = Table("topic", "broker", "queue", "offset", "end", "lag", "last consumed stored at", box=None)
     for queue in progress.queues:
         stored = "–"
@@ -87,7 +97,9 @@ def progress_table(progress: Progress) -> Table:
             stored = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(queue.last_consumed_ms / 1000))
         counts = (f"{queue.offset:,}", f"{queue.end:,}", f"{queue.lag:,}")
         table.add_row(safe(queue.topic), safe(queue.broker), str(queue.queue), *counts, stored)
-    return table
+    console.print(table)
+    hidden = f" ({progress.hidden_lag:,} to be retried; see --all)" if progress.hidden_lag else ""
+    console.print(f"lag {progress.lag:,} messages{hidden}, {progress.messages_per_s:,.1f} messages/s")
 
 
 @app.command
@@ -96,17 +108,23 @@ def show(
     /,
     *,
     topic: Annotated[str | None, Parameter(help="Only this topic.")] = None,
+    all_: All = False,
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
     """Show a group's offset and lag in each of its queues."""
-    progress = ask(lambda admin, _: progress_of(admin, group, topic), client)
+
+    async def question(admin: Admin, _: Client) -> Progress:
+        if topic is not None:
+            await admin.route(topic)
+        await _check_exists(admin, group)
+        return await progress_of(admin, group, topic, all_=all_)
+
+    progress = ask(question, client)
     if json:
         print_json(progress)
     else:
-        console = output()
-        console.print(progress_table(progress))
-        console.print(f"lag {progress.lag:,} messages, {progress.messages_per_s:,.1f} messages/s")
+        show_progress(output(), progress)
 
 
 @app.command
@@ -137,6 +155,8 @@ def reset(
             ) from None
 
     async def question(admin: Admin, sdk: Client) -> list[Move]:
+        await admin.route(topic)
+        await _check_exists(admin, group)
         moves = await _planned(sdk, group, topic, moment_ms)
         if not yes:
             return moves
@@ -161,6 +181,12 @@ def reset(
         output().print(table)
     if not yes:
         print_dry_run_notice()
+
+
+async def _check_exists(admin: Admin, group: str) -> None:
+    """UsageError if a group has neither offsets nor settings; a pull consumer's has only offsets."""
+    if not (await progress_of(admin, group, None, all_=True)).queues:
+        await find_group(admin, group)
 
 
 async def _planned(client: Client, group: str, topic: str, moment_ms: int | None) -> list[Move]:

@@ -6,6 +6,7 @@ bidirectional overrides are escaped.
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import sys
@@ -80,6 +81,19 @@ def bars() -> Iterator[ShowProgress]:
             shown_bars.update(shown[stage], completed=done, total=max(total, 1), amount=text)
 
         yield show
+
+
+@contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Shows the SDK's warnings on standard error during the block: for commands that go on when a server is away."""
+    logger, handler = logging.getLogger("ha.client"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("ha: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextmanager

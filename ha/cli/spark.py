@@ -31,6 +31,7 @@ from ha.cli.exits import (
     UsageError,
     needs_extra,
 )
+from ha.cli.flags import SERVERS_NAMES
 from ha.cli.showing import WIDTH, bars, size, stoppable
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 app = cyclopts.App(
     name="spark",
     help="Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.",
-    help_format="plaintext",
+    help_format="markdown",
 )
 
 _PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
@@ -282,7 +283,9 @@ def restore(
     /,
     *,
     topic: Annotated[str, Parameter(help="Topic to read from.")],
-    servers: Annotated[str, Parameter(help="Name servers of the target broker.", env_var="NAMESRV_ADDR")] = "",
+    servers: Annotated[
+        str, Parameter(name=SERVERS_NAMES, help="Name servers of the target broker.", env_var="NAMESRV_ADDR")
+    ] = "",
     target: Annotated[str | None, Parameter(name="--to", help="Topic to send to (default: the same name).")] = None,
     state: Annotated[str | None, Parameter(help="State file that lets a repeated run resume.")] = None,
     from_store: Annotated[bool, Parameter(negative=(), help="SOURCE is a store directory.")] = False,
@@ -412,7 +415,9 @@ def stats(
 def lag(
     path: Annotated[str | None, Parameter(help="Store directory; alternatively use --servers.")] = None,
     *,
-    servers: Annotated[str | None, Parameter(help="Name servers, host:port joined with ';'.")] = None,
+    servers: Annotated[
+        str | None, Parameter(name=SERVERS_NAMES, help="Name servers, host:port joined with ';'.")
+    ] = None,
     groups: Annotated[list[str] | None, Parameter(name="--group", negative=())] = None,
     topics: Annotated[list[str] | None, Parameter(name="--topic", negative=())] = None,
     queues: Annotated[bool, Parameter(negative=(), help="Show each queue as well as the groups.")] = False,

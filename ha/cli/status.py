@@ -18,6 +18,7 @@ from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
 from ha.cli.showing import duration, notices, output, safe
+from ha.cli.unreachable import explain_no_node
 
 
 def status(
@@ -52,10 +53,12 @@ def status(
         fetch = partial(_fetch_pages, asked, admins, tls)
         flows = _flows(list(pages.values()), fetch, sample)
         _show([page.node for page in pages.values()], flows, events)
-    for address, reason in errors.items():
-        if admins.admin or not pages:
-            notices().print(f"ha: {address}: {reason}")
-    if not pages or (admins.admin and errors):
+    if not pages:
+        notices().print(f"ha: {explain_no_node(errors)}")
+        return EXIT_UNREACHABLE
+    for address, reason in errors.items() if admins.admin else ():
+        notices().print(f"ha: {address}: {reason}")
+    if admins.admin and errors:
         return EXIT_UNREACHABLE
     return EXIT_DONE if all(page.node.is_ready for page in pages.values()) else EXIT_NOT_READY
 

@@ -15,6 +15,7 @@ from ha.cli.asking import Json
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.showing import notices, print_json, safe
+from ha.cli.unreachable import explain_no_node
 
 WAIT_S_MAX = 25.0
 """Limit of a node's admin port for one response."""
@@ -90,10 +91,13 @@ def _report_no_member(answers: dict[str, Page | str]) -> int:
     pages = {address: page for address, page in answers.items() if isinstance(page, Page)}
     for address, page in pages.items():
         notices().print(f"ha: {address}: {safe(page.node.name)} is not in a failover group: etcdEndpoints is not set")
-    for address, answer in answers.items():
-        if isinstance(answer, str):
-            notices().print(f"ha: {address}: {answer}")
-    return EXIT_REFUSED if pages else EXIT_UNREACHABLE
+    errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
+    if not pages:
+        notices().print(f"ha: {explain_no_node(errors)}")
+        return EXIT_UNREACHABLE
+    for address, error in errors.items():
+        notices().print(f"ha: {address}: {error}")
+    return EXIT_REFUSED
 
 
 def _has_agreement_fault(node: NodeStatus) -> bool:

@@ -24,6 +24,7 @@ from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
 from ha.cli.showing import notices, output, print_json, safe
 from ha.cli.status import fetch_answers, nodes_table, slaves_table
+from ha.cli.unreachable import explain_no_node
 
 _INTERVAL_MIN_S = 0.1
 _Answers = dict[str, Page | str]
@@ -74,8 +75,11 @@ def _once(fetch: Callable[[], _Answers], interval_s: float, json: bool, admins: 
     reported = errors if admins.admin or not pages else {}
     if json:
         print_json({"time_ms": time.time_ns() // 1_000_000, "nodes": flows, "errors": reported})
-    else:
+    elif flows:
         output().print(_screen(flows, {}))
+    if not flows:
+        notices().print(f"ha: {explain_no_node(errors)}")
+        return EXIT_UNREACHABLE
     for address, reason in reported.items():
         notices().print(f"ha: {address}: {reason}")
     if reported:

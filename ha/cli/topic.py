@@ -13,15 +13,13 @@ from rich.table import Table
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
+from ha.cli.names import All, user_topics
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.codes import Permission
-from ha.protocol.topic_names import AUTO_CREATE_TOPIC, DLQ_PREFIX, GIVEN_UP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 
-app = cyclopts.App(name="topic", help="List, describe, create and delete topics.", help_format="plaintext")
+app = cyclopts.App(name="topic", help="List, describe, create and delete topics.", help_format="markdown")
 
-_SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX)
-_SYSTEM = {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
 _PERMISSIONS = {"rw": Permission.READ | Permission.WRITE, "r": Permission.READ, "w": Permission.WRITE}
 
 
@@ -48,9 +46,7 @@ class Described(msgspec.Struct, frozen=True):
 @app.command(name="list")
 def list_topics(
     *,
-    all_: Annotated[
-        bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics.")
-    ] = False,
+    all_: All = False,
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
@@ -58,11 +54,7 @@ def list_topics(
 
     async def question(admin: Admin, _: Client) -> list[str]:
         found = await admin.topics()
-        if all_:
-            return found
-        brokers = await admin.brokers()
-        system = _SYSTEM | {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
-        return [topic for topic in found if topic not in system and not topic.startswith(_SYSTEM_PREFIXES)]
+        return found if all_ else user_topics(found, await admin.brokers())
 
     topics = ask(question, client)
     if json:

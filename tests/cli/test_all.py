@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import pytest
 
 import ha.cli
 from ha.cli import application, exits, run, status
+from ha.cli.servers import SERVERS
 from tests.cli.conftest import OneBroker
 from tests.cli.test_log import Golden
 from tests.cli.test_status import SLAVE, admin_port
+from tests.node.processes import Process
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
@@ -37,7 +40,9 @@ def commands(within: cyclopts.App, words: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 COMMANDS = dict(commands(application()))
-LOCAL = {("log", "dump"), ("log", "verify"), ("log", "diff"), ("completion",)}
+NAMES = [name for name in application() if not name.startswith("-")]
+RUN_SERVERS = {(name,) for name in SERVERS}
+LOCAL = {("log", "dump"), ("log", "verify"), ("log", "diff"), ("completion",)} | RUN_SERVERS
 
 
 def flags(command: cyclopts.App) -> set[str]:
@@ -50,7 +55,7 @@ def test_there_are_commands() -> None:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_results_come_as_json(words: tuple[str, ...]) -> None:
-    if words not in {("log", "dump"), ("completion",)}:  # JSON always, and a script
+    if words not in {("log", "dump"), ("completion",)} | RUN_SERVERS:  # JSON always, and a script
         assert "--json" in flags(COMMANDS[words])
 
 
@@ -95,6 +100,16 @@ def test_an_admin_port_that_says_nothing_is_not_waited_for_long(
 ) -> None:
     assert run([*words, "--admin", mute, "--timeout", "0.3"]) == 69
     assert f"{mute}: no response within 0.3 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["produce", "T", "--body", "x"], ["topic", "list"]], ids=" ".join)
+def test_host_that_is_not_found_is_told_in_one_line(words: list[str]) -> None:
+    """In a process of its own: there the SDK's log lines would reach standard error."""
+    command = [sys.executable, "-m", "ha.cli", *words, "-n", "no-such-host.invalid:9876"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 69
+    tried = "no name server can be reached (no-such-host.invalid:9876: host not found)"
+    assert done.stderr == f"ha: {tried}; check --servers and NAMESRV_ADDR\n"
 
 
 # ---- exit codes
@@ -221,7 +236,8 @@ def test_the_list_of_commands_needs_none_of_them() -> None:
     assert all(name in done.stdout for name in ha.cli.COMMANDS)
     modules = set(done.stderr.split())
     assert {module for module in modules if module.split(".")[0] == "ha"} == {
-        *("ha", "ha.cli", "ha.cli.exits", "ha.cli.completion", "ha.errors", "ha.version")
+        *("ha", "ha.cli", "ha.cli.exits", "ha.cli.completion", "ha.errors", "ha.version"),
+        *("ha.cli.servers", "ha.cli.unreachable", "ha.cli.usage"),
     }
     heavy = {"numpy", "pyarrow", "pyspark", "pandas", "trio", "anyio", "msgspec", "hypercorn", "starlette", "httpx"}
     assert not modules & {*heavy, "ssl", "asyncio", "rich.progress", "rich.live"}
@@ -244,6 +260,63 @@ def test_the_list_says_of_a_command_what_its_page_begins_with(name: str) -> None
     assert page.startswith(ha.cli.COMMANDS[name][1].removesuffix("."))
 
 
-def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["prodce"]) == 2
-    assert 'Did you mean "produce"?' in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["staus"], f"ha: 'staus' is not a command; did you mean 'status'? ha has {', '.join(sorted(NAMES))}"),
+        (["zzzz"], f"ha: 'zzzz' is not a command; ha has {', '.join(sorted(NAMES))}"),
+        (["offsets", "rest"], "ha: 'rest' is not a command; did you mean 'reset'? ha offsets has reset, show"),
+        (["status", "--adm", "x"], "ha: unknown option: --adm. Did you mean --admin?; see ha status --help"),
+        (["produce"], 'ha: command "produce" parameter TOPIC requires an argument; see ha produce --help'),
+        (["produce", "T", "a"], "ha: unexpected argument 'a'; see ha produce --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_usage_error_is_one_line_that_says_what_is_accepted(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert capsys.readouterr().err == says + "\n"
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_help_fills_the_width_of_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A paragraph's lines are broken anew: each but the last has no room for the next line's first word."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["produce", "--help"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= width
+    begin = next(number for number, line in enumerate(lines) if line.startswith("If it stops early"))
+    paragraph = lines[begin : lines.index("", begin)]
+    assert len(paragraph) > 1
+    for line, following in pairwise(paragraph):
+        assert len(f"{line} {following.split()[0]}") > width
+
+
+# ---- servers
+
+
+def test_server_commands_take_what_the_modules_take(tmp_path: Path) -> None:
+    """All arguments reach `python -m ha.NAME`, --help included, and so does its exit code."""
+    for words in (["slave", "--help"], ["namesrv", "--print-config"], ["proxy", "--bogus"], ["master", "--set", "x"]):
+        ours, theirs = (
+            subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+            for command in (
+                [sys.executable, "-m", "ha.cli", *words],
+                [sys.executable, "-m", f"ha.{words[0]}", *words[1:]],
+            )
+        )
+        assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr), words
+        assert ours.returncode == (0 if words[1] in ("--help", "--print-config") else 78 if words[1] == "--set" else 2)
+
+
+@pytest.mark.processes
+def test_server_command_becomes_the_server(tmp_path: Path) -> None:
+    """In the same process, so that a signal to it reaches the server, and without modules of the command line."""
+    with Process("ha.cli", "namesrv", "--set", "listenPort=0", directory=tmp_path) as process:
+        assert "role=NAMESRV" in process.wait_ready()["line"]
+        command = Path(f"/proc/{process.popen.pid}/cmdline").read_text().split("\0")
+        assert command[1:4] == ["-P", "-m", "ha.namesrv"]
+        assert process.stop() == 0

@@ -166,8 +166,9 @@ def test_usage_errors(broker: OneBroker, arguments: list[str], said: str, capsys
 
 def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
     for group in ([], ["--group", "g"]):
-        assert run(["consume", "Other", "--servers", broker.name_server, *group]) == 1
-        assert "answered 17" in capsys.readouterr().err
+        assert run(["consume", "Other", "--servers", broker.name_server, *group]) == 2
+        wanted = "ha: no topic Other; ha topic list shows the topics, ha topic create adds one\n"
+        assert capsys.readouterr().err == wanted
     assert consume(broker, "--broker", "slave") == 69
     assert "no slave is registered" in capsys.readouterr().err
 

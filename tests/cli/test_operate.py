@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ha.cli import run
-from ha.cli.bench import Latencies
+from ha.cli.bench import Latencies, figure
 from tests.cli.cluster import Cluster, cluster, status_of, wait_until
 from tests.cli.conftest import OneBroker
 
@@ -63,13 +63,49 @@ def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
     assert "orders" in ha.json("topic", "list")
     assert ha.json("topic", "delete", "orders", "--yes")["is_done"]
     assert "orders" not in ha.json("topic", "list")
-    ha.text("topic", "describe", "orders", code=1)
-    assert "orders" in ha.err
+    for words in (
+        ("topic", "describe", "orders"),
+        ("topic", "delete", "orders"),
+        ("consume", "orders"),
+        ("consume", "orders", "--group", "billing"),
+        ("offsets", "show", "billing", "--topic", "orders"),
+        ("offsets", "reset", "billing", "orders", "--to", "first"),
+    ):
+        ha.text(*words, code=2)
+        assert ha.err == "ha: no topic orders; ha topic list shows the topics, ha topic create adds one\n", words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["group", "describe", "nope"],
+        ["group", "delete", "nope"],
+        ["offsets", "show", "nope"],
+        ["offsets", "show", "nope", "--topic", "SELF_TEST_TOPIC"],
+        ["offsets", "reset", "nope", "SELF_TEST_TOPIC", "--to", "first"],
+    ],
+    ids=" ".join,
+)
+def test_missing_group_is_a_usage_error(ha: Ha, words: list[str]) -> None:
+    ha.text(*words, code=2)
+    assert ha.err == "ha: no consumer group nope; ha group list shows the groups, ha group create adds one\n"
+
+
+def test_group_without_settings_is_known_by_its_offsets(ha: Ha) -> None:
+    """As left by a pull consumer: `ha consume --commit` is one."""
+    ha.text("topic", "create", "pulled", "--queues", "1")
+    ha.text("produce", "pulled", "--body", "x")
+    ha.text("consume", "pulled", "--commit")
+    assert ha.json("offsets", "show", "halog-cli")["queues"]
 
 
 def test_system_topics_are_shown_when_they_are_asked_for(ha: Ha) -> None:
-    assert "TBW102" not in ha.json("topic", "list")
-    assert "TBW102" in ha.json("topic", "list", "--all")
+    hidden = {"TBW102", "DefaultCluster_REPLY_TOPIC", "DefaultCluster", "rmq_sys_wheel_timer"}
+    assert not hidden & set(ha.json("topic", "list"))
+    assert hidden <= set(ha.json("topic", "list", "--all"))
+    ha.text("group", "create", "TOOLS_CONSUMER")
+    assert "TOOLS_CONSUMER" not in ha.json("group", "list")
+    assert "TOOLS_CONSUMER" in ha.json("group", "list", "--all")
 
 
 def test_a_group_is_made_described_and_deleted(ha: Ha) -> None:
@@ -144,8 +180,11 @@ def test_usage_errors(ha: Ha, words: list[str], says: str) -> None:
     "words", [["topic", "list"], ["group", "list"], ["offsets", "show", "G"], ["bench"], ["consume", "T"]]
 )
 def test_nobody_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*words, "--servers", "127.0.0.1:1", "--timeout", "1"]) == 69
-    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert run([*words, "-n", "127.0.0.1:1", "--timeout", "1"]) == 69
+    assert capsys.readouterr().err == (
+        "ha: no name server can be reached (127.0.0.1:1: Connection refused); "
+        "start a node (ha master), or use --servers HOST:PORT\n"
+    )
 
 
 # ---- bench
@@ -160,6 +199,13 @@ def test_so_many_messages_are_measured(ha: Ha) -> None:
     assert sum(count for _, count in found["histogram"]) == 300
     assert ha.json("topic", "describe", "load")["message_count"] == 300
     assert "300 SEND_OK" in ha.text("bench", "load", "--count", "300", "--batching")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0"), (0.0204054, "0.0204"), (19.927, "19.9"), (999.9, "1,000"), (12345.6, "12,346")]
+)
+def test_rates_have_three_significant_digits(value: float, shown: str) -> None:
+    assert figure(value) == shown
 
 
 def test_a_rate_is_not_exceeded_and_the_time_is_kept(ha: Ha) -> None:

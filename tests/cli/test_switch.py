@@ -141,7 +141,7 @@ def test_nodes_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["switch", "--admin", address]) == 1
     assert f"{address}: broker-a:0 is not in a failover group: etcdEndpoints is not set" in capsys.readouterr().err
     assert run(["switch", "--admin", "127.0.0.1:1"]) == 69
-    assert "127.0.0.1:1: not reachable: Connection refused" in capsys.readouterr().err
+    assert "no node can be reached (127.0.0.1:1: Connection refused)" in capsys.readouterr().err
 
 
 def test_members_of_two_groups_are_none_to_choose_from(capsys: pytest.CaptureFixture[str]) -> None:

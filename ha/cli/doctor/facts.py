@@ -16,6 +16,7 @@ import anyio
 import msgspec
 
 from ha.cli.admin_pages import NodeStatus, Page, difference, fetch_pages
+from ha.cli.unreachable import reason_of_os
 from ha.client import Client, ClientOptions
 from ha.client.options import split_address
 from ha.errors import BrokerError, ClientError, HalogError, RemoteProtocolError
@@ -125,7 +126,7 @@ async def reach(address: str, timeout_s: float) -> Reach:
         if any(isinstance(each, TimeoutError) for each in causes):
             return Reach(address, Outcome.SILENT, "no answer")
         last = causes[-1]
-        return Reach(address, Outcome.UNREACHABLE, getattr(last, "strerror", None) or str(last))
+        return Reach(address, Outcome.UNREACHABLE, reason_of_os(last) if isinstance(last, OSError) else str(last))
     return Reach(address, Outcome.OPEN)
 
 

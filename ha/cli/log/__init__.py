@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 app = cyclopts.App(
     name="log",
     help="Read a store directory without its broker. Requires pyarrow: pip install 'halog[spark]'.",
-    help_format="plaintext",
+    help_format="markdown",
 )
 
 Store = Annotated[Path, Parameter(help="Store directory (the broker's storePathRootDir).")]

@@ -1,0 +1,80 @@
+"""The brokers' own topics and groups, which commands show only with --all, and names that don't exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ha.cli.exits import UsageError
+from ha.cli.showing import safe
+from ha.client import Admin
+from ha.client.admin import Broker
+from ha.errors import RouteNotFound
+from ha.protocol.bodies import GroupConfig
+from ha.protocol.topic_names import (
+    AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
+    GIVEN_UP_TOPIC,
+    REPLY_SUFFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+)
+
+All = Annotated[
+    bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics, and system groups.")
+]
+
+_TOPIC_PREFIXES = ("rmq_sys_", "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX)
+_TOPICS = frozenset(
+    {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
+)
+_GROUP_PREFIX = "CID_RMQ_SYS_"
+_GROUPS = frozenset(
+    {
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+        "CID_ONS-HTTP-PROXY",
+        "CLIENT_INNER_PRODUCER",
+        "DEFAULT_CONSUMER",
+        "DEFAULT_PRODUCER",
+        "FILTERSRV_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "SELF_TEST_P_GROUP",
+        "TOOLS_CONSUMER",
+        "__MONITOR_CONSUMER",
+    }
+)
+"""Groups that every broker of RocketMQ creates (MixAll)"""
+
+
+def user_topics(topics: Iterable[str], brokers: Iterable[Broker]) -> list[str]:
+    """Returns the topics that are not the brokers' own; each broker and cluster has some of its name."""
+    names = {name for broker in brokers for name in (broker.name, broker.cluster, broker.cluster + REPLY_SUFFIX)}
+    return [topic for topic in topics if topic not in names and not is_system_topic(topic)]
+
+
+def is_system_topic(topic: str) -> bool:
+    """Returns whether a topic is a system, retry or dead-letter topic by its name alone."""
+    return topic in _TOPICS or topic.startswith(_TOPIC_PREFIXES)
+
+
+def user_groups(groups: Iterable[str]) -> list[str]:
+    """Returns the groups that are not the brokers' own."""
+    return [group for group in groups if group not in _GROUPS and not group.startswith(_GROUP_PREFIX)]
+
+
+async def find_group(admin: Admin, group: str) -> GroupConfig:
+    """Returns the settings of a group. UsageError if it has none."""
+    groups = await admin.groups()
+    if group not in groups:
+        raise UsageError(f"no consumer group {safe(group)}; ha group list shows the groups, ha group create adds one")
+    return groups[group]
+
+
+def explain_missing_topic(error: RouteNotFound) -> str:
+    """Returns that no broker has the topic, and what to do."""
+    return f"no topic {safe(error.topic)}; ha topic list shows the topics, ha topic create adds one"
