@@ -42,6 +42,7 @@ WORK_S = 0.05
 """Mean time that a message takes"""
 ANSWERS = (ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL)
 """All others are refusals: this broker is not the master, does not know the topic yet, or can't store the change"""
+COUNT_MAX = 32
 REFUSED_S = 0.2
 """Pause before a consumer looks for the master again"""
 
@@ -87,7 +88,7 @@ class GroupPopConsumer(GroupProducer):
 
 
 class _Round:
-    """One pop, and what follows for each message."""
+    """Pops, and what follows for each message."""
 
     def __init__(self, consumer: Producer, ledger: PopLedger) -> None:
         self._client = consumer.client
@@ -95,7 +96,14 @@ class _Round:
         self._ledger = ledger
 
     async def run(self, count: int) -> None:
-        """Pops at most `count` messages. Lost."""
+        """Pops at most `count` messages; while draining, everything there is. Lost."""
+        if not self._ledger.is_draining:
+            await self._pop(count)
+        while self._ledger.is_draining and await self._pop(COUNT_MAX):
+            pass
+
+    async def _pop(self, count: int) -> int:
+        """Pops once, and works on each message; returns how many there were."""
         chance, ledger = self._client.chance, self._ledger
         invisible_ms = chance.choice(INVISIBLE_MS)
         header = PopMessageRequest(
@@ -113,7 +121,7 @@ class _Round:
         asked_s = trio.current_time()
         answer = await self._ask(RequestCode.POP_MESSAGE, header)
         if answer.code != ResponseCode.SUCCESS:
-            return
+            return 0
         given_s = trio.current_time()
         found: list[tuple[Delivery, AckMessageRequest]] = []
         for record, request in _popped(answer):
@@ -124,6 +132,7 @@ class _Round:
             found.append((delivery, request))
         for delivery, request in found:
             await self._work_on(delivery, request)
+        return len(found)
 
     async def _work_on(self, delivery: Delivery, request: AckMessageRequest) -> None:
         chance = self._client.chance
