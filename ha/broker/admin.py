@@ -31,6 +31,7 @@ class Admin:
         holds: PullHolds,
         *,
         sends_in_flight: Callable[[], int],
+        pops_in_flight: Callable[[str, str, int], int],
         delay_figures: Callable[[], Mapping[str, str]],
     ) -> None:
         puts = core.puts
@@ -46,7 +47,7 @@ class Admin:
             AdminGroups(core),
             AdminUsers(core),
             self.info,
-            ConsumeStatistics(core),
+            ConsumeStatistics(core, in_flight_count=pops_in_flight),
             self.clients,
             OffsetResets(core, holds),
             AdminStore(core),

@@ -111,6 +111,7 @@ class Broker:
             core,
             self.puller.holds,
             sends_in_flight=lambda: self.sender.in_flight_count,
+            pops_in_flight=self.pop.in_flight_count,
             delay_figures=lambda: {**self.delay.figures(), **self.timers.figures()},
         )
         self.slave_sync: SlaveSync | None = None

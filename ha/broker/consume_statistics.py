@@ -6,7 +6,7 @@ records, yielding to other tasks every few queues. Source: AdminBrokerProcessor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
@@ -47,7 +47,8 @@ QUEUE_LIST_MAX = 50_000
 class ConsumeStatistics:
     """Answers requests about progress and rates."""
 
-    def __init__(self, core: BrokerCore) -> None:
+    def __init__(self, core: BrokerCore, *, in_flight_count: Callable[[str, str, int], int]) -> None:
+        """`in_flight_count`: see `PopService`."""
         tables = core.tables
         self._store = core.store
         self._topics = tables.topics
@@ -57,6 +58,7 @@ class ConsumeStatistics:
         self._reads = tables.reads
         self._options = core.options
         self._wall_clock_ms = core.world.wall_clock_ms
+        self._in_flight_count = in_flight_count
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -174,7 +176,8 @@ class ConsumeStatistics:
                 broker_offset=queue.max_offset if queue is not None else 0,
                 consumer_offset=consumed,
                 last_timestamp=max(0, consumed_ms),
-                pull_offset=max(consumed, self._reads.position(group, topic, queue_id)),
+                pull_offset=max(consumed, self._reads.position(group, topic, queue_id))
+                + self._in_flight_count(group, topic, queue_id),
             )
         return table
 

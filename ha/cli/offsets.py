@@ -34,6 +34,8 @@ class QueueAt(msgspec.Struct, frozen=True):
     offset: int
     end: int
     lag: int
+    in_flight: int
+    """Messages that members have got, and not committed or acknowledged"""
     last_consumed_ms: int
     """Store time of the last consumed message; 0: unknown"""
 
@@ -79,6 +81,7 @@ async def progress_of(admin: Admin, group: str, topic: str | None, *, all_: bool
             each.consumer_offset,
             each.broker_offset,
             each.lag,
+            each.in_flight,
             max(0, each.last_timestamp_ms),
         )
         for each in found.queues
@@ -90,12 +93,12 @@ async def progress_of(admin: Admin, group: str, topic: str | None, *, all_: bool
 
 def show_progress(console: Console, progress: Progress) -> None:
     """Prints a table with one row per queue, and the totals."""
-    table = Table("topic", "broker", "queue", "offset", "end", "lag", "last consumed stored at", box=None)
+    table = Table("topic", "broker", "queue", "offset", "end", "lag", "in flight", "last consumed stored at", box=None)
     for queue in progress.queues:
         stored = "–"
         if queue.last_consumed_ms:
             stored = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(queue.last_consumed_ms / 1000))
-        counts = (f"{queue.offset:,}", f"{queue.end:,}", f"{queue.lag:,}")
+        counts = (f"{queue.offset:,}", f"{queue.end:,}", f"{queue.lag:,}", f"{queue.in_flight:,}")
         table.add_row(safe(queue.topic), safe(queue.broker), str(queue.queue), *counts, stored)
     console.print(table)
     hidden = f" ({progress.hidden_lag:,} to be retried; see --all)" if progress.hidden_lag else ""

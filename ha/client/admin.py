@@ -90,12 +90,14 @@ class Broker(msgspec.Struct, frozen=True):
 
 class QueueProgress(msgspec.Struct, frozen=True):
     """A group's progress in one queue: it consumed [0, consumer_offset) of [0, broker_offset). `last_timestamp_ms` is
-    the store time of the last consumed message, 0 if unknown."""
+    the store time of the last consumed message, 0 if unknown. `in_flight`: messages that its members have got, and not
+    committed or acknowledged."""
 
     queue: MessageQueue
     broker_offset: int
     consumer_offset: int
     last_timestamp_ms: int
+    in_flight: int
 
     @property
     def lag(self) -> int:
@@ -359,8 +361,11 @@ class Admin(ClientUser):
             table, consumed_per_s = decode_consume_stats(answer.body)
             rate += consumed_per_s
             for queue, each in table.items():
+                in_flight = max(0, each.pull_offset - each.consumer_offset)
                 queues.append(
-                    QueueProgress(MessageQueue(*queue), each.broker_offset, each.consumer_offset, each.last_timestamp)
+                    QueueProgress(
+                        MessageQueue(*queue), each.broker_offset, each.consumer_offset, each.last_timestamp, in_flight
+                    )
                 )
         return ConsumerProgress(group, sorted(queues, key=lambda each: each.queue), rate)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import trio
 
+from ha.admin.dashboard.formats import duration
 from ha.admin.dashboard.source import (
     Counts,
     Group,
@@ -24,6 +25,7 @@ from ha.admin.dashboard.source import (
     Topics,
 )
 from ha.broker.clients import ConsumerGroup
+from ha.broker.pop.service import GroupInFlight
 from ha.broker.queue_times import offset_at
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission
@@ -184,6 +186,10 @@ class NodeDashboard(MessageBrowser):
             settings["Deliveries before a dead letter"] = f"{config.retry_max_times}"
         if online is not None:
             settings["Each member gets"] = "all messages" if online.is_broadcasting else "its share of the queues"
+        popped = self._node.broker.pop.group(name)
+        if popped is not None:
+            settings["In flight (POP)"] = _in_flight(popped, self._node.platform.wall_clock_ms())
+            settings["Delivered again since the start"] = f"{popped.revived_count:,}"
         members = [] if online is None else list(online.members.items())
         now = trio.current_time()
         return GroupDetail(
@@ -235,6 +241,13 @@ class NodeDashboard(MessageBrowser):
     def _readable_queues(self, topic: str) -> int:
         config = self._tables.topics.get_readable(topic)
         return 0 if config is None else config.read_queue_nums
+
+
+def _in_flight(popped: GroupInFlight, now_ms: int) -> str:
+    if popped.oldest_pop_ms is None:
+        return "none"
+    age = duration(max(0.0, (now_ms - popped.oldest_pop_ms) / 1000))
+    return f"{popped.in_flight_count:,}, the oldest for {age}"
 
 
 def _topics_of(online: ConsumerGroup | None, committed_topics: Iterable[str]) -> list[str]:

@@ -12,7 +12,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.pop.service import GroupInFlight
 from ha.broker.queue_read import QueueRead, ReadStatus
+from ha.protocol.admin_requests import decode_consume_stats
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
@@ -274,7 +276,7 @@ async def test_messages_deleted_meanwhile_leave_the_state_when_they_are_due(
     monkeypatch.setattr(revival._reader, "read", read_after_deletion)
     await trio.sleep(10.5)
     assert bodies(await pop_messages(node)) == [b"2"]
-    assert (revival.lost_count, revival.revived_count) == (2, 1)
+    assert (revival.lost_count, revival.revived_counts.total()) == (2, 1)
 
 
 async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, autojump_clock: object) -> None:
@@ -613,13 +615,26 @@ async def test_messages_in_flight_are_limited(tmp_path: Path, autojump_clock: ob
             assert (await ack(node, messages[0])).code == 0
 
 
+async def in_flight_of(node: Node) -> tuple[int, GroupInFlight | None]:
+    """What tools are told with request 208, and what the dashboard shows."""
+    found = decode_consume_stats((await node.ask(208, consumerGroup="g", topic="TT")).body)[0]
+    return sum(each.pull_offset - each.consumer_offset for each in found.values()), node.broker.pop.group("g")
+
+
 async def test_statistics(node: Node, autojump_clock: object) -> None:
     await send(node, b"a", b"b")
     [first, _] = await pop_messages(node, invisibleTime=1000)
     assert node.broker.pop.statistics().in_flight_count == 2
+    shown = node.broker.pop.group("g")
+    assert shown is not None
+    popped_ms = shown.oldest_pop_ms
+    assert await in_flight_of(node) == (2, GroupInFlight(in_flight_count=2, oldest_pop_ms=popped_ms, revived_count=0))
     await ack(node, first)
     assert node.broker.pop.statistics().in_flight_count == 1
+    assert await in_flight_of(node) == (1, GroupInFlight(in_flight_count=1, oldest_pop_ms=popped_ms, revived_count=0))
     await trio.sleep(2)
+    assert await in_flight_of(node) == (0, GroupInFlight(in_flight_count=0, oldest_pop_ms=None, revived_count=1))
+    assert node.broker.pop.group("other") is None
     found = node.broker.pop.statistics()
     assert (found.in_flight_count, found.revived_count, found.lost_count, found.next_due_ms) == (0, 1, 0, None)
 

@@ -179,6 +179,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         group = await dashboard.group("billing", topic_count_max=10, queue_count_max=1)
         assert isinstance(group, GroupDetail)
         assert (group.topics[0].behind_count, len(group.topics[0].queues)) == (1, 1)
+        assert "In flight (POP)" not in group.settings
         assert isinstance(await dashboard.group("nobody", topic_count_max=1, queue_count_max=1), Missing)
         assert isinstance(await dashboard.topic("nothing", begin=0, count=1), Missing)
 

@@ -47,6 +47,11 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
         unfinished = (offset for offset, each in self.messages.items() if not each.is_acknowledged)
         return next(unfinished, max(self.messages, default=-1) + 1)
 
+    @property
+    def left_count(self) -> int:
+        """How many messages are not acknowledged."""
+        return sum(not each.is_acknowledged for each in self.messages.values())
+
     def is_acknowledged(self, offset: int) -> bool:
         """Whether a message was acknowledged."""
         message = self.messages.get(offset)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -77,8 +78,8 @@ class Revival:
         self._sleeps_until_ms = math.inf
         self._unreadable: dict[tuple[int, int], float] = {}
         """(id of the batch, offset) of each due message that can't be read -> trio time of the first attempt"""
-        self.revived_count = 0
-        """Messages delivered again since the start"""
+        self.revived_counts: Counter[str] = Counter()
+        """Messages delivered again since the start, by group"""
         self.lost_count = 0
         """Messages in flight that were gone when they were due"""
 
@@ -151,7 +152,7 @@ class Revival:
 
     def _on_put(self, state: PopState, copy: _Copy) -> None:
         if copy.status.is_stored:
-            self.revived_count += 1
+            self.revived_counts[copy.batch.queue.key[0]] += 1
             if state.is_in_flight(copy.batch, copy.offset):
                 state.finish(copy.batch.queue, copy.offset, is_copied=True)
         elif copy.is_hopeless:

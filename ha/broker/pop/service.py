@@ -26,6 +26,18 @@ class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lost_count: int
 
 
+class GroupInFlight(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group has in flight.
+
+    oldest_pop_ms: pop time of the oldest, since the epoch; None if there is none. revived_count: messages that were
+    delivered again since the start.
+    """
+
+    in_flight_count: int
+    oldest_pop_ms: int | None
+    revived_count: int
+
+
 class PopService:
     """The parts, for the broker that assembles them."""
 
@@ -48,12 +60,35 @@ class PopService:
             in_flight_count=0 if state is None else state.in_flight_count,
             next_due_ms=None if state is None else state.next_due_ms,
             waiting_count=len(self.holds),
-            revived_count=self._revival.revived_count,
+            revived_count=self._revival.revived_counts.total(),
             lost_count=self._revival.lost_count,
+        )
+
+    def in_flight_count(self, group: str, topic: str, queue_id: int) -> int:
+        """Returns how many messages of a queue a group has in flight, those of order mode not included."""
+        state = self._log.state
+        queue = None if state is None else state.get((group, topic, queue_id))
+        return 0 if queue is None else len(queue.batches)
+
+    def group(self, name: str) -> GroupInFlight | None:
+        """Returns what a group has in flight; None if it has never popped, or this broker is no master."""
+        queues = [] if self._log.state is None else [q for key, q in self._log.state.queues.items() if key[0] == name]
+        if not queues:
+            return None
+        popped_ms = [batch.pop_time_ms for queue in queues for batch in queue.batches.values()]
+        for queue in queues:
+            if queue.order is not None:
+                popped_ms += [queue.order.pop_time_ms] * queue.order.left_count
+        return GroupInFlight(
+            in_flight_count=len(popped_ms),
+            oldest_pop_ms=min(popped_ms, default=None),
+            revived_count=self._revival.revived_counts.get(name, 0),
         )
 
     def _on_removed(self, topic: str | None, group: str | None) -> None:
         """Forgets the queues of a deleted topic or group."""
+        if group is not None:
+            self._revival.revived_counts.pop(group, None)
         state = self._log.state
         if state is None:
             return
