@@ -2,7 +2,7 @@
 
 `receive` takes bytes and returns what the calls have received; `send_message` and `finish` queue responses, which
 `data_to_send` returns as far as the peer's windows allow. It does what gRPC needs and no more: no push, no priorities,
-no compression, and response headers that are constants. h2 does all of HTTP/2 at about five times the cost of a call.
+no compression, and response headers that are constants. h2 does all of HTTP/2 at several times the cost.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class Front:
             connection.on_close(lambda: self._end_all(connection))
         session = Session(connection, client_id, call.metadata(b"x-mq-language"))
         connection.sessions[client_id] = session
-        self._in_flight.returned(client_id)
+        self._in_flight.returned(session)
         return session
 
     # ---- clients
@@ -199,7 +199,7 @@ class Front:
 
     def _end(self, session: Session, *, returns: bool) -> None:
         """Forgets a client, which may come back over another connection (`returns`)."""
-        self._in_flight.gone(session.client_id, returns=returns)
+        self._in_flight.gone(session, returns=returns)
         self._producers.remove(session)
         self._brokers.forget(session)
 

@@ -52,8 +52,9 @@ class _Message(msgspec.Struct):
 
 
 class _Client(msgspec.Struct):
-    """The messages of a client by the handle that it was given."""
+    """The messages of a client by the handle that it was given, and its latest session."""
 
+    session: Session
     messages: dict[str, _Message] = {}
     gone_at: float | None = None
 
@@ -74,8 +75,8 @@ class InFlight:
         """Adds a message that the client is about to get."""
         if self._count >= COUNT_MAX:
             return
-        client = self._clients.setdefault(session.client_id, _Client())
-        client.gone_at = None
+        client = self._clients.setdefault(session.client_id, _Client(session))
+        client.session, client.gone_at = session, None
         now = trio.current_time()
         client.messages[receipt.encode()] = _Message(group, topic, receipt, now, now)
         self._count += 1
@@ -94,16 +95,16 @@ class InFlight:
             if not client.messages:
                 del self._clients[session.client_id]
 
-    def returned(self, client_id: str) -> None:
+    def returned(self, session: Session) -> None:
         """Keeps the messages of a client that has connected again."""
-        client = self._clients.get(client_id)
+        client = self._clients.get(session.client_id)
         if client is not None:
-            client.gone_at = None
+            client.session, client.gone_at = session, None
 
-    def gone(self, client_id: str, *, returns: bool) -> None:
-        """Releases the messages of a client that is gone, soon if it may come back (`returns`)."""
-        client = self._clients.get(client_id)
-        if client is not None:
+    def gone(self, session: Session, *, returns: bool) -> None:
+        """Releases the messages of a client whose latest session has ended, soon if it may come back (`returns`)."""
+        client = self._clients.get(session.client_id)
+        if client is not None and client.session is session:
             client.gone_at = trio.current_time() - (0 if returns else RETURN_S)
 
     async def serve(self, delay: Delay) -> NoReturn:

@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated
 
 import ha
 from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
@@ -305,3 +309,19 @@ async def test_a_stop_hands_everything_to_the_slave_first(tmp_path: Path) -> Non
                     await master.put(ha.Message(topic="t", queue_id=0, body=b"x" * 100_000))
                 end = master.store.log.max_offset.value
             assert slave.store.log.max_offset.value == end
+
+
+async def test_grpc_clients_are_told_that_their_master_stops(tmp_path: Path) -> None:
+    """GOAWAY: they go on to another address at once, and lose no call."""
+    port = free_ports()
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    async with ha.open_master(config(tmp_path, grpc_listen_port=port)):
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(client.data_to_send())
+        events = client.receive_data(await stream.receive_some())
+    async with stream:
+        async for chunk in stream:
+            events += client.receive_data(chunk)
+    [end] = [event for event in events if isinstance(event, ConnectionTerminated)]
+    assert end.error_code == ErrorCodes.NO_ERROR
