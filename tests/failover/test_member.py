@@ -480,6 +480,24 @@ async def test_a_master_whose_record_was_deleted_ends_its_term(autojump_clock: C
         assert not master.may_acknowledge
 
 
+async def test_a_master_that_stops_hands_nothing_over_when_the_service_has_lost_the_group(
+    autojump_clock: Clock,
+) -> None:
+    async with open_group() as group, trio.open_nursery() as nursery:
+        empty = group.service.snapshot()
+        for id_ in (1, 2, 3):
+            group.add(id_)
+        master = await three(group)
+        nursery.start_soon(master.member.leave)
+        await until(lambda: master.role.is_holding)
+        group.restore(empty)
+        await until(lambda: not master.may_acknowledge)
+        for node in others(group, master):
+            master.role.caught_up(node.id)
+        await until(lambda: master.member.keeper.held.value is None)
+        assert len(group.masters) == 1
+
+
 async def test_an_answer_from_before_a_rollback_does_not_hide_what_follows(autojump_clock: Clock) -> None:
     """It comes late, or from a server of etcd that is restored after the others."""
     async with open_three() as (group, master):
