@@ -7,18 +7,18 @@ DefaultMQAdminExtImpl, MQAdminImpl.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import TypeVar
 
 import msgspec
 
 from ha.client.client import Client, ClientUser, NameServers
+from ha.client.connections import Connections
 from ha.client.messages import MessageQueue, PullStatus, ReadFrom, ReceivedMessage
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
 from ha.client.received import received
-from ha.client.routes import TopicRoute
+from ha.client.routes import Routes, TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol import properties as names
@@ -137,12 +137,16 @@ class Admin(ClientUser):
     ) -> None:
         super().__init__(name_servers, options, credentials)
 
-    async def _begin(self, stack: AsyncExitStack) -> None:
-        client = self._client
-        self._routes = client.routes
-        self._connections = client.connections
-        self._options = client.options
-        self._requests = QueueRequests(client, _GROUP, ReadFrom.SUGGESTED)
+        self._options = self._client.options
+        self._requests = QueueRequests(self._client, _GROUP, ReadFrom.SUGGESTED)
+
+    @property
+    def _routes(self) -> Routes:
+        return self._client.routes
+
+    @property
+    def _connections(self) -> Connections:
+        return self._client.connections
 
     # The cluster
 

@@ -26,6 +26,7 @@ from ha.client.heartbeat import Heartbeats
 from ha.client.options import ClientOptions, month_ms, name_server_addresses, own_address
 from ha.client.replaced import disconnect_replaced_masters
 from ha.client.routes import Routes, open_routes
+from ha.client.starting import Startable
 from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol import properties as names
 from ha.protocol.acl import AclCredentials
@@ -42,6 +43,7 @@ _REQUESTS_WAITING_MAX = 256
 """Queued requests from brokers; further ones are rejected with SYSTEM_BUSY (oneway: dropped)."""
 _REQUEST_TASKS = 4
 _CLOSE_TIMEOUT_S = 2.0
+NOT_OPEN = "not open: use it inside `async with …:`, or between `await start()` and `await stop()`"
 _client_numbers = itertools.count(1)
 
 
@@ -74,7 +76,7 @@ class ProducerMember(Protocol):
         """Returns the response to a broker's request (39), None for no response. RemoteProtocolError."""
 
 
-class Client:
+class Client(Startable):
     """An async context manager that producers and consumers can share.
 
         async with Client("127.0.0.1:9876") as client, Producer(client) as producer, PullConsumer(client) as consumer:
@@ -97,8 +99,17 @@ class Client:
         self.wall_clock_ms = wall_clock_ms
         self.client_id = f"{socket.inet_ntoa(own_address())}@{os.getpid()}#{time.time_ns() + next(_client_numbers)}"
         """Address, process id and a number unique within the process, as in RocketMQ's clients."""
+        self.unique_ids = UniqueIdGenerator(
+            address=own_address(),
+            process_id=os.getpid(),
+            process_hash=random.getrandbits(31),
+            wall_clock_ms=self.wall_clock_ms,
+            month_ms=month_ms,
+        )
         self._producers: dict[str, ProducerMember] = {}
         self._consumers: dict[str, ConsumerMember] = {}
+        self._connections: Connections | None = None
+        self._routes: Routes | None = None
         self.is_open = False
         self._stack = AsyncExitStack()
 
@@ -108,20 +119,11 @@ class Client:
         async with AsyncExitStack() as stack:
             stack.enter_context(send)
             stack.enter_context(receive)
-            self.connections: Connections = await stack.enter_async_context(
-                open_connections(self.options, self._on_request)
-            )
-            self.routes: Routes = await stack.enter_async_context(
-                open_routes(self.name_servers, self.connections, self.options)
-            )
-            self.heartbeats = Heartbeats(self.client_id, self.connections, self.routes, self.options)
-            self.unique_ids = UniqueIdGenerator(
-                address=own_address(),
-                process_id=os.getpid(),
-                process_hash=random.getrandbits(31),
-                wall_clock_ms=self.wall_clock_ms,
-                month_ms=month_ms,
-            )
+            connections = await stack.enter_async_context(open_connections(self.options, self._on_request))
+            routes = await stack.enter_async_context(open_routes(self.name_servers, connections, self.options))
+            self.heartbeats = Heartbeats(self.client_id, connections, routes, self.options)
+            self._connections, self._routes = connections, routes
+            stack.callback(self._forget_parts)
             await stack.enter_async_context(self._serving(receive))
             self._stack = stack.pop_all()
         self.is_open = True
@@ -133,6 +135,23 @@ class Client:
         self.is_open = False
         # The error is the block's own: passing it through the task groups would wrap it into an exception group.
         await self._stack.aclose()
+
+    def _forget_parts(self) -> None:
+        self._connections = self._routes = None
+
+    @property
+    def connections(self) -> Connections:
+        """The connections. RuntimeError if the client is not open."""
+        if self._connections is None:
+            raise RuntimeError(NOT_OPEN)
+        return self._connections
+
+    @property
+    def routes(self) -> Routes:
+        """The known routes. RuntimeError if the client is not open."""
+        if self._routes is None:
+            raise RuntimeError(NOT_OPEN)
+        return self._routes
 
     @asynccontextmanager
     async def joined_producer(self, member: ProducerMember) -> AsyncIterator[None]:
@@ -221,7 +240,7 @@ class Client:
                 return None
 
 
-class ClientUser:
+class ClientUser(Startable):
     """Base of everything that works with a client, shared or its own: an async context manager."""
 
     def __init__(
@@ -253,7 +272,7 @@ class ClientUser:
             if self._is_own_client:
                 await stack.enter_async_context(self._client)
             elif not self._client.is_open:
-                raise RuntimeError("the client is not open: enter its block first")
+                raise RuntimeError(f"the shared client is {NOT_OPEN}")
             await self._begin(stack)
             self._stack = stack.pop_all()
         return self
@@ -265,5 +284,4 @@ class ClientUser:
         await self._stack.aclose()
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Starts this object's own parts on the open client; `stack` ends them."""
-        raise NotImplementedError
+        """Starts this object's own parts, if it has some, on the open client; `stack` ends them."""

@@ -6,7 +6,6 @@ Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (choice of the broker, tags c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 
 from ha.client.client import Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom, ReceivedMessage
@@ -42,24 +41,19 @@ class PullConsumer(ClientUser):
         credentials: AclCredentials | None = None,
     ) -> None:
         super().__init__(name_servers, options, credentials)
-        self._group = group
-        self._read_from = read_from
-
-    async def _begin(self, stack: AsyncExitStack) -> None:
-        self._routes = self._client.routes
-        self._requests = QueueRequests(self._client, self._group, self._read_from)
+        self._requests = QueueRequests(self._client, group, read_from)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of `topic`, sorted. RouteNotFound, NameServersUnreachable."""
-        return list((await self._routes.find(topic)).read_queues)
+        return list((await self._client.routes.find(topic)).read_queues)
 
     async def topics(self) -> list[str]:
         """All topics that the name servers know, including system topics, sorted."""
-        return await self._routes.topics()
+        return await self._client.routes.topics()
 
     async def broker_names(self) -> list[str]:
         """The names of all broker sets that the name servers know, sorted."""
-        return await self._routes.broker_names()
+        return await self._client.routes.broker_names()
 
     async def pull(
         self,

@@ -43,19 +43,20 @@ class _AsyncioParking:
 
 def clock_here() -> Callable[[], float]:
     """The clock of the event loop that runs, in seconds: what `anyio.current_time` looks up with each call."""
-    if _is_trio():
+    if is_trio():
         return cast(Callable[[], float], sys.modules["trio"].current_time)
     return asyncio.get_running_loop().time
 
 
 def parking_here() -> Callable[[], Parking]:
     """What makes a `Parking` for the event loop that runs. Programs without trio need not have it."""
-    if _is_trio():
+    if is_trio():
         from ha.client.trio_parking import TrioParking
 
         return TrioParking
     return _AsyncioParking
 
 
-def _is_trio() -> bool:
+def is_trio() -> bool:
+    """Whether the caller runs in trio's event loop; else it is asyncio's."""
     return "trio" in sys.modules and bool(sys.modules["trio"].lowlevel.in_trio_task())

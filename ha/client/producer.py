@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
-from ha.client.batching import open_batching
+from ha.client.batching import Batching, open_batching
 from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
@@ -49,22 +49,15 @@ class Producer(ClientUser):
     ) -> None:
         super().__init__(name_servers, options, credentials, wall_clock_ms)
         self._group = group
-        self._check = check
-        self._transactions: Transactions | None = None
+        self._sender = Sender(self._client, group)
+        self._shared = SharedRequests(self._sender)
+        self._batching: Batching | None = None
+        self._transactions = None if check is None else Transactions(self._client, group, self._sender, check)
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        client = self._client
-        self._routes = client.routes
-        self._sender = Sender(client, self._group)
-        if self._check is not None:
-            self._transactions = Transactions(client, self._group, self._sender, self._check)
-        await stack.enter_async_context(client.joined_producer(self))
-        self._shared = SharedRequests(self._sender)
-        self._batching = (
-            await stack.enter_async_context(open_batching(self._sender, self._shared))
-            if client.options.batching
-            else None
-        )
+        await stack.enter_async_context(self._client.joined_producer(self))
+        if self._client.options.batching:
+            self._batching = await stack.enter_async_context(open_batching(self._sender, self._shared))
 
     @property
     def group(self) -> str:
@@ -84,7 +77,7 @@ class Producer(ClientUser):
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of `topic`, sorted. For a topic not created yet, those that it will get."""
-        return list((await self._routes.find_for_sending(topic)).write_queues)
+        return list((await self._client.routes.find_for_sending(topic)).write_queues)
 
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
@@ -94,8 +87,9 @@ class Producer(ClientUser):
         `queue` chooses the queue and disables retries. All attempts together take at most `timeout_s` (default
         options.send_timeout_s); while no name server or master can be reached, they continue until then. Raises
         BrokerError if the broker rejected it (not stored), RouteNotFound (not stored), RequestTimedOut (may be stored),
-        ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept. A retried
-        send may be stored more than once. A cancelled one may be stored, unless batching had not sent it yet."""
+        ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept, TypeError
+        for a body that isn't bytes. A retried send may be stored more than once. A cancelled one may be stored, unless
+        batching had not sent it yet."""
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
             return (await self._sender.send(outgoing, queue, timeout_s)).result

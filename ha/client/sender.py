@@ -176,7 +176,7 @@ class Sender:
             text = known.pop(names.MAX_RECONSUME_TIMES, None)
             max_reconsume_times = None if text is None else int(text)
         options = self._client.options
-        self._check_size(message.body)
+        self._check_body(message.body)
         body = message.body
         if len(body) >= options.compress_from_bytes and not sys_flag & SysFlag.COMPRESSED:
             if len(body) > _COMPRESSED_HERE_MAX:
@@ -219,11 +219,12 @@ class Sender:
         for message in messages:
             if message.topic != first.topic or message.wait_stored != first.wait_stored or message.is_special:
                 raise ValueError("the messages of a batch share topic and wait_stored and have no delay or priority")
+            self._check_body(message.body)
             known = self._properties(message)
             parts.append((message.flag, message.body, encode_properties(known)))
             message_ids.append(known[names.UNIQ_KEY])
         body = encode_batch(parts)
-        self._check_size(body)
+        self._check_body(body)
         return Outgoing(
             RequestCode.SEND_BATCH_MESSAGE,
             first.topic,
@@ -380,7 +381,11 @@ class Sender:
             known[names.UNIQ_KEY] = self._client.unique_ids.next()
         return known
 
-    def _check_size(self, body: bytes) -> None:
+    def _check_body(self, body: object) -> None:
+        if isinstance(body, str):
+            raise TypeError("a body is bytes, not str: use text.encode()")
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise TypeError(f"a body is bytes, not {type(body).__name__}: encode it first, for example as JSON")
         size_max = self._client.options.message_size_max
         if not 0 < len(body) <= size_max:
             raise ValueError(f"a body of {len(body)} bytes; accepted: 1 … {size_max}")

@@ -16,7 +16,7 @@ import anyio
 
 from ha.client.arrivals import Arrivals
 from ha.client.backoff import Backoff
-from ha.client.client import Client, ClientUser, NameServers
+from ha.client.client import NOT_OPEN, Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue
 from ha.client.options import ClientOptions
 from ha.client.pop_requests import ALL_QUEUES, PopRequests
@@ -89,6 +89,7 @@ class SimpleConsumer(ClientUser):
         self._next_source = 0
         self._buffer: deque[PoppedMessage] = deque()
         self._receiving = anyio.Lock()
+        self._arrivals: Arrivals | None = None
 
     async def _begin(self, stack: AsyncExitStack) -> None:
         await stack.enter_async_context(self._waiting())
@@ -100,6 +101,7 @@ class SimpleConsumer(ClientUser):
             try:
                 yield
             finally:
+                self._arrivals = None
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                     await self._give_back(message.lease for message in self._buffer)
@@ -216,6 +218,8 @@ class SimpleConsumer(ClientUser):
         if len(failures) == len(sources):
             raise failures[-1]
         if not is_only:
+            if self._arrivals is None:
+                raise RuntimeError(NOT_OPEN)
             await self._arrivals.wait(sources, end - anyio.current_time())
         return []
 

@@ -126,7 +126,7 @@ async def test_none_after_the_wait(world: PopWorld) -> None:
     async with world.consumer() as consumer:
         assert await consumer.receive(wait_s=0) == []
         assert await consumer.receive(wait_s=0.2) == []
-    assert [int(fields["pollTime"]) > 0 for fields in world.broker.of(POP)] == [False, True]
+    assert [int(fields["pollTime"]) > 0 for fields in world.broker.of(POP)][:2] == [False, True]
 
 
 @on_both_backends(open_world, 3)
@@ -149,7 +149,7 @@ async def test_several_brokers_are_waited_for_at_once(world: PopWorld) -> None:
 @on_both_backends(open_world, 2)
 async def test_a_dead_broker_does_not_hide_the_other(world: PopWorld) -> None:
     world.brokers[0].overrides[POP] = lambda command: command.reply(14, "not the master")
-    async with world.consumer() as consumer:
+    async with world.consumer(options=ClientOptions(retry_unreachable=False)) as consumer:
         for number in range(4):
             world.brokers[1].put(b"%d" % number)
             assert bodies(await consumer.receive()) == [b"%d" % number]

@@ -1,0 +1,109 @@
+"""`start` and `stop` for programs that can't hold an object open by a block, such as callbacks of a framework.
+
+The block runs in a separate task, because a task group must be left by the task that entered it, and the callbacks of a
+framework may run in several tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from ha.client.parking import is_trio
+
+_tasks: set[asyncio.Task[None]] = set()
+"""The running tasks: asyncio itself keeps only weak references."""
+
+
+class Startable(ABC):
+    """An async context manager that can be opened and closed by methods instead."""
+
+    _holder: _Holder | None = None
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    async def start(self) -> Self:
+        """Does what entering the block does, from any task; call `stop` at the end. Returns this object.
+
+        Raises the errors of entering the block, and RuntimeError if it is started already. Cancelled, it is closed."""
+        if self._holder is not None:
+            raise RuntimeError("already started: call stop() first")
+        holder = self._holder = _Holder(self)
+        _spawn(holder.run)
+        try:
+            await holder.wait(holder.is_open)
+        except BaseException:
+            self._holder = None
+            raise
+        return self
+
+    async def stop(self) -> None:
+        """Does what leaving the block does, from any task. No effect if it is not started.
+
+        Raises the error that ended it before, if one did."""
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.is_closing.set()
+            await holder.wait(holder.is_closed)
+
+
+class _Holder:
+    """Holds the block of `manager` open until `is_closing` is set."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[Any]) -> None:
+        self._manager = manager
+        self._scope = anyio.CancelScope()
+        self._error: Exception | None = None
+        self.is_open = anyio.Event()
+        """Also set if the block could not be entered."""
+        self.is_closing = anyio.Event()
+        self.is_closed = anyio.Event()
+
+    async def run(self) -> None:
+        try:
+            with self._scope:
+                async with self._manager:
+                    self.is_open.set()
+                    await self.is_closing.wait()
+        except Exception as error:  # raised by start() or stop()
+            self._error = error
+        finally:
+            self.is_open.set()
+            self.is_closed.set()
+
+    async def wait(self, event: anyio.Event) -> None:
+        """Waits for `event` and raises the error of the block, if any. Cancelled, it closes the block first."""
+        try:
+            await event.wait()
+        except BaseException:
+            self._scope.cancel()
+            with anyio.CancelScope(shield=True):  # each step of closing has its own time limit
+                await self.is_closed.wait()
+            raise
+        if self._error is not None:
+            raise self._error
+
+
+def _spawn(function: Callable[[], Awaitable[None]]) -> None:
+    """Runs `function`, which raises nothing but cancellation, in a task that ends with the event loop at the latest."""
+    if is_trio():
+        import trio
+
+        trio.lowlevel.spawn_system_task(function, context=contextvars.copy_context())
+        return
+    task = asyncio.ensure_future(function())
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
