@@ -290,6 +290,7 @@ class GrpcConnection:
 
     def _start(self, call: Call) -> None:
         self.call_count += 1
+        self.busy_at = call.received_at
         if call._stream.is_streaming or not self._service.take(call):
             assert self._nursery is not None
             call._stream.owner = call
@@ -300,7 +301,6 @@ class GrpcConnection:
         assert call.scope is not None
         with call.scope:
             await self._service.serve(call)
-        self.busy_at = trio.current_time()
 
     def _pass_on(self, stream: Stream, message: bytes) -> None:
         """Passes a message of a streaming call to its task, which the first one starts."""

@@ -181,8 +181,6 @@ class Http2Protocol:
         stream = self.streams.get(stream_id)
         size = len(payload)
         self._unacknowledged += size
-        if self._unacknowledged > 4 * self._limits.window_size:
-            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
         if self._unacknowledged > 2 * self._limits.window_size:
             self._queue(frame(WINDOW_UPDATE, 0, 0, UINT32.pack(self._unacknowledged)))
             self._unacknowledged = 0

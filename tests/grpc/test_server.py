@@ -188,7 +188,7 @@ async def test_tls_and_plain_calls_on_one_port() -> None:
 
 
 async def test_silent_peer_of_a_broken_preface(autojump_clock: trio.testing.MockClock) -> None:
-    """It gets the reason, and a peer that does not read it does not keep the connection."""
+    """It does not keep the connection by not reading the reason."""
     server = GrpcServer(Echo())
     ours, theirs = trio.testing.lockstep_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -197,6 +197,14 @@ async def test_silent_peer_of_a_broken_preface(autojump_clock: trio.testing.Mock
         await trio.sleep(3)
         assert not server.connections
         assert server.statistics().ended == {"protocol error": 1}
+
+
+async def test_peer_of_a_broken_preface_gets_the_reason(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(GrpcServer(Echo()).handle, theirs)
+        await ours.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"no HTTP/2 preface" in b"".join([bytes(chunk) async for chunk in ours])
 
 
 async def test_server_that_may_not_serve() -> None:
@@ -253,6 +261,24 @@ async def test_idle_connections_are_closed(autojump_clock: trio.testing.MockCloc
         assert 60 <= trio.current_time() - started <= 62
         await trio.testing.wait_all_tasks_blocked()
         assert server.statistics().ended == {"idle": 1}
+        nursery.cancel_scope.cancel()
+
+
+async def test_connection_with_short_calls_is_not_idle(autojump_clock: trio.testing.MockClock) -> None:
+    server = GrpcServer(Echo(), GrpcOptions(idle_timeout_s=60))
+    async with trio.open_nursery() as nursery:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(server._watch)
+        nursery.start_soon(server.handle, theirs)
+        client = H2Connection(H2Configuration(client_side=True))
+        client.initiate_connection()
+        for stream_id in (1, 3, 5):
+            client.send_headers(stream_id, [(name, "/s/Echo" if name == ":path" else value) for name, value in HEADERS])
+            client.send_data(stream_id, framed(b""), end_stream=True)
+            await ours.send_all(client.data_to_send())
+            await trio.sleep(59.5)
+            assert server.statistics().calls_in_flight == 0
+        assert server.statistics().connections == 1
         nursery.cancel_scope.cancel()
 
 
