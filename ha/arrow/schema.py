@@ -66,16 +66,16 @@ PROPERTY_COLUMNS = frozenset({"tags", "keys", "properties", "propertiesString", 
 """Columns that require a record's properties."""
 
 
-def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return `columns` as a tuple. OptionError for an unknown or repeated name, or an empty list."""
+def check_columns(columns: Iterable[str], known: Iterable[str] = COLUMNS) -> tuple[str, ...]:
+    """Return `columns` as a tuple. OptionError for one that is not `known` or repeated, or an empty list."""
     names = tuple(columns)
     for name in names:
-        if name not in COLUMNS:
-            raise OptionError("columns", f"there is no column {name!r}", ", ".join(COLUMNS))
+        if name not in known:
+            raise OptionError("columns", f"there is no column {name!r}", ", ".join(known))
         if names.count(name) > 1:
             raise OptionError("columns", f"{name} is named twice", "each column at most once")
     if not names:
-        raise OptionError("columns", "no column is named", ", ".join(COLUMNS))
+        raise OptionError("columns", "no column is named", ", ".join(known))
     return names
 
 

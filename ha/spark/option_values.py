@@ -54,6 +54,16 @@ def words(name: str, text: str) -> tuple[str, ...]:
     return found
 
 
+def servers(name: str, text: str) -> tuple[str, ...]:
+    """Return name servers, host:port, separated by commas or semicolons, as the SDK and the command line accept."""
+    from ha.client.options import name_server_addresses  # the client is needed only with servers
+
+    try:
+        return name_server_addresses(text)
+    except ValueError as error:
+        raise OptionError(name, str(error), "name servers as host:port, separated by commas or semicolons") from None
+
+
 def choice(*choices: str) -> Reader:
     """Reads one of `choices`, in any case."""
 

@@ -154,7 +154,7 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
     ("batch", {"paths": "x"}, "paths", "no list"),
     ("batch", {"paths": "[x"}, "paths", "no list"),
     ("batch", {"servers": "h:1"}, "servers", "path is given too"),
-    ("batch", {"path": None, "servers": "h"}, "servers", "no address"),
+    ("batch", {"path": None, "servers": "h"}, "servers", "is not host:port"),
     ("batch", {"pullTimeout": "1s"}, "pullTimeout", "network"),
     ("batch", {"subscribed": "a"}, "subscribed", "did you mean subscribe?"),
     ("batch", {"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "servers"),
@@ -276,3 +276,10 @@ def test_the_longest_body_reaches_the_reader() -> None:
     assert given.read_options(("body",)).message_size_max == 16 << 20
     with pytest.raises(OptionError, match="maxMessageSize"):
         parse_options({"path": "/s", "maxMessageSize": "0"}, "batch")
+
+
+def test_name_servers_are_separated_by_commas_or_semicolons() -> None:
+    assert parse(path=None, servers="a:1, b:2;[::1]:3").servers == ("a:1", "b:2", "[::1]:3")
+    for wrong in ("a:1;b", "a:1,b:x", "a:1 b:2;:3", "a:1,b:70000"):
+        with pytest.raises(OptionError, match="is not host:port"):
+            parse(path=None, servers=wrong)

@@ -226,3 +226,27 @@ def test_committed_rows_are_those_in_commit_ranges() -> None:
     assert not commits.pending(rows_in_queue(offsets)).any()
     two = ControlRecord("commit", "s", 1, ranges={"t": {"a": {0: [(9, 22)]}, "b": {0: [(9, 22)]}}})
     assert not Commits([two]).mask(rows_in_queue(offsets, broker="slave")).any()
+
+
+def test_kafka_s_columns_are_other_names_of_the_sink_s() -> None:
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    batch = pa.record_batch(
+        {
+            "KEY": pa.array([b"k1 k2", None], pa.binary()),
+            "Value": pa.array([b"one", b"two"]),
+            "Topic": pa.array(["t", "t"]),
+            "partition": pa.array([3, None], pa.int32()),
+            "headers": pa.array([[{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}], None], headers),
+        }
+    )
+    kinds = ["binary", "binary", "string", "int", "array<struct<key:string,value:binary>>"]
+    check_columns(list(zip(batch.schema.names, kinds, strict=True)), None)
+    first, second = read_rows(batch, None)
+    assert (first.message.keys, first.message.body, first.queue_id) == ("k1 k2", b"one", 3)
+    assert (first.message.properties, second.message.properties) == ({"a": "2"}, {})
+    assert (second.message.keys, second.queue_id) == ("", None)
+    with pytest.raises(OptionError, match="key: it means the same as the column keys"):
+        check_columns([("body", "string"), ("keys", "string"), ("key", "string")], "t")
+    wrong = pa.record_batch({"key": pa.array([b"\xff"]), "value": pa.array([b"v"])})
+    with pytest.raises(SinkFailed, match="no UTF-8"):
+        list(read_rows(wrong, "t"))

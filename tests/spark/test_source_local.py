@@ -344,7 +344,7 @@ def test_master_and_slave_are_read_once_under_their_broker_s_name(tmp_path: Path
     with pytest.raises(OptionError, match=r"brokerName: .*/master and .*/slave are replicas of one log"):
         find_stores([str(master), str(slave)], ["a", "b"])
     with closing(LocalSource([str(master), str(slave)])) as source:
-        old = {"flights": {"master:0": 30, "slave:0": 25, "slave:1": 3}}
+        old = {"flights": {"master:0": 25, "slave:0": 30, "slave:1": 3}}
         found = decode_positions(old, source.brokers())
         assert found == {QueueKey("flights", "master", 0): 25, QueueKey("flights", "master", 1): 3}
 
@@ -366,6 +366,43 @@ def test_paths_that_are_no_stores_are_named(tmp_path: Path) -> None:
         reader_of(tmp_path / "none").partitions()
     with pytest.raises(StoreUnreadable, match="commitlog"):
         reader_of(tmp_path).partitions()
+
+
+def test_columns_of_kafka_s_source(tmp_path: Path) -> None:
+    """Names and types are those of spark-sql-kafka's documentation, "Creating a Kafka Source for Batch Queries"."""
+    plain = message(2)
+    bare = msgspec.structs.replace(plain, properties=b"")
+    store = make_store(tmp_path / "s", [message(1), bare])
+    options = parse_options({"path": str(store), "kafkaColumns": "true", "topic": "flights"}, "batch")
+    schema = spark_schema(options.columns)
+    assert schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    first, second = sorted(rows_of(HalogReader(options, schema)), key=lambda row: int(row["value"]))
+    assert first.pop("timestamp") > datetime(2020, 1, 1, tzinfo=UTC)
+    assert first == {
+        "key": b"k1 n1",
+        "value": b"00000001",
+        "topic": "flights",
+        "partition": 1,
+        "offset": 0,
+        "timestampType": 1,
+        "headers": [
+            {"key": "UNIQ_KEY", "value": b"U00000001"},
+            {"key": "KEYS", "value": b"k1 n1"},
+            {"key": "TAGS", "value": b"tag1"},
+        ],
+    }
+    assert (second["key"], second["headers"]) == (None, [])
+    some = parse_options({"path": str(store), "kafkaColumns": "true", "columns": "Offset,value,brokerName"}, "batch")
+    assert rows_of(HalogReader(some, spark_schema(some.columns)))[0] == {
+        "offset": 0,
+        "value": b"00000001",
+        "brokerName": "s",
+    }
+    with pytest.raises(OptionError, match="there is no column 'value'"):
+        parse_options({"path": str(store), "columns": "value"}, "batch")
 
 
 def test_two_brokers_are_read_as_one_table(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from ha.client import SendStatus
-from ha.client.options import name_server_addresses
 from ha.errors import OptionError
-from ha.spark.option_values import GivenOptions, Table, count, known_option, seconds, size, words
+from ha.spark.option_values import GivenOptions, Table, count, known_option, seconds, servers, size, words
 from ha.spark.sink.identity import check_sink_name
 
 COMMIT_TOPIC = "halog-sink-commits"
@@ -39,13 +38,6 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     commit_topic: str = COMMIT_TOPIC
 
 
-def _servers(option: str, text: str) -> tuple[str, ...]:
-    try:
-        return tuple(name_server_addresses(text))
-    except ValueError as error:
-        raise OptionError(option, str(error), "name servers as host:port, separated by commas") from None
-
-
 def _topic(option: str, text: str) -> str:
     if _TOPIC.fullmatch(text) is None:
         raise OptionError(option, f"{text!r} can't be one", "1 to 127 of A-Z a-z 0-9 _ - % |")
@@ -62,7 +54,7 @@ def _statuses(option: str, text: str) -> frozenset[SendStatus]:
 
 
 _VALUES: Table = {
-    "servers": ("servers", _servers),
+    "servers": ("servers", servers),
     "topic": ("topic", _topic),
     "producerGroup": ("producer_group", _topic),
     "batchSize": ("batch_row_count", count(most=10_000)),

@@ -1,13 +1,13 @@
-"""Converts a DataFrame's rows to messages.
+"""Converts a DataFrame's rows to messages. Names of columns may be in any case, and those in brackets are Kafka's.
 
-    body (or value)   binary or string    required, not null, not empty
-    topic             string              null: the option topic
-    tags              string              one tag
-    keys              string or array     words to find the message by
-    properties        map                 the application's own; RocketMQ's system properties are dropped (see below)
-    queueId           integer             pins the row to a queue (null: round robin)
-    brokerName        string              broker of queueId
-    flag              integer             int32 that the broker stores
+    body (value)          binary or string     required, not null, not empty
+    topic                 string               null: the option topic
+    tags                  string               one tag
+    keys (key)            string or array      words to find the message by; a binary key is UTF-8
+    properties (headers)  map, or as in Kafka  the application's own; RocketMQ's are dropped (see below)
+    queueId (partition)   integer              pins the row to a queue (null: round robin)
+    brokerName            string               broker of queueId
+    flag                  integer              int32 that the broker stores
 
 A frame read from a log has system properties in `properties`: TAGS and KEYS are used where the column is missing or
 null; names that brokers and clients set (UNIQ_KEY, CLUSTER, WAIT, …) are dropped, as they describe the message that was
@@ -17,7 +17,7 @@ read, not the one being sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -28,16 +28,17 @@ from ha.spark.sink.identity import SINK_PROPERTY
 
 COLUMN_TYPES: dict[str, tuple[str, ...]] = {
     "body": ("binary", "string"),
-    "value": ("binary", "string"),
     "topic": ("string",),
     "tags": ("string",),
-    "keys": ("string", "array<string>"),
-    "properties": ("map<string,string>",),
+    "keys": ("string", "array<string>", "binary"),
+    "properties": ("map<string,string>", "array<struct<key:string,value:binary>>"),
     "queueId": ("int", "bigint", "smallint", "tinyint"),
     "brokerName": ("string",),
     "flag": ("int", "bigint", "smallint", "tinyint"),
 }
-_ACCEPTED = "body (or value), topic, tags, keys, properties, queueId, brokerName, flag"
+_KAFKA_NAMES = {"value": "body", "key": "keys", "headers": "properties", "partition": "queueId"}
+_COLUMNS = {**{name.lower(): name for name in COLUMN_TYPES}, **_KAFKA_NAMES}
+_ACCEPTED = "body (or value), topic, tags, keys (key), properties (headers), queueId (partition), brokerName, flag"
 _NOT_SENT = frozenset(
     {
         names.UNIQ_KEY,
@@ -75,8 +76,9 @@ class Row(NamedTuple):
 
 def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None:
     """Check a frame's (name, Spark type) pairs. OptionError, naming what is accepted, if it can't be sent."""
-    found = {name for name, _ in columns}
-    for name, kind in columns:
+    found: dict[str, str] = {}
+    for given, kind in columns:
+        name = _COLUMNS.get(given.lower(), given)
         if name in ("delayLevel", "delay"):
             raise OptionError(
                 name,
@@ -86,12 +88,11 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
         if name not in COLUMN_TYPES:
             raise OptionError(name, "the sink has no such column", f"the columns {_ACCEPTED}")
         if kind not in COLUMN_TYPES[name]:
-            raise OptionError(name, f"the column is of type {kind}", " or ".join(COLUMN_TYPES[name]))
-    if len(found) != len(columns):
-        raise OptionError("columns", "a name is repeated", f"the columns {_ACCEPTED}")
-    if {"body", "value"} <= found:
-        raise OptionError("value", "it is an alias of body, which is present as well", "one of the two")
-    if not {"body", "value"} & found:
+            raise OptionError(given, f"the column is of type {kind}", " or ".join(COLUMN_TYPES[name]))
+        if name in found:
+            raise OptionError(given, f"it means the same as the column {found[name]}", "one of the two")
+        found[name] = given
+    if "body" not in found:
         raise OptionError("body", "the column is missing", f"the columns {_ACCEPTED}")
     if "topic" not in found and topic is None:
         raise OptionError("topic", "neither the option nor the column is there", "one of the two")
@@ -102,9 +103,12 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
 def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]:
     """Return the rows of `batch`, whose columns have passed `check_columns`. SinkFailed for an invalid message."""
     count = batch.num_rows
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    columns = {
+        _COLUMNS[name.lower()]: column.to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
     nothing: list[None] = [None] * count
-    bodies = columns.get("body") or columns.get("value") or nothing
+    bodies = columns.get("body", nothing)
     topics = columns.get("topic", nothing)
     tags = columns.get("tags", nothing)
     keys = columns.get("keys", nothing)
@@ -121,9 +125,9 @@ def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]
         topic = topics[row] or default_topic
         if not topic:
             raise SinkFailed("a row has no topic: its column topic is null and there is no option topic")
-        given = dict(maps[row] or ())
+        given = _properties(maps[row])
         tag = tags[row] or given.get(names.TAGS)
-        words = keys[row] or given.get(names.KEYS) or ""
+        words = _text("key", keys[row]) or given.get(names.KEYS) or ""
         own = {
             name: value
             for name, value in given.items()
@@ -138,6 +142,21 @@ def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]
         message = Message(topic, body, tag, words, own, flag)
         head = f"{topic}\0{queue_id}\0{broker_name}\0{flag}\0{tag}\0{words}\0{sorted(own.items()) if own else ''}"
         yield Row(message, queue_id, broker_name, head)
+
+
+def _text(column: str, value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise SinkFailed(f"{column}: {value!r} is no UTF-8, but RocketMQ's keys and properties are text") from None
+
+
+def _properties(given: Any) -> dict[str, str]:
+    """Return a map's entries, or those of Kafka's headers, of which the last of each name counts."""
+    pairs = ((pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in given or ())
+    return {name: _text("headers", value) for name, value in pairs if name}
 
 
 def with_identity(message: Message, part_text: str, unique_key: str) -> Message:

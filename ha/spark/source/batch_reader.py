@@ -21,7 +21,7 @@ from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import clip, queue_tasks, slices_between
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.source.pushdown import Pushed, push
-from ha.spark.source.schema import batch_schema, columns_of, conform
+from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
 from ha.spark.source.worker import freeze_imports
 
 
@@ -30,7 +30,8 @@ class HalogReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self.columns = columns_of(schema)
+        self._selected = columns_of(schema, kafka=options.kafka_columns)
+        self.columns = read_columns(self._selected, kafka=options.kafka_columns)
         self.schema: pa.Schema = batch_schema(schema)
         self.pushed = Pushed()
 
@@ -46,7 +47,7 @@ class HalogReader(DataSourceReader):
         keep_heap()
         options = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
         for batch in partition.read(options):
-            yield conform(batch, self.schema)
+            yield conform(batch, self.schema, self._selected)
         freeze_imports()
 
 

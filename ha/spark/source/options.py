@@ -30,9 +30,11 @@ from ha.spark.option_values import (
     flag,
     known_option,
     milliseconds,
+    servers,
     size,
     words,
 )
+from ha.spark.source.kafka_columns import SOURCES
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, Position, check_batch_positions, parse_position
 
 Kind = Literal["batch", "stream"]
@@ -75,6 +77,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Number of retries if a queue's end is before what was read already"""
     offset_retry_interval_ms: int = 1000
     columns: tuple[str, ...] = DEFAULT_COLUMNS
+    """The selected ones; with `kafka_columns` those of `kafka_columns.SOURCES`, too"""
+    kafka_columns: bool = False
     damaged_records: Literal["report", "skip", "fail"] = "report"
     verify_crc: bool = False
     decompress: bool = True
@@ -143,6 +147,7 @@ _TOGETHER = (
     "includeHeaders",
     "includeProperties",
     "columns",
+    "kafkaColumns",
 )
 """Options of which several determine one field."""
 _BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
@@ -171,9 +176,9 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         if name in given:
             reason = "a stream has no end" if kind == "stream" else "there are no triggers in a batch"
             raise OptionError(name, reason, "leave it out" if kind == "stream" else "leave it out, or use readStream")
-    paths, servers = _where(given)
+    paths, addresses = _where(given)
     network = {name: given.values[name] for name in NETWORK_OPTIONS if name in given}
-    if network and not servers:
+    if network and not addresses:
         raise OptionError(next(iter(network)), "it is for reading over the network", "together with the option servers")
     subscribe, pattern, assign = _what(given)
     starting, starting_option = parse_position(given, "starting", AtEdge(LATEST if kind == "stream" else EARLIEST))
@@ -183,7 +188,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
     options = SourceOptions(
         kind=kind,
         paths=paths,
-        servers=servers,
+        servers=addresses,
         subscribe=subscribe,
         subscribe_pattern=pattern,
         assign=assign,
@@ -193,6 +198,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         ending_option=ending_option,
         cores=len(os.sched_getaffinity(0)),
         columns=_columns(given),
+        kafka_columns=bool(given.read("kafkaColumns", flag)),
         network=network,
         **given.fields(_VALUES),
     )
@@ -231,17 +237,14 @@ def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
             raise OptionError("paths", "it is no list of paths", JSON_FORMS["paths"])
         paths += tuple(listed)
-    servers = given.read("servers", words) or ()
-    if paths and servers:
+    addresses: tuple[str, ...] = given.read("servers", servers) or ()
+    if paths and addresses:
         raise OptionError(
             "servers", "path is given too", "one of the two: path reads files, servers pulls from brokers"
         )
-    if not paths and not servers:
+    if not paths and not addresses:
         raise OptionError("path", "it is missing", "a store directory (or servers, to pull over the network)")
-    for server in servers:
-        if re.fullmatch(r"\S+:\d{1,5}", server) is None:
-            raise OptionError("servers", f"{server!r} is no address", "name servers as host:port, separated by commas")
-    return tuple(_local(path) for path in paths), servers
+    return tuple(_local(path) for path in paths), addresses
 
 
 def _local(path: str) -> str:
@@ -285,15 +288,18 @@ def _what(given: GivenOptions) -> tuple[tuple[str, ...] | None, str | None, dict
 
 def _columns(given: GivenOptions) -> tuple[str, ...]:
     named = given.read("columns", words)
+    is_kafka = given.read("kafkaColumns", flag)
+    known = {**SOURCES, **COLUMNS} if is_kafka else COLUMNS
     if named is None:
-        columns = DEFAULT_COLUMNS
+        columns = tuple(SOURCES) if is_kafka else DEFAULT_COLUMNS
     elif named == ("*",):
-        columns = tuple(COLUMNS)
+        columns = tuple(known)
     else:
-        by_lower_name = {name.lower(): name for name in COLUMNS}
-        columns = check_columns(by_lower_name.get(word.lower(), word) for word in named)
+        by_lower_name = {name.lower(): name for name in known}
+        columns = check_columns((by_lower_name.get(word.lower(), word) for word in named), known)
     if "includeHeaders" in given and "includeProperties" in given:
         raise OptionError("includeHeaders", "it is another name of includeProperties", "one of the two")
-    if (given.read("includeHeaders", flag) or given.read("includeProperties", flag)) and "properties" not in columns:
-        columns = (*columns, "properties")
+    properties = "headers" if is_kafka else "properties"
+    if (given.read("includeHeaders", flag) or given.read("includeProperties", flag)) and properties not in columns:
+        columns = (*columns, properties)
     return columns

@@ -9,10 +9,22 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
 from ha.errors import OptionError
+from ha.spark.source.kafka_columns import SOURCES, kafka_column
 
 SPARK_TYPES: dict[str, DataType] = {
     **{name: from_arrow_type(type_) for name, type_ in COLUMNS.items()},
@@ -21,26 +33,50 @@ SPARK_TYPES: dict[str, DataType] = {
     "properties": MapType(StringType(), StringType(), valueContainsNull=False),
 }
 
-_BY_LOWER_NAME = {name.lower(): name for name in COLUMNS}
+KAFKA_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())]), containsNull=False
+    ),
+}
+_TYPES = {**SPARK_TYPES, **KAFKA_TYPES}
+
+
+def types_of(*, kafka: bool) -> dict[str, DataType]:
+    """Return the columns that can be selected, with the option kafkaColumns or without."""
+    return _TYPES if kafka else SPARK_TYPES
 
 
 def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
     """Return the schema of `columns`, in this order, all nullable. OptionError for an unknown or repeated name."""
-    return StructType([StructField(name, SPARK_TYPES[name]) for name in check_columns(columns)])
+    return StructType([StructField(name, _TYPES[name]) for name in check_columns(columns, _TYPES)])
 
 
-def columns_of(schema: StructType) -> tuple[str, ...]:
+def read_columns(selected: Iterable[str], *, kafka: bool) -> tuple[str, ...]:
+    """Return the log's columns that have to be read for the selected ones."""
+    return tuple(dict.fromkeys(SOURCES.get(name, name) if kafka else name for name in selected))
+
+
+def columns_of(schema: StructType, *, kafka: bool = False) -> tuple[str, ...]:
     """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
     OptionError for a name that is not a column, a repeated one, one that is NOT NULL (as a damaged record's fields may
     be null), and another type than the column's: nothing is cast.
     """
     columns = []
+    types = types_of(kafka=kafka)
+    by_lower_name = {name.lower(): name for name in types}
     for field in schema.fields:
-        name = _BY_LOWER_NAME.get(field.name.lower())
+        name = by_lower_name.get(field.name.lower())
         if name is None:
-            raise OptionError("schema", f"there is no column {field.name!r}", ", ".join(COLUMNS))
-        wanted = SPARK_TYPES[name]
+            raise OptionError("schema", f"there is no column {field.name!r}", ", ".join(types))
+        wanted = types[name]
         if field.dataType.simpleString() != wanted.simpleString():
             raise OptionError(
                 "schema",
@@ -55,7 +91,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
             raise OptionError("schema", f"column {name} is named twice", "each column at most once")
         columns.append(name)
     if not columns:
-        raise OptionError("schema", "it has no column", "at least one of " + ", ".join(COLUMNS))
+        raise OptionError("schema", "it has no column", "at least one of " + ", ".join(types))
     return tuple(columns)
 
 
@@ -64,8 +100,16 @@ def batch_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return `batch` under `schema`, which differs only in spelling and nullability. Copies nothing."""
+def conform(batch: pa.RecordBatch, schema: pa.Schema, selected: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the selected columns of `batch` under `schema`.
+
+    Copies nothing if they are the log's: the schemas differ only in spelling and nullability then.
+    """
     if batch.schema.equals(schema):
         return batch
-    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    if tuple(batch.schema.names) == selected:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    arrays = [kafka_column(name, batch.column(SOURCES.get(name, name))) for name in selected]
+    return pa.RecordBatch.from_arrays(
+        [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
+    )

@@ -41,7 +41,7 @@ from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import queue_tasks, report_loss, slices_between, wait_for
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
-from ha.spark.source.schema import batch_schema, columns_of, conform
+from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
 from ha.spark.source.worker import freeze_imports
 
 logger = logging.getLogger("ha.spark")
@@ -215,7 +215,8 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self.columns = columns_of(schema)
+        self._selected = columns_of(schema, kafka=options.kafka_columns)
+        self.columns = read_columns(self._selected, kafka=options.kafka_columns)
         self.schema: pa.Schema = batch_schema(schema)
         self._planner: StreamPlanner | None = None
 
@@ -258,7 +259,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, LogPartition)
         keep_heap()
         for batch in partition.read(self.options.read_options(self.columns)):
-            yield conform(batch, self.schema)
+            yield conform(batch, self.schema, self._selected)
         freeze_imports()
 
     def stop(self) -> None:
