@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from ha.arrow import read_arrow
     from ha.spark.data_source import HalogDataSource
     from ha.spark.source.listener import LagListener, LagReport, QueueLag
+    from ha.spark.tables import catalog_views
 
-__all__ = ["HalogDataSource", "LagListener", "LagReport", "QueueLag", "read_arrow"]
+__all__ = ["HalogDataSource", "LagListener", "LagReport", "QueueLag", "catalog_views", "read_arrow"]
 
 _HOMES = {
     "HalogDataSource": "ha.spark.data_source",
     "LagListener": "ha.spark.source.listener",
     "LagReport": "ha.spark.source.listener",
     "QueueLag": "ha.spark.source.listener",
+    "catalog_views": "ha.spark.tables",
     "read_arrow": "ha.arrow",
 }
 

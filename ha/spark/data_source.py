@@ -12,6 +12,7 @@ from ha.spark.source.options import parse_any, parse_options
 from ha.spark.source.pushdown import pushdown_is_on
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stream_reader import HalogStreamReader
+from ha.spark.tables import refuse_table
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -30,19 +31,23 @@ class HalogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that the options select. OptionError for an option that neither kind of query accepts."""
+        refuse_table(self.options)
         return spark_schema(parse_any(self.options).columns)
 
     def reader(self, schema: StructType) -> HalogReader:
         """Return a batch reader of the columns in `schema`, which may be the user's."""
+        refuse_table(self.options)
         kind = HalogPushdownReader if pushdown_is_on() else HalogReader
         return kind(parse_options(self.options, "batch"), schema)
 
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
         """Return a stream reader of the columns in `schema`, which may be the user's."""
+        refuse_table(self.options)
         return HalogStreamReader(parse_options(self.options, "stream"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return a batch writer into a topic."""
+        refuse_table(self.options)
         from ha.spark.sink.writers import make_batch_writer  # the client is needed only here
 
         return make_batch_writer(self.options, schema, overwrite)

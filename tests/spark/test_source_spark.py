@@ -7,6 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+import ha.spark
 from ha.arrow.schema import COLUMNS
 from ha.spark.source.batch_reader import HalogReader
 from ha.spark.source.options import parse_options
@@ -55,6 +56,28 @@ def test_source_is_usable_as_a_sql_table(spark: SparkSession, flights: Path) -> 
     [row] = spark.sql("SELECT count(*) AS n, count(DISTINCT uniqKey) AS keys, max(keys[0]) AS k FROM log").collect()
     assert (row.n, row.keys, row.k) == (600, 600, "k995")
     spark.catalog.dropTempView("log")
+
+
+def test_each_topic_has_a_view(spark: SparkSession, flights: Path) -> None:
+    assert ha.spark.catalog_views(spark, str(flights), columns="topic,queueId") == ["delays", "flights"]
+    assert spark.sql("SELECT count(*) FROM `flights`").first() == (2400,)
+    assert spark.table("delays").columns == ["topic", "queueId"]
+    assert ha.spark.catalog_views(spark, str(flights)) == ["delays", "flights"], "again, with other options"
+    assert "body" in spark.table("delays").columns
+    for view in ("delays", "flights"):
+        spark.catalog.dropTempView(view)
+
+
+def test_permanent_tables_are_refused_or_get_their_options_in_the_query(spark: SparkSession, flights: Path) -> None:
+    with pytest.raises(PySparkException, match=r"CREATE TABLE: Spark does not pass .* CREATE TEMPORARY VIEW name"):
+        spark.sql(f"CREATE TABLE refused USING halog OPTIONS (path '{flights}', topic 'delays')")
+    spark.sql("CREATE TABLE halog_log (topic STRING, queueId INT) USING halog")
+    try:
+        with pytest.raises(PySparkException, match=r"path: there is no option at all; .* CREATE TEMPORARY VIEW name"):
+            spark.table("halog_log").count()
+        assert spark.sql(f"SELECT count(*) FROM halog_log WITH (path = '{flights}')").first() == (3000,)
+    finally:
+        spark.sql("DROP TABLE halog_log")
 
 
 def test_filters_pushed_and_not_give_the_same_rows(
