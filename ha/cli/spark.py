@@ -361,7 +361,10 @@ def stats(
     top: Annotated[int, Parameter(help="Number of top keys and tags to show.")] = 20,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Count messages, sizes, rates, latencies, tags and keys, retries and dead letters of a log."""
+    """Count messages, sizes, rates, latencies, tags and keys, retries and dead letters of a log.
+
+    Exit codes: 0 done; 3 done, but damaged records were skipped; 66 the store can't be read.
+    """
     _check_stores(path)
     with _session("stats", where) as spark, bars() as show_progress:
         from ha.spark.jobs.stats import stats as run
@@ -423,7 +426,10 @@ def lag(
     queues: Annotated[bool, Parameter(negative=(), help="Show each queue as well as the groups.")] = False,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Show how far consumer groups are behind the end of the log: messages, bytes and seconds."""
+    """Show how far consumer groups are behind the end of the log: messages, bytes and seconds.
+
+    Exit codes: 0 done, whatever the lag; 66 the store can't be read; 69 no broker reachable.
+    """
     if path is not None:
         _check_stores(path)
     with _session("lag", where) as spark, bars() as show_progress:
@@ -468,7 +474,10 @@ def reindex(
     index_entry_count: Annotated[int, Parameter(help="The broker's maxIndexNum.")] = 20_000_000,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Rebuild consume queues and key index from the commitlog alone, byte for byte as a broker builds them."""
+    """Rebuild consume queues and key index from the commitlog alone, byte for byte as a broker builds them.
+
+    Exit codes: 0 done; 65 the log is damaged; 66 the store can't be read; 69 a broker is using the store.
+    """
     with _session("reindex", where) as spark, bars() as show_progress:
         from ha.spark.jobs.reindex import ReindexResult
         from ha.spark.jobs.reindex import reindex as run

@@ -216,7 +216,36 @@ def test_missing_topic_is_an_error_in_a_batch() -> None:
     log.add("%RETRY%g", 0, 5)
     with pytest.raises(OptionError, match=r"subscribe: topic 'fligths' has no queue in the log; .* flights$"):
         plan_batch(log, batch(topic="fligths"))
-    assert StreamPlanner(log, stream(topic="later")).initial() == {"$initial": "latest"}
+
+
+def test_missing_queue_is_an_error_in_a_batch() -> None:
+    log = FakeLog("a", "b")
+    log.add("flights", 0, 5)
+    log.add("flights", 1, 5, broker="b")
+    assert len(read_by(plan_batch(log, batch(assign='{"flights":[0,1]}')))) == 2
+    for queue in ("2", '"a:1"'):
+        with pytest.raises(OptionError, match=r"assign: flights has no queue (2|a:1) in the log; .* a:0, b:1$"):
+            plan_batch(log, batch(assign='{"flights":[0,' + queue + "]}"))
+
+
+def test_stream_warns_of_topics_that_are_missing(caplog: pytest.LogCaptureFixture) -> None:
+    log = FakeLog()
+    log.add("flights", 0, 5)
+    assert StreamPlanner(log, stream(topic="later,flights")).initial()["$initial"] == "latest"
+    assert [record.getMessage() for record in caplog.records] == [
+        "stream.topic_missing topic='later' hint=\"it is read from its first message on\""
+    ]
+
+
+@pytest.mark.parametrize("given", [{}, {"maxBytesPerTrigger": "1g"}, {"maxOffsetsPerTrigger": "100000"}])
+def test_large_batch_without_a_limit_is_warned_about(given: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    log = FakeLog()
+    log.add("t", 0, 300)
+    query = Query(log, [], startingOffsets="earliest", maxRecordsPerPartition="1", **given)
+    assert query.trigger()
+    warned = [record.getMessage() for record in caplog.records if "batch_large" in record.getMessage()]
+    assert len(warned) == (0 if given else 1)
+    assert all("tasks=300 records=300" in line for line in warned)
 
 
 def test_crossing_times_are_an_empty_range() -> None:

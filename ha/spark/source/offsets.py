@@ -131,18 +131,29 @@ def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
     return source.queues(None)
 
 
-def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
-    """OptionError if a topic named for a batch has no queue at all: most likely it is misspelt."""
+def missing_topics(source: LogSource, options: SourceOptions) -> list[str]:
+    """Return the topics that the options name and that have no queue: they are misspelt, or without a message yet."""
     named = options.subscribe if options.subscribe is not None else tuple(options.assign or ())
     there = set(source.topics()) if named else set()
-    for topic in named:
-        if topic not in there:
-            known = [name for name in sorted(there) if not name.startswith(("%", "SCHEDULE_TOPIC", "RMQ_SYS"))]
-            names = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
-            option = "assign" if options.assign is not None else "subscribe"
-            raise OptionError(
-                option, f"topic {topic!r} has no queue in the log", f"a topic of this log: {names or 'none'}"
-            )
+    return [topic for topic in named if topic not in there]
+
+
+def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
+    """OptionError if a topic or queue named for a batch does not exist: most likely it is misspelt."""
+    there = set(source.topics()) if options.subscribe or options.assign else set()
+    for topic in missing_topics(source, options):
+        known = [name for name in sorted(there) if not name.startswith(("%", "SCHEDULE_TOPIC", "RMQ_SYS"))]
+        names = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+        option = "assign" if options.assign is not None else "subscribe"
+        raise OptionError(option, f"topic {topic!r} has no queue in the log", f"a topic of this log: {names or 'none'}")
+    for topic, texts in (options.assign or {}).items():
+        found = source.queues(frozenset({topic}))
+        for text in texts:
+            if not set(decode_queue(topic, text, source.brokers(), "assign", one=False)) & set(found):
+                numbers = ", ".join(sorted({encode_queue(queue, source.brokers()) for queue in found}))
+                raise OptionError(
+                    "assign", f"{topic} has no queue {text} in the log", f"a queue with messages: {numbers}"
+                )
 
 
 def starting_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:

@@ -93,6 +93,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.assign is None and self.starting == AtEdge(EARLIEST) and self.ending == AtEdge(LATEST)
 
     @property
+    def is_trigger_unlimited(self) -> bool:
+        """Whether a micro-batch reads everything there is."""
+        return self.max_offsets_per_trigger is None and self.max_bytes_per_trigger is None
+
+    @property
     def reads_everything(self) -> bool:
         """Whether these are all topics."""
         return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None

@@ -34,6 +34,7 @@ from ha.spark.source.offsets import (
     decode_stream,
     encode_positions,
     encode_stream,
+    missing_topics,
     starting_positions,
     subscribed,
 )
@@ -52,6 +53,9 @@ _LOOK_REST_MAX_S = 1.0
 """Spark polls an idle query every 10 ms; examining 16 queues takes 4 ms, 1000 some 250. After an examination without
 result, the next one is delayed by this multiple of its duration, so that an idle query costs about a fifth of a core.
 """
+
+_TASKS_EXPECTED = 256
+"""A larger micro-batch without a limit is warned about: none of it counts until all is done."""
 
 
 class StreamPlanner:
@@ -73,6 +77,8 @@ class StreamPlanner:
     def initial(self) -> dict[str, Any]:
         """Return where a new query starts."""
         self._source.refresh()
+        for topic in missing_topics(self._source, self._options):
+            logger.warning('stream.topic_missing topic=%r hint="it is read from its first message on"', topic)
         positions = starting_positions(self._source, self._options, subscribed(self._source, self._options))
         initial = "latest" if self._may_be_latest() else "offsets"
         return encode_stream(StreamOffset(positions=positions, initial=initial), self._source.brokers())
@@ -203,7 +209,14 @@ class StreamPlanner:
             last.positions,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        return queue_tasks(slices, self._source, self._options)
+        tasks = queue_tasks(slices, self._source, self._options)
+        if len(tasks) > _TASKS_EXPECTED and self._options.is_trigger_unlimited:
+            logger.warning(
+                'stream.batch_large tasks=%d records=%d hint="limit batches with maxBytesPerTrigger, such as 16g"',
+                len(tasks),
+                sum(part.entry_count for part in slices),
+            )
+        return tasks
 
     def close(self) -> None:
         """Close the log."""
