@@ -1,9 +1,12 @@
 """halog: a replicated message log for Python, byte-compatible with Apache RocketMQ.
 
     async with ha.open_master(ha.Config()) as master:
-        result = await master.put(ha.Message(topic="greetings", queue_id=0, body=b"hello"))
+        result = await master.put(ha.LogMessage(topic="greetings", queue_id=0, body=b"hello"))
+        async for record in master.messages("greetings", 0):
+            print(record.body)
 
-These names are imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describes the packages.
+`LogMessage` is a message for the log of this process; `ha.client.Message` is one for a producer. These names are
+imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describes the packages.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ if TYPE_CHECKING:
     from ha.config import Config
     from ha.node import Node, open_master, open_slave
     from ha.protocol.codes import PutStatus
-    from ha.protocol.record import Message
+    from ha.protocol.record import Message as LogMessage
+    from ha.protocol.record import MessageRecord
 
-__all__ = ["Config", "Message", "Node", "PutStatus", "__version__", "open_master", "open_slave"]
+__all__ = ["Config", "LogMessage", "MessageRecord", "Node", "PutStatus", "__version__", "open_master", "open_slave"]
 
 _HOMES = {
     "Config": "ha.config",
-    "Message": "ha.protocol.record",
+    "LogMessage": "ha.protocol.record:Message",
+    "MessageRecord": "ha.protocol.record",
     "Node": "ha.node",
     "PutStatus": "ha.protocol.codes",
     "open_master": "ha.node",
@@ -35,4 +40,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, inner_name = _HOMES[name].partition(":")
+    return getattr(import_module(module), inner_name or name)

@@ -32,13 +32,15 @@ from .loop_delay import LoopDelay
 from .options import Advertised
 from .platform import Listeners, Platform
 from .ports import join
+from .reading import Reading, ReadResult, read_queue
 from .tls import NodeTls
 
 NOT_JOINED = "it has not joined its group yet"
 
 
 class Node:
-    """A running broker node. Users need `put` and the addresses; the parts are public for tests and tools."""
+    """A running broker node. Users need `put`, `read`, `messages` and the addresses; the parts are public for tests and
+    tools."""
 
     config: Config
     poller: Poller
@@ -105,6 +107,18 @@ class Node:
             else next(stored)
             for message in messages
         ]
+
+    async def read(self, topic: str, queue_id: int, queue_offset: int, *, count_max: int = 32) -> ReadResult:
+        """Reads up to `count_max` messages (at most 256, or 1 MiB) of a queue from `queue_offset` on.
+
+        Begins at the queue's first message if earlier ones were deleted. Returns none at the end of the queue."""
+        return await read_queue(self.store, topic, queue_id, queue_offset, count_max)
+
+    def messages(self, topic: str, queue_id: int, queue_offset: int = 0) -> Reading:
+        """Returns an endless async iterator over the messages of a queue from `queue_offset` on.
+
+        It waits for messages that are not stored yet, and skips those that were deleted."""
+        return Reading(self.store, topic, queue_id, queue_offset)
 
     async def _topic_fault(self, message: Message) -> str:
         """Creates the topic if necessary. Returns why it can't take messages, or ""."""

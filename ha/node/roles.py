@@ -18,9 +18,19 @@ REGISTRATION_WAIT_S_MAX = 3.0
 """Maximum time that a new member waits for name servers that don't respond."""
 
 
+def _check_trio() -> None:
+    """RuntimeError if another event loop than Trio's is running."""
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "a node runs in Trio's event loop only: start it by trio.run(…). With asyncio, run it as a process "
+            "(`python -m ha.master`) or by trio.run in a thread, and reach it with ha.client, which runs on asyncio"
+        )
+
+
 @asynccontextmanager
 async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     """Opens a master, by default an ASYNC_MASTER on the default ports. See `open_node`."""
+    _check_trio()
     config = Config() if config is None else config
     if config.is_slave:
         raise ConfigError("brokerRole", "SLAVE is not a master role", "ASYNC_MASTER, SYNC_MASTER")
@@ -34,6 +44,7 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
 @asynccontextmanager
 async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
     """Opens a slave, by default of the master on the default ports. See `open_node`."""
+    _check_trio()
     config = Config(broker_role="SLAVE") if config is None else config
     if not config.is_slave:
         raise ConfigError("brokerRole", f"{config.broker_role} is not a slave role", "SLAVE")

@@ -108,11 +108,11 @@ async def fill(root: Path) -> None:
             await followed(pair.master, pair.slave)
 
 
-def message(number: int) -> ha.Message:
+def message(number: int) -> ha.LogMessage:
     topic, queue_id = QUEUES[number % 3]
     body = f"{number}-".encode() * (30 + number % 80)
     properties = b"TAGS\x01t%d\x02KEYS\x01k%d\x02" % (number % 3, number)
-    return ha.Message(topic=topic, queue_id=queue_id, body=body, properties=properties)
+    return ha.LogMessage(topic=topic, queue_id=queue_id, body=body, properties=properties)
 
 
 async def followed(master: Node, slave: Node) -> None:

@@ -1,8 +1,10 @@
 """A node inside a program: open_master and open_slave, in one event loop, on ports that the system chooses."""
 
+import asyncio
 import logging
 import subprocess
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,8 @@ def only_error(group: BaseException) -> BaseException:
 
 async def test_the_status_shows_what_waits(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master:
-        delayed = ha.Message(topic=SCHEDULE_TOPIC, queue_id=17, body=b"x", properties=b"DELAY\x0118\x02")
-        half = ha.Message(topic=HALF_TOPIC, queue_id=0, body=b"x")
+        delayed = ha.LogMessage(topic=SCHEDULE_TOPIC, queue_id=17, body=b"x", properties=b"DELAY\x0118\x02")
+        half = ha.LogMessage(topic=HALF_TOPIC, queue_id=0, body=b"x")
         await master.put_many([delayed, half, half])
         log = master.store.log
         with trio.fail_after(30):
@@ -76,7 +78,7 @@ async def test_the_status_shows_what_waits(tmp_path: Path) -> None:
 
 async def test_put_and_read_back(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master:
-        result = await master.put(ha.Message(topic="greetings", queue_id=0, body=b"hello"))
+        result = await master.put(ha.LogMessage(topic="greetings", queue_id=0, body=b"hello"))
         assert (result.status, result.physical_offset, result.queue_offset) == (ha.PutStatus.PUT_OK, 0, 0)
         record = decode_record(bytes(await master.store.log.read(0, 1 << 16)))
         assert (record.topic, bytes(record.body)) == ("greetings", b"hello")
@@ -88,15 +90,54 @@ async def test_put_and_read_back(tmp_path: Path) -> None:
         assert topic.write_queue_nums == 8
 
 
+async def test_a_queue_is_read(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        messages = [ha.LogMessage(topic="t", queue_id=1, body=b"%d" % number) for number in range(300)]
+        await master.put_many(messages)
+        got = []
+        async for record in master.messages("t", 1, 10):
+            got.append((record.queue_offset, bytes(record.body)))
+            if len(got) == 290:
+                break
+        assert got == [(number, b"%d" % number) for number in range(10, 300)]
+        result = await master.read("t", 1, 295, count_max=3)
+        assert [bytes(record.body) for record in result.messages] == [b"295", b"296", b"297"]
+        assert (result.next_offset, result.min_offset, result.max_offset) == (298, 0, 300)
+        for topic, queue_id, offset, end in (("t", 1, 300, 300), ("t", 0, 0, 0), ("nope", 0, 0, 0)):
+            result = await master.read(topic, queue_id, offset)
+            assert (result.messages, result.next_offset, result.max_offset) == ([], offset, end)
+
+
+async def test_reading_waits_for_messages(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master, trio.open_nursery() as nursery:
+        reading = master.messages("t", 0)
+        for number in range(3):
+            message = ha.LogMessage(topic="t", queue_id=0, body=b"%d" % number)
+            nursery.start_soon(master.put, message)
+            with trio.fail_after(30):
+                assert bytes((await anext(reading)).body) == message.body
+            assert reading.next_offset == number + 1
+
+
+def test_under_asyncio_it_says_what_to_do(tmp_path: Path) -> None:
+    async def main(opened: AbstractAsyncContextManager[Node]) -> None:
+        async with opened:
+            pass
+
+    for opened in (ha.open_master(config(tmp_path)), ha.open_slave()):
+        with pytest.raises(RuntimeError, match="runs in Trio's event loop only"):
+            asyncio.run(main(opened))
+
+
 async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path, auto_create_topic=False)) as master:
         await master.broker.topics.ensure("known", 4)
         results = await master.put_many(
             [
-                ha.Message(topic="known", queue_id=0, body=b"1"),
-                ha.Message(topic="unknown", queue_id=0, body=b"2"),
-                ha.Message(topic="b@d", queue_id=0, body=b"3"),
-                ha.Message(topic="known", queue_id=0, body=b"4"),
+                ha.LogMessage(topic="known", queue_id=0, body=b"1"),
+                ha.LogMessage(topic="unknown", queue_id=0, body=b"2"),
+                ha.LogMessage(topic="b@d", queue_id=0, body=b"3"),
+                ha.LogMessage(topic="known", queue_id=0, body=b"4"),
             ]
         )
         ok, illegal = ha.PutStatus.PUT_OK, ha.PutStatus.MESSAGE_ILLEGAL
@@ -109,7 +150,7 @@ async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) ->
 async def test_properties_of_the_caller_are_kept(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master:
         for properties in (b"TAGS\x01en", b"TAGS\x01en\x02", b"TAGS\x01en\x02UNIQ_KEY\x01mine\x02"):
-            result = await master.put(ha.Message(topic="t", queue_id=0, body=b"x", properties=properties))
+            result = await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x", properties=properties))
             record = decode_record(bytes(await master.store.log.read(result.physical_offset, 1 << 16)))
             stored = decode_properties(bytes(record.properties))
             assert stored["TAGS"] == "en"
@@ -118,7 +159,7 @@ async def test_properties_of_the_caller_are_kept(tmp_path: Path) -> None:
 
 async def test_a_sync_master_with_a_slave_and_without(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path / "m", broker_role="SYNC_MASTER")) as master:
-        message = ha.Message(topic="t", queue_id=0, body=b"x" * 1000)
+        message = ha.LogMessage(topic="t", queue_id=0, body=b"x" * 1000)
         result = await master.put(message)
         assert (result.status, result.remark) == (ha.PutStatus.SLAVE_NOT_AVAILABLE, "no slave is connected")
         async with ha.open_slave(slave_config(tmp_path / "s", master)) as slave:
@@ -178,7 +219,7 @@ async def test_a_node_goes_on_without_the_fast_port(tmp_path: Path, caplog: pyte
             listener,
             ha.open_master(fast_port_config(tmp_path, port)) as master,
         ):
-            assert (await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))).status is ha.PutStatus.PUT_OK
+            assert (await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x"))).status is ha.PutStatus.PUT_OK
     assert f"node.fast_port_unavailable port={port - 2}" in caplog.text
 
 
@@ -188,7 +229,7 @@ async def test_a_slave_of_a_slave(tmp_path: Path) -> None:
         ha.open_slave(slave_config(tmp_path / "s", master)) as slave,
         ha.open_slave(slave_config(tmp_path / "t", master, broker_id=2, ha_master_address=slave.ha_address)) as second,
     ):
-        await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))
+        await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x"))
         with trio.fail_after(30):
             await second.store.log.max_offset.wait_beyond(master.store.log.max_offset.value - 1)
 
@@ -196,7 +237,7 @@ async def test_a_slave_of_a_slave(tmp_path: Path) -> None:
 async def test_cancelling_the_block_closes_the_store(tmp_path: Path) -> None:
     with trio.CancelScope() as scope:
         async with ha.open_master(config(tmp_path)) as master:
-            await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))
+            await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x"))
             scope.cancel()
             await trio.sleep_forever()
     assert not (tmp_path / "abort").exists()
@@ -306,7 +347,7 @@ async def test_a_stop_hands_everything_to_the_slave_first(tmp_path: Path) -> Non
                 with trio.fail_after(60):
                     await master.ha_service.wait_state(SlaveState.TRANSFER)
                 for _ in range(100):
-                    await master.put(ha.Message(topic="t", queue_id=0, body=b"x" * 100_000))
+                    await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x" * 100_000))
                 end = master.store.log.max_offset.value
             assert slave.store.log.max_offset.value == end
 

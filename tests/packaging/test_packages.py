@@ -184,7 +184,7 @@ def test_a_master_serves_there(bare: Path, tmp_path: Path) -> None:
 import trio, ha
 async def main():
     async with ha.open_master(ha.Config(listen_port=0)) as master:
-        print((await master.put(ha.Message(topic="greetings", queue_id=0, body=b"hello"))).status.name)
+        print((await master.put(ha.LogMessage(topic="greetings", queue_id=0, body=b"hello"))).status.name)
 trio.run(main)
 """
     done = run(bare, "python", "-c", program, directory=tmp_path)

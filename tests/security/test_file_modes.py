@@ -15,7 +15,7 @@ async def test_modes_of_store_files(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         async with ha.open_master(config(tmp_path / "data" / "master")) as master:
-            await master.put(ha.Message(topic="t", queue_id=0, body=b"x", properties=b"KEYS\x01k\x02"))
+            await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x", properties=b"KEYS\x01k\x02"))
             await master.broker.topics.ensure("u", 1)
     finally:
         os.umask(before)

@@ -1,0 +1,72 @@
+"""Reads a node's own queues, for a program that embeds the node. Messages are those that clients would get: bytes from
+disk are verified, and a member of a failover group returns only confirmed messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Self
+
+import msgspec
+
+from ha.broker.batch_reader import BATCH_COUNT_MAX, BatchReader
+from ha.protocol.record import MessageRecord, decode_records
+from ha.store.message_store import MessageStore
+
+
+class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one read. Offsets are queue offsets; the queue holds [min_offset, max_offset).
+
+    Reading goes on at `next_offset`. If that is the offset that was asked for, the queue ends there, or, if it is below
+    `max_offset`, the messages there are damaged and may still be repaired.
+    """
+
+    messages: list[MessageRecord]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class Reading:
+    """An endless async iterator over the messages of one queue; see `Node.messages`."""
+
+    def __init__(self, store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> None:
+        self.next_offset = queue_offset
+        """The queue offset after the last message returned."""
+        self._store = store
+        self._topic = topic
+        self._queue_id = queue_id
+        self._ready: deque[MessageRecord] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> MessageRecord:
+        """Returns the next message, and waits for it if necessary. Safe to cancel."""
+        dispatched = self._store.log.dispatched_offset
+        while not self._ready:
+            seen = dispatched.value
+            found = await read_queue(self._store, self._topic, self._queue_id, self.next_offset, BATCH_COUNT_MAX)
+            self._ready.extend(found.messages)
+            if not found.messages:
+                if found.next_offset == self.next_offset:
+                    await dispatched.wait_beyond(seen)
+                self.next_offset = found.next_offset
+        message = self._ready.popleft()
+        self.next_offset = message.queue_offset + 1
+        return message
+
+
+async def read_queue(store: MessageStore, topic: str, queue_id: int, queue_offset: int, count_max: int) -> ReadResult:
+    """See `Node.read`."""
+    queue = store.queues.get(topic, queue_id)
+    if queue is None:
+        return ReadResult(messages=[], next_offset=queue_offset, min_offset=0, max_offset=0)
+    queue_offset = max(queue_offset, queue.min_offset)
+    read = await BatchReader(store).read(queue, queue_offset, count_max)
+    return ReadResult(
+        messages=decode_records(read.body, verify_crc=False),
+        next_offset=read.next_offset if read.body else max(queue_offset, min(read.next_offset, read.max_offset)),
+        min_offset=read.min_offset,
+        max_offset=read.max_offset,
+    )
