@@ -11,7 +11,6 @@ import os
 import sys
 import traceback
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -93,6 +92,7 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
         version=version,
         help="Operate halog and RocketMQ brokers.",
         help_format="markdown",
+        version_format="plaintext",
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
@@ -105,19 +105,23 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
 
 
 def version() -> str:
-    """Returns halog's version and the number of modules that run compiled."""
+    """Returns halog's version, the number of modules that run compiled, and why others don't."""
     from ha.protocol.compiled import compiled_twin  # not needed by other commands
 
     root = Path(__file__).parents[1]
-    names = []
+    names, unimportable = [], {}
     for source in sorted(root.rglob("_*.pyx")):
         name = ".".join(("ha", *source.relative_to(root).with_name(source.stem.removeprefix("_")).parts))
-        with suppress(ImportError):  # requires an extra that is not installed
+        try:
             import_module(name)
             names.append(name)
+        except ModuleNotFoundError as error:  # an extra is not installed
+            unimportable[name] = (error.name or "").partition(".")[0]
     running = [name for name in names if compiled_twin(name) is not None]
     slower = ", ".join(sorted(set(names) - set(running))) if running else "all"
     what = "" if len(running) == len(names) else f"; slower, not compiled: {slower}"
+    for package in sorted(set(unimportable.values())):
+        what += f"; needs {package}: {', '.join(name for name in unimportable if unimportable[name] == package)}"
     return f"{__version__} ({len(running)} of {len(names)} modules run compiled{what})"
 
 

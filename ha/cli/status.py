@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, Timers, fetch_pages
-from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
+from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
 from ha.cli.showing import duration, notices, output, safe
@@ -27,6 +27,7 @@ def status(
     sample: Annotated[
         float, Parameter(help="Sampling interval in seconds for rates of slaves that are behind (0 disables).")
     ] = 1.0,
+    check: Annotated[bool, Parameter(negative=(), help="Exit with 1 if sends are degraded, for monitoring.")] = False,
     json: Annotated[
         bool, Parameter(negative=(), help="Print the nodes' status pages as JSON, by admin address.")
     ] = False,
@@ -35,8 +36,10 @@ def status(
 ) -> int:
     """Show nodes, their logs, and the lag of slaves.
 
-    Exit codes: 0 every node is reachable and ready; 2 usage; 4 a node is not ready; 69 a node given by --admin, or
-    without --admin every node on this machine, can't be reached.
+    With --check, sends are degraded if a master can't store messages, or if a SYNC_MASTER has no slave in sync.
+
+    Exit codes: 0 every node is reachable and ready; 1 with --check, sends are degraded; 2 usage; 4 a node is not
+    ready; 69 a node given by --admin, or without --admin every node on this machine, can't be reached.
     """
     asked = admins.checked()
     if not 0 <= sample <= 3600:
@@ -60,6 +63,10 @@ def status(
         notices().print(f"ha: {address}: {reason}")
     if admins.admin and errors:
         return EXIT_UNREACHABLE
+    if check and (degraded := [page.node for page in pages.values() if page.node.degraded_reason]):
+        for node in degraded:
+            notices().print(f"ha: sends to {safe(node.name)} are degraded: {safe(node.degraded_reason)}")
+        return EXIT_REFUSED
     return EXIT_DONE if all(page.node.is_ready for page in pages.values()) else EXIT_NOT_READY
 
 

@@ -229,6 +229,17 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- start
 
 
+def test_version_tells_a_missing_extra_from_a_missing_compiler() -> None:
+    program = "import sys, ha.cli\nsys.modules['pyarrow'] = None\nha.cli.run(['--version'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    found = re.fullmatch(
+        r"\S+ \((\d+) of (\d+) modules run compiled; needs pyarrow: (.*)\)", " ".join(done.stdout.split())
+    )
+    assert found, done.stdout
+    assert found[1] == found[2]
+    assert found[3] == "ha.arrow.slices, ha.arrow.split"
+
+
 def test_the_list_of_commands_needs_none_of_them() -> None:
     """What answers `ha --help` is the standard library, the command line's own libraries and the list."""
     program = "import sys, ha.cli; ha.cli.run(['--help']); print(*sys.modules, file=sys.stderr)"

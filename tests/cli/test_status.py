@@ -220,3 +220,38 @@ def test_pending_timer_messages_are_shown_with_when_they_are_due(capsys: pytest.
         assert run(["status", "--admin", address]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "1,234 timer messages are pending, the next from 2025-03-09 07:05:01 UTC on (1h: 1,200, 24h: 34)" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"role": "ASYNC_MASTER", "ha": {"slaves": []}}, ""),
+        (
+            {"ha": {"slaves": [], "explanation": "no slave is connected"}},
+            "messages are stored on this node only: no slave is connected",
+        ),
+        (
+            {"ha": {"slaves": [{"identity": "10.0.0.2", "is_in_sync": False}], "explanation": "10.0.0.2 is behind"}},
+            "messages are stored on this node only: 10.0.0.2 is behind",
+        ),
+        (
+            {"store": {"is_writable": False, "not_writable_reason": "the disk is 95 % full"}},
+            "nothing can be stored: the disk is 95 % full",
+        ),
+        ({"is_ready": False, "not_ready_reason": "it starts"}, "the node is not ready: it starts"),
+    ],
+)
+def test_check_fails_if_sends_are_degraded(
+    changes: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with admin_port(json.dumps(MASTER | changes).encode()) as address:
+        assert run(["status", "--check", "--sample", "0", "--admin", address]) == (1 if reason else 0)
+        assert capsys.readouterr().err == (f"ha: sends to broker-a:0 are degraded: {reason}\n" if reason else "")
+        assert run(["status", "--sample", "0", "--admin", address]) == (4 if "is_ready" in changes else 0)
+
+
+def test_check_ignores_slaves_but_not_nodes_that_are_gone() -> None:
+    with admin_port(json.dumps(SLAVE | {"is_ready": True}).encode()) as slave:
+        assert run(["status", "--check", "--admin", slave]) == 0
+        assert run(["status", "--check", "--admin", slave, "--admin", "127.0.0.1:1"]) == 69
