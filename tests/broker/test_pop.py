@@ -411,6 +411,16 @@ async def test_change_delays_and_gives_a_new_handle(node: Node, autojump_clock: 
     assert (await ack(node, renewed)).code == 0
 
 
+async def test_change_replaces_a_handle_of_the_same_millisecond(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [old] = await pop_messages(node)
+    _, new = await change(node, old, 5_000)
+    assert new.handle.pop_time_ms == old.handle.pop_time_ms + 1
+    assert (await ack(node, old)).code == 0
+    await trio.sleep(5.1)
+    assert bodies(await pop_messages(node)) == [b"a"]
+
+
 async def test_change_to_zero_and_suspend(node: Node, autojump_clock: object) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
@@ -542,8 +552,10 @@ async def test_polling_is_limited(tmp_path: Path, autojump_clock: object) -> Non
             assert (answer.code, answer.ext_fields) == (0, {"hasMsg": "false", "pollingFull": "true"})
 
 
-async def test_closed_connection_passes_its_turn_on(node: Node, autojump_clock: object) -> None:
-    """A woken request whose connection closes wakes the next one."""
+async def test_closed_connection_passes_its_turn_on(
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A woken request whose connection has closed meanwhile wakes the next one."""
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
     stream = await node.listener.connect()
@@ -559,11 +571,12 @@ async def test_closed_connection_passes_its_turn_on(node: Node, autojump_clock: 
             assert trio.current_time() == began
 
         await wait_all_tasks_blocked()
-        assert len(node.broker.pop.holds) == 2
-        node.broker.pop.holds.wake_one("TT", "g")
-        await stream.aclose()
-        await wait_all_tasks_blocked()
+        holds = node.broker.pop.holds
+        assert len(holds) == 2
+        first = next(iter(holds._by_topic["TT"]["g"].by_queue[-1])).connection
+        monkeypatch.setattr(type(first), "is_closed", property(lambda connection: connection is first))
         await send(node, b"b")
+    await stream.aclose()
 
 
 # ---- notification, peek

@@ -11,7 +11,7 @@ import pytest
 from trio.testing import MockClock
 
 from ha.acl import BROKER_RULES, AclGuard, AclGuardOptions, Right
-from ha.acl.evaluation import DENIED, Policies
+from ha.acl.evaluation import DENIED, Policies, parse_entry
 from ha.acl.requirements import Needs
 from ha.protocol.access_bodies import PolicyEntryInfo, PolicyInfo, UserConfig
 from ha.protocol.acl import AclCredentials
@@ -293,3 +293,11 @@ def test_deny_wins_among_equal_entries() -> None:
     for decisions in (("Allow", "Deny"), ("Deny", "Allow")):
         entries = [PolicyEntryInfo(resource="Topic:A", actions=["Pub"], decision=each) for each in decisions]
         assert Policies([PolicyInfo(entries=entries)]).denial("Topic", "A", Right.PUB, "10.0.0.1") == DENIED
+
+
+@pytest.mark.parametrize(
+    ("host", "counts"), [("10.1.2.3", True), ("::ffff:10.1.2.3", True), ("::ffff:11.1.2.3", False)]
+)
+def test_ipv4_client_of_an_ipv6_socket_has_its_ipv4_address(host: str, counts: bool) -> None:
+    entry = PolicyEntryInfo(resource="*", actions=["All"], source_ips=["10.0.0.0/8"], decision="Allow")
+    assert parse_entry(entry).is_from(host) is counts
