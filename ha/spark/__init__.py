@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ha.arrow import read_arrow
     from ha.spark.data_source import HalogDataSource
     from ha.spark.source.listener import LagListener, LagReport, QueueLag
-    from ha.spark.tables import catalog_views
+    from ha.spark.views import catalog_views
 
 __all__ = ["HalogDataSource", "LagListener", "LagReport", "QueueLag", "catalog_views", "read_arrow"]
 
@@ -21,7 +21,7 @@ _HOMES = {
     "LagListener": "ha.spark.source.listener",
     "LagReport": "ha.spark.source.listener",
     "QueueLag": "ha.spark.source.listener",
-    "catalog_views": "ha.spark.tables",
+    "catalog_views": "ha.spark.views",
     "read_arrow": "ha.arrow",
 }
 

@@ -1,0 +1,32 @@
+"""Temporary views of a log's topics, for SQL."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ha.spark.data_source import HalogDataSource
+from ha.spark.source.opening import open_source
+from ha.spark.source.options import parse_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_INTERNAL = ("%", "SCHEDULE_TOPIC", "RMQ_SYS_", "rmq_sys_", "halog-sink-commits")
+"""Prefixes of topics that applications don't read"""
+
+
+def catalog_views(spark: SparkSession, path: str, **options: str) -> list[str]:
+    """Creates, or replaces, a temporary view for each topic of a log; returns their names, sorted.
+
+    `path` and `options` are those of the data source. A view is named after its topic (`` `my-topic` `` in SQL) and
+    reads the log as it is when it is queried. RocketMQ's own topics, retry topics and the sink's commits are left out;
+    a topic that appears later has no view until the next call.
+    """
+    with closing(open_source(parse_options({"path": path, **options}, "batch"))) as source:
+        topics = [topic for topic in source.topics() if not topic.startswith(_INTERNAL)]
+    spark.dataSource.register(HalogDataSource)
+    for topic in topics:
+        reader = spark.read.format("halog").options(path=path, topic=topic, **options)
+        reader.load().createOrReplaceTempView(f"`{topic}`")
+    return topics
