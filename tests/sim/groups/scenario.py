@@ -117,6 +117,7 @@ def draw_faults(chance: random.Random, options: GroupOptions) -> tuple[Fault, ..
         at_s = chance.uniform(1.0, options.run_s)
         if faults and chance.random() < NEAR_SHARE:
             at_s = faults[-1].at_s + chance.choice((0.01, 0.1, 0.5, 2.0)) * chance.random()
+        at_s = min(at_s, options.run_s)  # nothing would undo it afterwards
         node = chance.choice([MASTER_NOW] * len(members) + members)
         faults.append(
             Fault(
