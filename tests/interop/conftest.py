@@ -37,14 +37,19 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
-def release(request: pytest.FixtureRequest) -> Release:
-    """Each release of RocketMQ in turn. Without Java and Maven: a failure if CI=true, otherwise a skip."""
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Requires Java and Maven: without them, a failure if CI=true, otherwise a skip."""
     if missing := missing_programs():
-        reason = f"real RocketMQ brokers need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
+        reason = f"RocketMQ's programs need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
         if os.environ.get("CI", "").lower() == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def release(request: pytest.FixtureRequest, java: None) -> Release:
+    """Each release of RocketMQ in turn."""
     resolved = resolve(str(request.param))
     if not resolved.shared_classes.exists():
         trio.run(archive_shared_classes, resolved)

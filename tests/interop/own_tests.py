@@ -6,8 +6,6 @@ which is "halog" or a version of RocketMQ, and prints a JSON line per test. docs
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,19 +20,16 @@ import trio
 from tests.interop.broker import Broker
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.processes import Child, Children, open_children
-from tests.interop.releases import locked, resolve
+from tests.interop.releases import Release, fetch, resolve
 from tests.interop.rocketmq import OPENED, RocketMqBroker, start_name_server
 from tests.interop.sdk_cluster import HALOG, halog_settings
 
 CLUSTER = "DefaultCluster"
 # Number of brokers that the tests of a release expect.
 BROKER_COUNTS = {"4.9.7": 2, "5.5.0": 3}
-_JAVA_SOURCE = Path(__file__).parent / "java_own" / "RocketMqTests.java"
 _JVM = ("-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-_MAVEN_TIMEOUT_S = 900
 _ROOM = "org.apache.rocketmq.test."
-_DEPENDENCIES = """
-<dependency><groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-test</artifactId><version>{0}</version></dependency>
+_MORE = """
 <dependency><groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-test</artifactId><version>{0}</version>
 <classifier>tests</classifier></dependency>
 <dependency><groupId>net.bytebuddy</groupId><artifactId>byte-buddy</artifactId><version>1.14.19</version></dependency>
@@ -79,15 +74,15 @@ class OwnTests:
 @asynccontextmanager
 async def open_own_tests(children: Children, version: str, make: str) -> AsyncIterator[OwnTests]:
     """Starts the cluster and the JVM; both end with the children."""
-    class_path = resolve_tests(version)
+    tests = resolve_tests(version)
     brokers = await _start_cluster(children, make, BROKER_COUNTS[version])
     home = children.folder / "own-tests-home"
     home.mkdir()
     command = ["java", *_JVM, *OPENED, "--add-opens=java.base/java.lang=ALL-UNNAMED", f"-Duser.home={home}"]
-    command += [f"-Dlogback.configurationFile={class_path[0]}/logback.xml", "-Drocketmq.client.logUseSlf4j=true"]
+    command += [f"-Dlogback.configurationFile={tests.classes}/logback.xml", "-Drocketmq.client.logUseSlf4j=true"]
     command += [
         "-cp",
-        ":".join(map(str, class_path)),
+        f"{tests.classes}:{tests.jars}/*",
         "RocketMqTests",
         brokers[0].name_server.rpartition(":")[2],
         CLUSTER,
@@ -125,41 +120,14 @@ async def _start_cluster(children: Children, make: str, count: int) -> list[Brok
     return brokers
 
 
-def resolve_tests(version: str) -> list[Path]:
-    """The class path: our runner's classes, then the jars. Raises RuntimeError with the output of Maven or javac."""
-    cache = Path(os.environ.get("HALOG_INTEROP_CACHE") or Path.home() / ".cache" / "halog-interop")
-    room = cache / f"tests-{version}"
-    jars, classes = room / "jars", room / "classes"
-    room.mkdir(parents=True, exist_ok=True)
-    with locked(cache / f"tests-{version}.lock"):
-        if not jars.exists():
-            partial = room / "jars.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            (room / "pom.xml").write_text(
-                '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
-                "<groupId>halog.interop</groupId><artifactId>tests</artifactId><version>1</version>"
-                f"<packaging>pom</packaging><dependencies>{_DEPENDENCIES.format(version)}</dependencies></project>"
-            )
-            goal = "dependency:copy-dependencies"
-            _run(["mvn", "-q", "-B", goal, "-DincludeScope=runtime", f"-DoutputDirectory={partial}"], room)
-            partial.rename(jars)
-        shutil.rmtree(classes, ignore_errors=True)
-        classes.mkdir()
-        _run(["javac", "-nowarn", "-proc:none", "-cp", f"{jars}/*", "-d", str(classes), str(_JAVA_SOURCE)], room)
-        for name in ("logback.xml", "rmq.logback.xml"):
-            (classes / name).write_text('<configuration><root level="OFF"/></configuration>')
-    return [classes, *sorted(jars.glob("*.jar"))]
-
-
-def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_MAVEN_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]}, exit code {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+def resolve_tests(version: str) -> Release:
+    """The jars of the tests, with our runner. Raises RuntimeError."""
+    return fetch(f"tests-{version}", version, ["rocketmq-test"], "java_own", _MORE.format(version))
 
 
 def class_names(version: str) -> list[str]:
     """Every class of integration tests in the release's test jar that uses the common cluster."""
-    [jar] = (path for path in resolve_tests(version) if path.name == f"rocketmq-test-{version}-tests.jar")
+    jar = resolve_tests(version).jars / f"rocketmq-test-{version}-tests.jar"
     listing = subprocess.run(["jar", "tf", str(jar)], capture_output=True, text=True, check=True).stdout.split()
     names = (
         line.removesuffix(".class").replace("/", ".").removeprefix(_ROOM)

@@ -1,4 +1,4 @@
-"""The releases of Apache RocketMQ that the tests run against: their jars, and the Java client compiled for each.
+"""The releases of Apache RocketMQ that the tests run against: their jars, and the programs compiled for each.
 
 Jars come from Maven Central through ``mvn dependency:copy-dependencies``, once, into ``$HALOG_INTEROP_CACHE`` (default
 ``~/.cache/halog-interop``), under a lock so that several test runs may start at the same time.
@@ -9,22 +9,23 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 # The newest 5.x whose broker, name server, client and tools are all on Maven Central, and the newest such 4.9.x.
 VERSIONS = ("5.5.0", "4.9.7")
+GRPC_CLIENT_VERSION = "5.2.0"
 # Programs required on the PATH.
 PROGRAMS = ("java", "javac", "mvn")
 _MAVEN_TIMEOUT_S = 900
-_JAVA_SOURCES = Path(__file__).parent / "java"
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Release:
-    """One resolved release: `jars` is a folder of jars, `classes` holds the compiled InteropClient."""
+    """One resolved release: `jars` is a folder of jars, `classes` holds the programs compiled with them."""
 
     version: str
     jars: Path
@@ -49,17 +50,42 @@ def missing_programs() -> list[str]:
 
 
 def resolve(version: str) -> Release:
-    """Fetches and compiles `version` unless the cache has it. Raises RuntimeError with the output of Maven or javac."""
+    """Brokers, name server, tools and the remoting client of `version`, with InteropClient. Raises RuntimeError."""
+    artefacts = ["rocketmq-broker", "rocketmq-namesrv", "rocketmq-client", "rocketmq-tools"]
+    if not version.startswith("4."):
+        artefacts.append("rocketmq-controller")
+    return fetch(version, version, artefacts, "java")
+
+
+def resolve_proxy(version: str) -> Release:
+    """RocketMQ's gRPC proxy. Raises RuntimeError."""
+    return fetch(f"proxy-{version}", version, ["rocketmq-proxy"])
+
+
+def resolve_grpc_client() -> Release:
+    """The gRPC client for Java, with GrpcCases. Raises RuntimeError."""
+    return fetch(f"client-java-{GRPC_CLIENT_VERSION}", GRPC_CLIENT_VERSION, ["rocketmq-client-java"], "java5")
+
+
+def fetch(folder: str, version: str, artefacts: Sequence[str], sources: str = "", more: str = "") -> Release:
+    """Fetches RocketMQ's `artefacts` of `version`, and compiles the programs in the folder `sources` with them, unless
+    `folder` of the cache has them. `more` has further dependencies as Maven's XML. Raises RuntimeError with the output
+    of Maven or javac."""
     cache = Path(os.environ.get("HALOG_INTEROP_CACHE") or Path.home() / ".cache" / "halog-interop")
-    sources = sorted(_JAVA_SOURCES.glob("*.java"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
-    jars, classes = cache / version / "jars", cache / version / f"classes-{digest}"
+    programs = sorted((_FOLDER / sources).glob("*.java")) if sources else []
+    digest = hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
+    jars, classes = cache / folder / "jars", cache / folder / f"classes-{digest}"
     cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / f"{version}.lock"):
+    with locked(cache / f"{folder}.lock"):
         if not jars.exists():
-            _copy_jars(version, cache, jars)
-        if not classes.exists():
-            _compile(sources, jars, classes)
+            dependencies = "".join(
+                f"<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{artefact}</artifactId>"
+                f"<version>{version}</version></dependency>"
+                for artefact in artefacts
+            )
+            _copy_jars(dependencies + more, jars)
+        if programs and not classes.exists():
+            _compile(programs, jars, classes)
     return Release(version, jars, classes)
 
 
@@ -71,17 +97,8 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _copy_jars(version: str, cache: Path, jars: Path) -> None:
-    artefacts = ["rocketmq-broker", "rocketmq-namesrv", "rocketmq-client", "rocketmq-tools"]
-    if not version.startswith("4."):
-        artefacts.append("rocketmq-controller")
-    dependencies = "".join(
-        f"<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{artefact}</artifactId>"
-        f"<version>{version}</version></dependency>"
-        for artefact in artefacts
-    )
-    project = cache / version / "project"
-    partial = cache / version / "jars.partial"
+def _copy_jars(dependencies: str, jars: Path) -> None:
+    project, partial = jars.with_name("project"), jars.with_name("jars.partial")
     shutil.rmtree(partial, ignore_errors=True)
     project.mkdir(parents=True, exist_ok=True)
     (project / "pom.xml").write_text(
@@ -91,7 +108,7 @@ def _copy_jars(version: str, cache: Path, jars: Path) -> None:
     )
     goal = "dependency:copy-dependencies"
     command = ["mvn", "-q", "-B", goal, "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
-    _run(command, project, f"Maven could not fetch RocketMQ {version}")
+    _run(command, project, f"Maven could not fetch {jars.parent.name} of RocketMQ")
     partial.rename(jars)  # only a complete folder ever has the final name
 
 

@@ -1,4 +1,4 @@
-"""Real RocketMQ name servers and brokers as processes on loopback, each with its own folders below the test's.
+"""Real RocketMQ name servers, brokers and proxies as processes on loopback, each with its own folders below the test's.
 
 The settings depend on these facts: a broker uses listenPort, listenPort-2 and the HA port, which is listenPort+1 here
 because 4.9 supports nothing else; a SYNC_MASTER of 5.x waits for a slave only from inSyncReplicas=2 on; 4.9 needs its
@@ -6,8 +6,9 @@ conf/logback_*.xml, and on Java 17 the opened modules; a slave of 4.9 sends its 
 after it connected, one of 5.x looks for its master every 5 s.
 """
 
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from tests.interop.releases import Release, locked
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _BROKER_MEMORY = ("-Xms128m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m")
 _NAME_SERVER_MEMORY = ("-Xms64m", "-Xmx128m")
+_PROXY_MEMORY = ("-Xms64m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
 OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -77,7 +79,7 @@ class RocketMqBroker(Broker):
             self.release,
             self.name,
             "org.apache.rocketmq.broker.BrokerStartup",
-            {**settings, **self.extra},
+            _settings_of(self.children, self.name, {**settings, **self.extra}),
             _BROKER_MEMORY,
             r"The broker\[.*boot success",
             self.jvm,
@@ -133,10 +135,23 @@ async def start_name_server(
 ) -> str:
     """Starts a real name server; returns its address. `jvm`: JVM options instead of the default class archive."""
     port = free_ports()
-    told = {"listenPort": port, **(settings or {})}
+    arguments = _settings_of(children, "namesrv", {"listenPort": port, **(settings or {})})
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     ready = r"The Name Server boot success"
-    await _start_jvm(children, release, "namesrv", main, told, _NAME_SERVER_MEMORY, ready, jvm)
+    await _start_jvm(children, release, "namesrv", main, arguments, _NAME_SERVER_MEMORY, ready, jvm)
+    return f"127.0.0.1:{port}"
+
+
+async def start_proxy(children: Children, release: Release, name_server: str, cluster: str) -> str:
+    """Starts RocketMQ's proxy in cluster mode; returns its gRPC address. A broker of the cluster must be registered."""
+    port = free_ports()
+    config = children.folder / "rmq-proxy.json"
+    settings = {"rocketMQClusterName": cluster, "localServeAddr": "127.0.0.1", "enablePrintJstack": False}
+    config.write_text(json.dumps({**settings, "grpcServerPort": port, "remotingListenPort": port + 1}))
+    arguments = ["-pm", "cluster", "-n", name_server, "-pc", str(config)]
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    ready = r"rocketmq-proxy startup successfully"
+    await _start_jvm(children, release, "proxy", main, arguments, _PROXY_MEMORY, ready)
     return f"127.0.0.1:{port}"
 
 
@@ -157,12 +172,19 @@ async def archive_shared_classes(release: Release) -> None:
         archive.with_suffix(".partial").rename(archive)
 
 
+def _settings_of(children: Children, name: str, settings: Mapping[str, object]) -> list[str]:
+    """Writes a configuration file; returns the arguments that name it."""
+    properties = children.folder / f"{name}.properties"
+    properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return ["-c", str(properties)]
+
+
 async def _start_jvm(
     children: Children,
     release: Release,
     name: str,
     main: str,
-    settings: dict[str, object],
+    arguments: Sequence[str],
     memory: tuple[str, ...],
     ready: str,
     jvm: tuple[str, ...] = (),
@@ -177,11 +199,9 @@ async def _start_jvm(
             "<encoder><pattern>%d{HH:mm:ss.SSS} %p %c{0} %t - %m%n</pattern></encoder></appender>"
             '<root level="INFO"><appender-ref ref="F"/></root></configuration>'
         )
-    properties = home / f"{name}.properties"
-    properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     jvm = jvm or (f"-XX:SharedArchiveFile={release.shared_classes}",)
     command = ["java", *memory, *_JVM, *jvm, *OPENED, f"-Duser.home={home}", "-Drocketmq.namesrv.domain=127.0.0.1:1"]
-    command += ["-cp", str(release.jars / "*"), main, "-c", str(properties)]
-    child = children.start_soon(name, command, environment={"ROCKETMQ_HOME": str(home)})
+    command += ["-cp", str(release.jars / "*"), main, *arguments]
+    child = children.start_soon(name, command, environment={"ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)})
     await child.wait_line(ready, _START_TIMEOUT_S)
     return child
