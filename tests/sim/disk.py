@@ -325,16 +325,19 @@ class SimDisk:
         copies = {path: inode.after_power_loss(self.chance, kept_share) for path, inode in self.inodes.items()}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
-    def damage(self, kind: str) -> tuple[Path, int, int] | None:
+    def damage(self, kind: str, folder: str = "") -> tuple[Path, int, int] | None:
         """Damages a file as a bad disk does; returns the path and the range of bytes. None: nothing to damage.
 
+        `folder`: name of the folder of the file, if not any.
         "flip_bit": one written bit. "zero_range": up to 2000 written bytes. "truncate_file".
         """
         chance = self.chance
         used = {
             path: len(bytes(inode.content).rstrip(b"\0")) for path, inode in self.inodes.items() if path.name != "abort"
         }
-        paths = sorted(path for path, size in used.items() if size and path.name != "lock")
+        paths = sorted(
+            path for path, size in used.items() if size and path.name != "lock" and folder in ("", path.parent.name)
+        )
         if not paths:
             return None
         path = chance.choice(paths)

@@ -215,7 +215,7 @@ class Faults:
     @_of_running_machine
     def _damage(self, fault: Fault, machine: Machine) -> bool:
         machine.kill()
-        found = machine.disk.damage(fault.kind)
+        found = machine.disk.damage(fault.kind, fault.folder)
         if found is not None:
             self._cluster.damaged(machine, *found)
         self._later(fault, self._cluster.start, machine)

@@ -145,10 +145,10 @@ class Network:
         stream.is_blackholed = stream.out.receiver.is_blackholed = True
 
     def is_half_open(self, port: int) -> bool:
-        """Whether an end is left of a half-open connection to `port`."""
+        """Whether one end is left of a connection to `port`, and does not know: the other end's machine forgot it."""
         return any(
-            stream.is_blackholed
-            and stream.is_open
+            stream.is_open
+            and (stream.is_blackholed or stream.out.receiver.is_gone)
             and port in (stream.peer_address[1], stream.out.receiver.peer_address[1])
             for host in self.hosts.values()
             for stream in host.streams

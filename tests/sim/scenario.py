@@ -149,6 +149,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     duration_s: float = 0.0
     number: int = 0
     """Selects details: which connection, how many bytes, how many operations"""
+    folder: str = ""
+    """Of the file that is damaged; never drawn"""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="roles", tag="fixed"):

@@ -316,3 +316,11 @@ def test_a_copy_that_is_stored_is_not_made_again_while_no_record_can_be_stored(o
     The copy was stored, and its removal from the state was undone with the record, so it was copied again each second.
     """
     assert outcome.statuses["IN_SYNC_REPLICAS_NOT_ENOUGH"]
+
+
+def test_a_connection_to_a_machine_that_lost_power_has_ended_before_the_cluster_is_calm(outcome: Outcome) -> None:
+    """A slave has not noticed yet that its master lost power and is back, with a log of the same end.
+
+    All logs were equal, so the simulator expected PUT_OK, although that slave was not connected.
+    """
+    assert outcome.faults["power"] == 1
