@@ -280,10 +280,13 @@ class Sender:
                 if error.code not in RETRYABLE_CODES:
                     raise
                 retries_left -= error.code not in _UNTIL_TIMEOUT
-            if queue is not None or retries_left < 0:  # later messages to that queue might overtake this one
+            # Later messages to a chosen queue might overtake this one.
+            if queue is not None or retries_left < 0 or not self._client.is_open:
                 raise failure
 
     def _gives_up_on(self, failure: BrokerError | ConnectionFailed) -> bool:
+        if not self._client.is_open:
+            return True
         return isinstance(failure, ConnectionFailed) and not self._client.options.retry_unreachable
 
     async def _send_to(

@@ -180,7 +180,8 @@ def test_query_continues_after_resync_or_reports_loss(session: SparkSession, tmp
             wait_caught_up(slave, master)
             assert (slave.root / "commitlog.aside-1").exists()
             with pytest.raises(
-                StreamingQueryException, match=r"RecordsGone: flights queue \d of broker-a: offsets \d+ to \d+ are gone: "
+                StreamingQueryException,
+                match=r"RecordsGone: flights queue \d of broker-a: offsets \d+ to \d+ are gone: ",
             ):
                 strict.awaitTermination(int(WAIT_S))
             client.send_all(range(2000, 2020))

@@ -229,7 +229,7 @@ def test_a_stream_of_committed_rows_waits_for_a_commit(nodes: Cluster, topic: st
 
     def rows_and_ends() -> tuple[list[bytes], int]:
         source.refresh()
-        key = QueueKey(topic, "slave", 0)
+        key = QueueKey(topic, "broker-a", 0)
         begin, end = source.queue_range(key)
         partition = pickle.loads(pickle.dumps(source.queue_partition([QueueSlice(key, begin, end)])))
         found = [body for batch in partition.read(ReadOptions(columns=("body",))) for body in batch[0].to_pylist()]
