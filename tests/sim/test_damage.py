@@ -1,13 +1,11 @@
 """Damaged files in the simulation: bytes on another node are kept, others are dropped, and the checkers know."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.sim.__main__ import show
 from tests.sim.bugs import BUGS
-from tests.sim.disk import SimDisk
 from tests.sim.run import Outcome
 from tests.sim.runner import run_plan
 from tests.sim.scenario import DAMAGE, Fault, Options, Plan
@@ -25,24 +23,10 @@ CLUSTER: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _damage_to_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = SimDisk.damage
-
-    def damage_log(self: SimDisk, kind: str) -> tuple[Path, int, int] | None:
-        others = {path: inode for path, inode in self.inodes.items() if path.parent.name != "commitlog"}
-        for path in others:
-            del self.inodes[path]
-        try:
-            return real(self, kind)
-        finally:
-            self.inodes.update(others)
-
-    monkeypatch.setattr(SimDisk, "damage", damage_log)
-
-
 def damage(kind: str, node: str) -> Plan:
-    faults = [Fault(at_s=at_s, kind=kind, node=node, other="p1", duration_s=0.5) for at_s in (4.0, 8.0)]
+    faults = [
+        Fault(at_s=at_s, kind=kind, node=node, other="p1", duration_s=0.5, folder="commitlog") for at_s in (4.0, 8.0)
+    ]
     return Plan(seed=1, options=Options(**CLUSTER), faults=tuple(faults))
 
 
@@ -66,7 +50,7 @@ def test_operator_drops_records_behind_unrepairable_damage() -> None:
     options = Options(**{**CLUSTER, "role": "ASYNC_MASTER"})
     faults = (
         Fault(at_s=1.0, kind="isolate", node="s1", other="m", duration_s=60.0),
-        Fault(at_s=10.0, kind="zero_range", node="m", other="s1", duration_s=0.5),
+        Fault(at_s=10.0, kind="zero_range", node="m", other="s1", duration_s=0.5, folder="commitlog"),
     )
     # The seed decides where the damage is: in the last segment nothing behind it is dropped.
     for seed in range(1, 13):
