@@ -279,10 +279,10 @@ class RouteNotFound(BrokerError):
 
 
 class ReceiptExpired(ClientError):
-    """The message `message_id`, received from a SimpleConsumer, can't be acknowledged or changed any more."""
+    """A SimpleConsumer received the message `message_id`, but can no longer acknowledge it or change its time."""
 
     def __init__(self, message_id: str, reason: str) -> None:
-        super().__init__(f"message {message_id} can't be acknowledged or changed any more: {reason}")
+        super().__init__(f"message {message_id} can no longer be acknowledged or changed: {reason}")
         self.message_id = message_id
         self.reason = reason
 

@@ -2,13 +2,12 @@
 authenticationEnabled, users (3005) and their policies (3010).
 
 Copied at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as a
-whole when their data version differs, delay offsets when they differ; consumer offsets are merged. Messages of topics
-that the master deleted leave the queues here, too, but only what a halog master names: a topic may be missing from a
-table because the master has lost its file. RocketMQ:
-SlaveSynchronize (every 10 s in 4.9; it sends 21 to the master's fast port, which answers the same). Offsets committed
-here while the master was down are sent to it as commits (15). If the master can't be reached, the slave serves what it
-has. In a failover group nothing is copied once the tables come from the group's log (group_log.py), unless the master
-keeps its own in files.
+whole when their data version differs, delay offsets when they differ; consumer offsets are merged. The queues of
+deleted topics are cleared here, too, if a halog master lists them as deleted; a topic that is only missing may be one
+whose table the master has lost. RocketMQ: SlaveSynchronize (every 10 s in 4.9; it sends 21 to the master's fast port,
+which answers the same). Offsets committed here while the master was down are sent to it as commits (15). If the master
+can't be reached, the slave serves what it has. In a failover group nothing is copied once the tables come from the
+group's log (group_log.py), unless the master keeps its own in files.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from cyclopts import Parameter
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, find_group, is_system_topic, user_groups
+from ha.cli.names import All, find_group, user_groups
 from ha.cli.offsets import Progress, progress_of, show_progress
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.bodies import GroupConfig
+from ha.protocol.topic_names import is_system_topic
 
 app = cyclopts.App(name="group", help="List, describe, create and delete consumer groups.", help_format="markdown")
 

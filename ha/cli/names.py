@@ -13,23 +13,12 @@ from ha.client import Admin
 from ha.client.admin import Broker
 from ha.errors import RouteNotFound
 from ha.protocol.bodies import GroupConfig
-from ha.protocol.topic_names import (
-    AUTO_CREATE_TOPIC,
-    DLQ_PREFIX,
-    GIVEN_UP_TOPIC,
-    REPLY_SUFFIX,
-    RETRY_PREFIX,
-    SCHEDULE_TOPIC,
-)
+from ha.protocol.topic_names import REPLY_SUFFIX, is_system_topic
 
 All = Annotated[
     bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics, and system groups.")
 ]
 
-_TOPIC_PREFIXES = ("rmq_sys_", "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX)
-_TOPICS = frozenset(
-    {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
-)
 _GROUP_PREFIX = "CID_RMQ_SYS_"
 _GROUPS = frozenset(
     {
@@ -55,11 +44,6 @@ def user_topics(topics: Iterable[str], brokers: Iterable[Broker]) -> list[str]:
     """Returns the topics that are not the brokers' own; each broker and cluster has some of its name."""
     names = {name for broker in brokers for name in (broker.name, broker.cluster, broker.cluster + REPLY_SUFFIX)}
     return [topic for topic in topics if topic not in names and not is_system_topic(topic)]
-
-
-def is_system_topic(topic: str) -> bool:
-    """Returns whether a topic is a system, retry or dead-letter topic by its name alone."""
-    return topic in _TOPICS or topic.startswith(_TOPIC_PREFIXES)
 
 
 def user_groups(groups: Iterable[str]) -> list[str]:

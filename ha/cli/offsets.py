@@ -15,12 +15,13 @@ from rich.table import Table
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, find_group, is_system_topic
+from ha.cli.names import All, find_group
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
 from ha.errors import BrokerError
 from ha.protocol.codes import ResponseCode
+from ha.protocol.topic_names import is_system_topic
 
 app = cyclopts.App(name="offsets", help="Show and reset the offsets of consumer groups.", help_format="markdown")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Mapping
 
@@ -11,8 +10,6 @@ from ha.errors import ClientError, ConnectionFailed, NameServersUnreachable
 NOT_REACHABLE = "not reachable: "
 HOST_NOT_FOUND = "host not found"
 _RESOLVER_ERRORS = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_AGAIN, socket.EAI_FAIL)
-_RESOLVER_TEXT = re.compile(rf"Unknown error ({'|'.join(map(str, _RESOLVER_ERRORS))})\b")
-"""os.strerror of a resolver's error code, which is not an errno"""
 
 
 def explain_unreachable(error: ClientError) -> str:
@@ -44,4 +41,4 @@ def reason_of_os(error: OSError) -> str:
 
 
 def _plain(reason: str) -> str:
-    return _RESOLVER_TEXT.sub(HOST_NOT_FOUND, reason.replace("connection to ", "").replace("can't connect: ", ""))
+    return reason.replace("connection to ", "").replace("can't connect: ", "")

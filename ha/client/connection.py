@@ -322,6 +322,8 @@ def _root(error: BaseException) -> str:
         return _root(error.exceptions[0])
     if isinstance(error, ssl.SSLError):
         return f"TLS: {reason_of(error)}"  # its errno is not the system's
+    if isinstance(error, socket.gaierror):
+        return "host not found"  # its errno is the resolver's
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)  # the event loops word it in ways of their own
     return str(error) or type(error).__name__

@@ -28,7 +28,7 @@ from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, Start
 from ha.client.queue_requests import QueueRequests
 from ha.client.rebalancing import Rebalancer
 from ha.client.send_back import SendBack
-from ha.client.subscription import SQL92, Sql92, subscription_data
+from ha.client.subscription import SQL92, Sql92, checked_subscriptions, subscription_data
 from ha.errors import RouteNotFound
 from ha.protocol import java_json
 from ha.protocol.acl import AclCredentials
@@ -89,10 +89,6 @@ class PushConsumer(ClientUser):
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
     ) -> None:
-        if not subscriptions:
-            raise ValueError("subscriptions: name at least one topic")
-        if not group:
-            raise ValueError("group: a consumer is a member of one")
         if position_file is not None and model is not MessageModel.BROADCASTING:
             raise ValueError("position_file is for BROADCASTING; brokers keep the positions of CLUSTERING groups")
         super().__init__(name_servers, options, credentials)
@@ -104,9 +100,7 @@ class PushConsumer(ClientUser):
         self._position_file = position_file
         self._push = push or PushOptions()
         version = self._client.wall_clock_ms()
-        self._subscriptions = {
-            topic: subscription_data(topic, wanted, version) for topic, wanted in subscriptions.items()
-        }
+        self._subscriptions = checked_subscriptions(group, subscriptions, version)
         if model is MessageModel.CLUSTERING:
             retry_topic = RETRY_PREFIX + group
             self._subscriptions[retry_topic] = subscription_data(retry_topic, "*", version)

@@ -25,7 +25,7 @@ from ha.client.push_options import StartFrom
 from ha.client.queue_requests import UNAVAILABLE_CODES
 from ha.client.received import received
 from ha.client.send_back import SendBack
-from ha.client.subscription import TAG, Sql92, subscription_data, wanted_tags
+from ha.client.subscription import TAG, Sql92, checked_subscriptions, wanted_tags
 from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError, RequestTimedOut
 from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import MASTER_ID
@@ -73,15 +73,8 @@ class SimpleConsumer(ClientUser):
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
     ) -> None:
-        if not subscriptions:
-            raise ValueError("subscriptions: name at least one topic")
-        if not group:
-            raise ValueError("group: a consumer is a member of one")
         super().__init__(name_servers, options, credentials)
-        version = self._client.wall_clock_ms()
-        self._subscriptions = {
-            topic: subscription_data(topic, wanted, version) for topic, wanted in subscriptions.items()
-        }
+        self._subscriptions = checked_subscriptions(group, subscriptions, self._client.wall_clock_ms())
         self._group = group
         self._reconsume_times_max = reconsume_times_max
         self._requests = PopRequests(self._client, group, start_from)

@@ -5,6 +5,8 @@ Sources: FilterAPI.buildSubscriptionData, SubscriptionData.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from ha.protocol.bodies import SubscriptionData
@@ -41,6 +43,17 @@ def subscription_data(topic: str, wanted: str | Sql92, version: int) -> Subscrip
         code_set=sorted({java_hash(tag) for tag in tags}),
         sub_version=version,
     )
+
+
+def checked_subscriptions(
+    group: str, subscriptions: Mapping[str, str | Sql92], version: int
+) -> dict[str, SubscriptionData]:
+    """Returns the subscription to each topic. ValueError without a group or a topic, or for invalid tags."""
+    if not subscriptions:
+        raise ValueError("subscriptions: name at least one topic")
+    if not group:
+        raise ValueError("group: a consumer is a member of one")
+    return {topic: subscription_data(topic, wanted, version) for topic, wanted in subscriptions.items()}
 
 
 def wanted_tags(expression: str) -> frozenset[str] | None:

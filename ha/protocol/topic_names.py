@@ -40,6 +40,17 @@ SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Prefix of system topics"""
 INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
 """System topics, without the prefix, that hold or refer to messages of all topics"""
+_SYSTEM_TOPICS = frozenset(
+    {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
+)
+
+
+def is_system_topic(topic: str) -> bool:
+    """Return whether a topic is a system, retry or dead-letter topic by its name alone.
+
+    Topics named after brokers and clusters are not: their names can be anything.
+    """
+    return topic in _SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX))
 
 
 def is_queue_directory(topic: str, queue_id: int) -> bool:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from ha.protocol.topic_names import is_system_topic
 from ha.spark.data_source import HalogDataSource
+from ha.spark.sink.options import COMMIT_TOPIC
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_INTERNAL = ("%", "SCHEDULE_TOPIC", "RMQ_SYS_", "rmq_sys_", "halog-sink-commits")
-"""Prefixes of topics that applications don't read"""
 
 
 def catalog_views(spark: SparkSession, path: str, **options: str) -> list[str]:
@@ -24,7 +23,7 @@ def catalog_views(spark: SparkSession, path: str, **options: str) -> list[str]:
     a topic that appears later has no view until the next call.
     """
     with closing(open_source(parse_options({"path": path, **options}, "batch"))) as source:
-        topics = [topic for topic in source.topics() if not topic.startswith(_INTERNAL)]
+        topics = [topic for topic in source.topics() if not is_system_topic(topic) and topic != COMMIT_TOPIC]
     spark.dataSource.register(HalogDataSource)
     for topic in topics:
         reader = spark.read.format("halog").options(path=path, topic=topic, **options)

@@ -5,22 +5,14 @@ Their deliveries are no part of the history: `tests.checkers.pop` judges them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import trio
 
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import Header
-from ha.protocol.pop import (
-    RETRY_V2,
-    AckMessageRequest,
-    ChangeInvisibleTimeRequest,
-    Handle,
-    PopMessageRequest,
-    retry_topic,
-)
-from ha.protocol.record import MessageRecord, decode_records
+from ha.protocol.pop import PopMessageRequest
+from ha.protocol.popped import ReceiptHandle, read_popped
 from ha.protocol.remoting import RemotingCommand
 from tests.checkers.history import body_id_of
 from tests.checkers.pop import Delivery
@@ -123,45 +115,38 @@ class _Round:
         if answer.code != ResponseCode.SUCCESS:
             return 0
         given_s = trio.current_time()
-        found: list[tuple[Delivery, AckMessageRequest]] = []
-        for record, request in _popped(answer):
-            key = body_id_of(bytes(record.body)) or b"?"
-            ledger.world.note(f"{self._client.name} got {key.decode()} {request.extra_info}")
+        found: list[tuple[Delivery, ReceiptHandle]] = []
+        for popped in read_popped(answer, BROKER_NAME):
+            key = body_id_of(bytes(popped.record.body)) or b"?"
+            ledger.world.note(f"{self._client.name} got {key.decode()} {popped.receipt.encode()}")
             delivery = Delivery(key, asked_s, given_s, asked_s + invisible_ms / 1000)
             ledger.deliveries.append(delivery)
-            found.append((delivery, request))
-        for delivery, request in found:
-            await self._work_on(delivery, request)
+            found.append((delivery, popped.receipt))
+        for delivery, receipt in found:
+            await self._work_on(delivery, receipt)
         return len(found)
 
-    async def _work_on(self, delivery: Delivery, request: AckMessageRequest) -> None:
+    async def _work_on(self, delivery: Delivery, receipt: ReceiptHandle) -> None:
         chance = self._client.chance
         if self._ledger.is_draining:
-            await self._acknowledge(delivery, request)
+            await self._acknowledge(delivery, receipt)
             return
         await trio.sleep(chance.expovariate(1 / WORK_S))
         drawn = chance.random()
         if drawn < ACK_CHANCE:
-            await self._acknowledge(delivery, request)
+            await self._acknowledge(delivery, receipt)
         elif drawn < ACK_CHANCE + CHANGE_CHANCE:
-            await self._hide(delivery, request, chance.choice(INVISIBLE_MS))
+            await self._hide(delivery, receipt, chance.choice(INVISIBLE_MS))
 
-    async def _acknowledge(self, delivery: Delivery, request: AckMessageRequest) -> None:
+    async def _acknowledge(self, delivery: Delivery, receipt: ReceiptHandle) -> None:
         self._ledger.finished.add(delivery.key)
-        answer = await self._ask(RequestCode.ACK_MESSAGE, request)
+        answer = await self._ask(RequestCode.ACK_MESSAGE, receipt.ack_request(GROUP, TOPIC))
         if answer.code == ResponseCode.SUCCESS:
             self._ledger.world.note(f"{self._client.name} acknowledged {delivery.key.decode()}")
             delivery.acknowledged_s = trio.current_time()
 
-    async def _hide(self, delivery: Delivery, request: AckMessageRequest, invisible_ms: int) -> None:
-        change = ChangeInvisibleTimeRequest(
-            consumer_group=GROUP,
-            topic=request.topic,
-            queue_id=request.queue_id,
-            extra_info=request.extra_info,
-            offset=request.offset,
-            invisible_time=invisible_ms,
-        )
+    async def _hide(self, delivery: Delivery, receipt: ReceiptHandle, invisible_ms: int) -> None:
+        change = receipt.change_request(GROUP, TOPIC, invisible_ms)
         asked_s = trio.current_time()
         is_in_time, hidden_to_s = asked_s < delivery.hidden_to_s, asked_s + invisible_ms / 1000
         delivery.hidden_to_s = min(delivery.hidden_to_s, hidden_to_s)
@@ -177,34 +162,3 @@ class _Round:
             await trio.sleep(REFUSED_S)
             raise Lost
         return answer
-
-
-def _popped(answer: RemotingCommand) -> Iterator[tuple[MessageRecord, AckMessageRequest]]:
-    """Yields each record with the request that acknowledges it, made as RocketMQ's clients make it."""
-    fields = answer.ext_fields
-    starts = {}
-    for part in fields["startOffsetInfo"].split(";"):
-        flag, queue_id, start = map(int, part.split(" "))
-        starts[flag, queue_id] = start
-    places = []
-    for part in fields["msgOffsetInfo"].split(";"):
-        flag_word, queue_word, offsets = part.split(" ")
-        places += [(int(flag_word), int(queue_word), int(offset)) for offset in offsets.split(",")]
-    for record, (flag, queue_id, offset) in zip(decode_records(answer.body), places, strict=True):
-        handle = Handle(
-            start_offset=starts[flag, queue_id],
-            pop_time_ms=int(fields["popTime"]),
-            invisible_ms=int(fields["invisibleTime"]),
-            revive_queue=int(fields["reviveQid"]),
-            flag=flag,
-            broker_name=BROKER_NAME,
-            queue_id=queue_id,
-            offset=offset,
-        )
-        topic = retry_topic(GROUP, TOPIC, is_v2=flag == RETRY_V2) if flag else TOPIC
-        yield (
-            record,
-            AckMessageRequest(
-                consumer_group=GROUP, topic=topic, queue_id=queue_id, extra_info=handle.encode(), offset=offset
-            ),
-        )

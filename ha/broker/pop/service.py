@@ -27,7 +27,7 @@ class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group has in flight.
+    """The messages in flight of one group.
 
     oldest_pop_ms: pop time of the oldest, since the epoch; None if there is none. revived_count: messages that were
     delivered again since the start.
@@ -71,7 +71,7 @@ class PopService:
         return 0 if queue is None else len(queue.batches)
 
     def group(self, name: str) -> GroupInFlight | None:
-        """Returns what a group has in flight; None if it has never popped, or this broker is no master."""
+        """Returns a group's messages in flight; None if it has never popped, or this broker is no master."""
         queues = [] if self._log.state is None else [q for key, q in self._log.state.queues.items() if key[0] == name]
         if not queues:
             return None

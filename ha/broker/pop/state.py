@@ -288,8 +288,8 @@ class PopState:
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
         """Reports the outcome of the record; undoes it and all later changes if it was not stored.
 
-        Returns the queues that changed. What the log already implies is not undone, but written again: the removal of a
-        queue, and of a message whose copy is stored.
+        Returns the queues that changed. The removal of a queue, or of a message whose copy is stored, is not undone
+        but written again.
         """
         taken, self._taken = self._taken, {}
         if is_stored:

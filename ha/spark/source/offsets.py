@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from ha.errors import OptionError
+from ha.protocol.topic_names import is_system_topic
 from ha.spark.source.log_source import Brokers, LogSource, QueueKey
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position
@@ -142,7 +143,7 @@ def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
     """OptionError if a topic or queue named for a batch does not exist: most likely it is misspelt."""
     there = set(source.topics()) if options.subscribe or options.assign else set()
     for topic in missing_topics(source, options):
-        known = [name for name in sorted(there) if not name.startswith(("%", "SCHEDULE_TOPIC", "RMQ_SYS"))]
+        known = [name for name in sorted(there) if not is_system_topic(name)]
         names = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
         option = "assign" if options.assign is not None else "subscribe"
         raise OptionError(option, f"topic {topic!r} has no queue in the log", f"a topic of this log: {names or 'none'}")

@@ -180,26 +180,23 @@ def _has_pops(plan: GroupPlan) -> bool:
 @_bug("pop", needs=_has_pops)
 def pop_ack_not_in_the_log(plant: Planting) -> None:
     """An acknowledgement is answered, but the record of POP state does not have it: it is lost in a failover."""
-    real = PopState.take_changes
-
-    def take_changes(self: PopState) -> PopRecord:
-        record = real(self)
-        for queue in record.queues:
-            queue.done = []
-        return record
-
-    plant.replace(PopState.take_changes)(take_changes)
+    _omit(plant, "done")
 
 
 @_bug("pop", needs=_has_pops)
 def pop_checkpoint_not_in_the_log(plant: Planting) -> None:
     """The record of POP state has the group's new offset, but not what is in flight: a failover forgets it."""
+    _omit(plant, "taken")
+
+
+def _omit(plant: Planting, field: str) -> None:
+    """Leaves a field of each queue out of the records of POP state."""
     real = PopState.take_changes
 
     def take_changes(self: PopState) -> PopRecord:
         record = real(self)
         for queue in record.queues:
-            queue.taken = []
+            setattr(queue, field, [])
         return record
 
     plant.replace(PopState.take_changes)(take_changes)
