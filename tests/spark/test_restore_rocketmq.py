@@ -13,7 +13,7 @@ from ha.protocol.properties import decode_properties
 from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.restore import RestoreOptions, restore
 from ha.spark.jobs.restore import job as job
-from tests.interop.conftest import children, release, workplace  # noqa: F401
+from tests.interop.conftest import children, java, release, workplace  # noqa: F401
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
