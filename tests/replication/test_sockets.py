@@ -133,8 +133,8 @@ async def test_bytes_of_two_segments_are_two_frames() -> None:
         assert slave.frames() == [(SEGMENT - 3, b"abc"), (SEGMENT, b"def")]
 
 
-async def test_a_slave_under_flow_control_gets_no_more_than_its_share() -> None:
-    log = log_of(100)
+async def test_a_slave_under_flow_control_gets_no_more_than_its_share(mock_clock: trio.testing.MockClock) -> None:
+    log = log_of(100)  # the clock stands still: the budget grows every tenth of a second
     async with serving(log, HAOptions(transfer_bytes_per_s_max=2000)) as (_, slave):
         log.put(bytes(5000))
         assert slave.frames() == []
