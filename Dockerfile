@@ -3,7 +3,7 @@ FROM python:3.13-slim-trixie AS build
 # Compiles the faster twins of some functions (docs/releasing.md). Nothing of this stage but /opt/halog is in the image.
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml hatch_build.py README.md ARCHITECTURE.md LICENSE ./
+COPY pyproject.toml build_backend.py hatch_build.py README.md ARCHITECTURE.md LICENSE ./
 COPY ha ./ha
 COPY pyspark_halog ./pyspark_halog
 # -g0: no debug information in the compiled modules. NumPy's own tests are a quarter of what is installed.

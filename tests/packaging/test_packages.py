@@ -5,6 +5,7 @@ Nothing comes from a network: the bare environment gets its libraries from the t
 wheel's metadata name without an extra, and what these name in turn.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ from shutil import which
 import pytest
 from packaging.requirements import Requirement
 
+import build_backend
 from tests.unpacking import unpack
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +165,42 @@ def test_version_and_license_are_those_of_the_project(wheel: Path) -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert f'org.opencontainers.image.version="{found}"' in dockerfile
     assert f'org.opencontainers.image.licenses="{PYPROJECT["project"]["license"]}"' in dockerfile
+
+
+# ---- building on a Python that is too old
+
+
+def test_an_older_python_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    """pip imports the backend first if it has nothing to install for it."""
+    program = "import sys; sys.version_info = (3, 10, 13, 'final', 0); import build_backend"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "halog requires Python 3.11 or newer; this is Python 3.10.13\n"
+    assert PYPROJECT["project"]["requires-python"] == ">=3.11"
+    assert PYPROJECT["build-system"] == {"requires": [], "build-backend": "build_backend", "backend-path": ["."]}
+
+
+def test_the_backend_is_valid_on_an_older_python() -> None:
+    ast.parse((ROOT / "build_backend.py").read_text(), feature_version=(3, 7))
+
+
+def test_the_development_tools_include_the_build_requirements() -> None:
+    assert set(build_backend.REQUIREMENTS) <= set(PYPROJECT["project"]["optional-dependencies"]["dev"])
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable", "sdist"])
+def test_the_backend_builds(kind: str, tmp_path: Path) -> None:
+    """With nothing installed but what it asks for, which is among the development tools."""
+    program = f"import build_backend; print(build_backend.build_{kind}({str(tmp_path)!r}))"
+    environment = {**os.environ, "HALOG_PURE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / done.stdout.splitlines()[-1]).is_file()
+
+
+# ---- the wheel where nothing else is installed
 
 
 def test_the_command_works_where_no_extra_is(bare: Path, tmp_path: Path) -> None:
