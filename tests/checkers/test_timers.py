@@ -16,8 +16,8 @@ def waiting(key: bytes = b"k") -> Rec:
     return record(TIMER_TOPIC, key, 5_000, b"REAL_TOPIC\x01T\x02")
 
 
-def delivered(store_ms: int = DUE_MS, key: bytes = b"k") -> Rec:
-    return record("T", key, store_ms, b"")
+def delivered(store_ms: int = DUE_MS, key: bytes = b"k", decided_ms: int = DUE_MS) -> Rec:
+    return record("T", key, store_ms, f"TIMER_DEQUEUE_MS\x01{decided_ms}\x02".encode())
 
 
 def record(topic: str, key: bytes, store_ms: int, properties: bytes) -> Rec:
@@ -35,11 +35,24 @@ class Image:
 
 
 def found(
-    *records: Rec, is_acknowledged: bool = True, now_ms: int = 20_000, may_lose: bool = False, may_repeat: bool = False
+    *records: Rec,
+    is_acknowledged: bool = True,
+    now_ms: int = 20_000,
+    may_lose: bool = False,
+    may_repeat: bool = False,
+    clock_is_steady: bool = True,
 ) -> list[str]:
     image: Any = Image(*records)
-    sent = [TimerSent(b"k", DUE_MS, is_acknowledged)]
-    return [text for _, text in check(sent, image, "T", now_ms=now_ms, may_lose=may_lose, may_repeat=may_repeat)]
+    violations = check(
+        [TimerSent(b"k", DUE_MS, is_acknowledged)],
+        image,
+        "T",
+        now_ms=now_ms,
+        may_lose=may_lose,
+        may_repeat=may_repeat,
+        clock_is_steady=clock_is_steady,
+    )
+    return [text for _, text in violations]
 
 
 def test_a_delivery_in_time_is_right() -> None:
@@ -49,6 +62,13 @@ def test_a_delivery_in_time_is_right() -> None:
 def test_an_early_delivery_is_found() -> None:
     [text] = found(waiting(), delivered(DUE_MS - 1))
     assert "1 ms before its time" in text
+
+
+def test_a_clock_may_be_set_back_after_the_decision_to_deliver() -> None:
+    early = delivered(DUE_MS - 1)
+    assert found(waiting(), early, clock_is_steady=False) == []
+    assert found(waiting(), delivered(DUE_MS - 2, decided_ms=DUE_MS - 1), clock_is_steady=False)
+    assert found(waiting(), early)
 
 
 def test_a_message_that_is_not_delivered_is_found() -> None:

@@ -1,7 +1,9 @@
 """Timer messages are delivered: none before its time, none lost, each once.
 
 Promises for the log of the master at the end of a run, when nothing more is due there:
-- A message is delivered at or after its due time, by the clock of the node that stored the delivered copy.
+- A message is delivered at or after its due time, by the clock of the node that stored the delivered copy. A clock may
+  be set back between the decision to deliver and the put. Unless `clock_is_steady`, the time of the decision, which the
+  copy has in its property TIMER_DEQUEUE_MS, counts as well.
 - A message that was answered with PUT_OK, and is due, is delivered. Exception (`may_lose`): a fault lost it before, so
   that the log has neither the message in rmq_sys_wheel_timer nor a delivered copy.
 - A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced, could not save its progress
@@ -35,7 +37,14 @@ class TimerSent:
 
 
 def check(
-    sent: Iterable[TimerSent], image: StoreImage, topic: str, *, now_ms: int, may_lose: bool, may_repeat: bool
+    sent: Iterable[TimerSent],
+    image: StoreImage,
+    topic: str,
+    *,
+    now_ms: int,
+    may_lose: bool,
+    may_repeat: bool,
+    clock_is_steady: bool,
 ) -> list[Violation]:
     """Checks the messages `sent` to `topic`. `now_ms`: what is due by then on the master must be delivered."""
     waiting: dict[bytes, Rec] = {}
@@ -55,7 +64,7 @@ def check(
         found += [
             f"{key!r} was delivered {message.due_ms - record.store_ms} ms before its time, at {record.physical_offset}"
             for record in records
-            if record.store_ms < message.due_ms
+            if _delivered_ms(record, clock_is_steady=clock_is_steady) < message.due_ms
         ]
         if len(records) > 1 and not may_repeat:
             places = ", ".join(str(record.physical_offset) for record in records)
@@ -69,3 +78,9 @@ def check(
         elif not may_lose:
             found.append(f"{message.key!r} was answered PUT_OK, and is not in the log")
     return [Violation(CHECKER, text) for text in found]
+
+
+def _delivered_ms(record: Rec, *, clock_is_steady: bool) -> int:
+    """Returns the latest time by which the clock can have shown that `record` is due."""
+    decided_ms = 0 if clock_is_steady else int(record.property_map.get("TIMER_DEQUEUE_MS", 0))
+    return max(record.store_ms, decided_ms)

@@ -249,6 +249,7 @@ class Run:
                 now_ms=self._now_ms,
                 may_lose=self._may_lose(),
                 may_repeat=self._may_repeat(),
+                clock_is_steady=self.faults.clock_is_steady,
             )
         )
 
