@@ -123,6 +123,12 @@ def test_the_wheel_has_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     assert {"ha/py.typed", "ha/config/rocketmq_keys.txt", "ha/spark/log4j2.properties"} <= names
 
 
+def test_pytest_finds_the_fixtures(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        assert "[pytest11]\nhalog = ha.pytest_plugin\n" in archive.read(name).decode()
+
+
 needs_compiler = pytest.mark.skipif(
     not which("cc") and not os.environ.get("CI"), reason="there is no C compiler, nothing is compiled"
 )
