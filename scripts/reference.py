@@ -1,5 +1,5 @@
 """Generates the reference pages of docs/ from the code: commands, codes, errors, metrics, states,
-permissions, keys.
+permissions, keys; and copies the programs of examples/ into their page.
 
 PAGES maps each page to the function that returns it. A test fails if a page is out of date.
 """
@@ -23,7 +23,7 @@ from ha.cli import application
 from ha.failover import member_state
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
 from ha.replication import progress, slave_protocol
-from scripts import configuration_table, permissions_table
+from scripts import configuration_table, permissions_table, recipes
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -91,11 +91,11 @@ LABELS_HEAD = """
 """
 
 ERRORS_HEAD = """\
-# Errors
+# All exceptions
 
 Look up here which exceptions your program can catch. Every exception that halog raises deliberately is an
 `ha.errors.HalogError`, and carries its details as fields. Expected conditions, such as a lagging slave or a slow flush,
-are [statuses](../statuses.md), not exceptions.
+are [statuses](../statuses.md), not exceptions. [Errors and retries](../errors.md) says what the SDK does about its own.
 
 """
 
@@ -287,6 +287,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference" / "states.md": states,
     DOCS / "security.md": lambda: permissions_table.render((DOCS / "security.md").read_text()),
     DOCS / "configuration.md": lambda: configuration_table.render((DOCS / "configuration.md").read_text()),
+    DOCS / "recipes.md": lambda: recipes.render((DOCS / "recipes.md").read_text()),
 }
 
 

@@ -1,0 +1,67 @@
+"""A worker on Trio: acknowledges each order, or gives it back if it fails.
+
+SIGTERM ends it once the orders in hand are settled.
+"""
+
+import logging
+import signal
+
+import trio
+
+from ha.client import ClientError, PoppedMessage, SimpleConsumer, StartFrom
+
+WORKERS = 4
+WAIT_S = 5.0
+"""Wait for a message per request; an idle worker takes as long to stop."""
+
+
+async def bill(order: str) -> None:
+    """The work. Raises ValueError for an order that can't be billed now."""
+    if not order.endswith("EUR"):
+        raise ValueError(f"no exchange rate for {order!r}")
+    print("billed", order, flush=True)
+
+
+async def settle(message: PoppedMessage) -> None:
+    """Bills an order and acknowledges it, or has it delivered again in 30 s."""
+    try:
+        await bill(message.body.decode())
+    except ValueError as error:
+        print("not billed:", error, flush=True)
+        await message.nack(delay_s=30)
+    else:
+        await message.ack()
+
+
+async def work(consumer: SimpleConsumer, stopping: trio.Event) -> None:
+    """Settles messages, and ends after the one in hand."""
+    while not stopping.is_set():
+        try:
+            for message in await consumer.receive(1, invisible_s=60, wait_s=WAIT_S):
+                await settle(message)
+        except ClientError as error:  # after retries; unsettled messages come again
+            logging.warning("%s", error)
+            await trio.sleep(1)
+
+
+async def main() -> None:
+    """Works until SIGTERM or Ctrl-C."""
+    stopping = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with (
+            SimpleConsumer(
+                group="billing",
+                subscriptions={"orders": "*"},
+                start_from=StartFrom.FIRST,
+            ) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(WORKERS):
+                nursery.start_soon(work, consumer, stopping)
+            await anext(signals)
+            stopping.set()
+    print("stopped")
+
+
+if __name__ == "__main__":
+    trio.run(main)
