@@ -61,13 +61,6 @@ class SlaveSide(msgspec.Struct, frozen=True):
     last_read_age_s: float | None = None
 
 
-class Store(msgspec.Struct, frozen=True):
-    """The store's disk."""
-
-    is_writable: bool = True
-    not_writable_reason: str = ""
-
-
 class Commitlog(msgspec.Struct, frozen=True):
     """Physical offsets, in bytes."""
 
@@ -182,8 +175,9 @@ class NodeStatus(msgspec.Struct, frozen=True):
     pid: int = 0
     uptime_s: float = 0.0
     not_ready_reason: str = ""
+    degraded_reason: str | None = None
+    """Why sends fail, or reach fewer nodes than configured; or "". None if the node's version does not report it"""
     addresses: dict[str, str | None] = {}
-    store: Store = Store()
     commitlog: Commitlog = Commitlog()
     damage: Damage = Damage()
     timers: Timers = Timers()
@@ -206,19 +200,6 @@ class NodeStatus(msgspec.Struct, frozen=True):
         if self.member is not None:
             found.append(self.member.id_taken_by or "")
         return list(dict.fromkeys(filter(None, found)))
-
-    @property
-    def degraded_reason(self) -> str:
-        """Why sends to this node fail, or are stored on it alone although they should be on a slave, too; or ""."""
-        if self.role == "SLAVE":
-            return ""
-        if not self.is_ready:
-            return f"the node is not ready: {self.not_ready_reason}"
-        if not self.store.is_writable:
-            return f"nothing can be stored: {self.store.not_writable_reason}"
-        if self.role == "SYNC_MASTER" and not any(slave.is_in_sync for slave in self.ha.slaves):
-            return f"messages are stored on this node only: {self.ha.explanation or 'no slave is in sync'}"
-        return ""
 
     @property
     def link(self) -> SlaveSide | None:

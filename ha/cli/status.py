@@ -36,7 +36,8 @@ def status(
 ) -> int:
     """Show nodes, their logs, and the lag of slaves.
 
-    With --check, sends are degraded if a master can't store messages, or if a SYNC_MASTER has no slave in sync.
+    With --check, sends are degraded if a master can't store messages, or if fewer slaves of a SYNC_MASTER are in sync
+    than its sends need.
 
     Exit codes: 0 every node is reachable and ready; 1 with --check, sends are degraded; 2 usage; 4 a node is not
     ready; 69 a node given by --admin, or without --admin every node on this machine, can't be reached.
@@ -63,9 +64,10 @@ def status(
         notices().print(f"ha: {address}: {reason}")
     if admins.admin and errors:
         return EXIT_UNREACHABLE
-    if check and (degraded := [page.node for page in pages.values() if page.node.degraded_reason]):
+    if check and (degraded := [page.node for page in pages.values() if page.node.degraded_reason != ""]):
         for node in degraded:
-            notices().print(f"ha: sends to {safe(node.name)} are degraded: {safe(node.degraded_reason)}")
+            reason = "its version does not report it" if node.degraded_reason is None else node.degraded_reason
+            notices().print(f"ha: sends to {safe(node.name)} are degraded: {safe(reason)}")
         return EXIT_REFUSED
     return EXIT_DONE if all(page.node.is_ready for page in pages.values()) else EXIT_NOT_READY
 

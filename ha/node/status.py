@@ -38,6 +38,8 @@ def describe(node: Node) -> Mapping[str, object]:
         "broker_id": config.broker_id,
         "is_ready": not reason,
         "not_ready_reason": reason,
+        "degraded_reason": degraded_reason(node, ha),
+        "single_copy_reason": single_copy_reason(node, ha),
         "addresses": {
             "remoting": node.remoting_address,
             "ha": node.ha_address,
@@ -84,6 +86,36 @@ def count_tasks() -> int:
         for nursery in task.child_nurseries:
             left += nursery.child_tasks
     return count
+
+
+def degraded_reason(node: Node, ha: HAStatistics) -> str:
+    """Returns why sends to this node fail, or reach fewer nodes than a SYNC_MASTER is configured for; or "".
+
+    A slave takes no sends. `ha status --check`, `ha doctor` and the dashboard report this text.
+    """
+    if node.role == "SLAVE":
+        return ""
+    if reason := node.not_ready():
+        return f"the node is not ready: {reason}"
+    is_writable, reason = node.store.is_writable
+    if not is_writable:
+        return f"nothing can be stored: {reason}"
+    if node.role != "SYNC_MASTER":
+        return ""
+    if reason := single_copy_reason(node, ha):
+        return f"messages are stored on one node only: {reason}"
+    needed = max(node.config.in_sync_replicas or 1, node.config.min_in_sync_replicas or 1)
+    if ha.in_sync_replicas_nums < needed:
+        explanation = node.ha_service.explain(ha.max_offset) or "too few slaves are connected"
+        return f"messages are stored on {ha.in_sync_replicas_nums} of {needed} nodes: {explanation}"
+    return ""
+
+
+def single_copy_reason(node: Node, ha: HAStatistics) -> str:
+    """Returns why no slave of this master is in sync, so that new messages are on this node only; or ""."""
+    if node.role == "SLAVE" or ha.in_sync_replicas_nums > 1:
+        return ""
+    return node.ha_service.explain(ha.max_offset) or "no slave is in sync"
 
 
 def _master_side(node: Node, ha: HAStatistics) -> Mapping[str, object]:

@@ -176,6 +176,11 @@ def page(**changes: Any) -> Page:
     ("told", "check", "cure"),
     [
         (
+            {"degraded_reason": "messages are stored on one node only: no slave is connected"},
+            "degraded",
+            "start a slave",
+        ),
+        (
             {"ha_client": {"state": "ready", "condition": "malformed_frame", "master_address": "10.0.0.1:10912"}},
             "slave-link",
             "mappedFileSizeCommitLog",

@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 PROGRAM = "chromium"
 WAIT_MS = 30_000
-PHONE = {"width": 360, "height": 740}
-DESK = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+DESK = {"width": 1400, "height": 900}
 
 
 def require_browser() -> str:
@@ -76,6 +76,18 @@ def barriers(page: Page, only: str = "") -> str:
     options: dict[str, object] = {"resultTypes": ["violations"]}
     found = Axe().run(page, options={**options, "runOnly": [only]} if only else options)
     return str(found.generate_report()) if found.violations_count else ""
+
+
+def cuts(page: Page) -> list[str]:
+    """What the page's width cuts: boxes whose content is wider than they are. A hex dump may scroll."""
+    found: list[str] = page.evaluate(
+        """() => [document.documentElement, ...document.querySelectorAll(".scroll, pre:not(.hex), td, th, dd, p, li")]
+            .filter((each) => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== "inline"
+                && !each.closest(".unseen, .states, .skip, [hidden]") && each.getClientRects().length > 0
+                && !each.closest("thead"))
+            .map((each) => `${each.tagName} ${each.className} ${each.textContent.trim().slice(0, 80)}`)"""
+    )
+    return found
 
 
 def log_in(page: Page, address: str, path: str, token: str) -> None:

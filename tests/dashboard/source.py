@@ -56,7 +56,7 @@ class Source:
         self.status_count += 1
         return {
             "version": "1", "role": "ASYNC_MASTER", "cluster_name": "c", "broker_name": "b", "broker_id": 0,
-            "is_ready": True, "not_ready_reason": "", "uptime_s": 1.0,
+            "is_ready": True, "not_ready_reason": "", "degraded_reason": "", "single_copy_reason": "", "uptime_s": 1.0,
             "commitlog": {"min_offset": 0, "max_offset": self.end},
             "store": {"segment_count": 1, "disk_used_ratio": 0.5},
             "timers": {"pending_count": 0, "next_due_ms": None, "due_counts": {}},

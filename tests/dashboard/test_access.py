@@ -162,6 +162,16 @@ async def test_an_address_that_shows_nothing_says_what_would(path: str) -> None:
         assert "Invalid address" in answer.text
 
 
+async def test_a_page_that_does_not_exist_looks_like_the_others() -> None:
+    async with dashboard() as client:
+        answer = await client.get("/dashboard/nope/<script>")
+        assert answer.status_code == 404
+        assert "The dashboard has no page /dashboard/nope/" in answer.text
+        assert "<script>" not in answer.text
+        assert "<nav" in answer.text
+        assert (await client.get("/dashboard/")).headers["location"] == "/dashboard"
+
+
 # ---- what messages say
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.dashboard.browser import PHONE, Viewer, barriers, log_in, open_browser
+from tests.dashboard.browser import DESK, PHONE, Viewer, barriers, cuts, log_in, open_browser
 from tests.dashboard.nodes import (
     BINARY,
     HARM,
@@ -39,6 +39,7 @@ PAGES = (
     "/groups",
     "/group?name=billing",
     "/group?name=nobody",
+    "/nobody",
     "/topics?page=x",
 )
 
@@ -79,6 +80,11 @@ def expected_code(path: str) -> int:
     return 404 if "nobody" in path else 400 if "page=x" in path else 200
 
 
+def ground(page: Page) -> int:
+    """How light the page is, from 0 to 3 * 255."""
+    return sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))))
+
+
 def forgive_missing(viewer: Viewer) -> None:
     """Chromium logs every answer that is an error."""
     viewer.troubles[:] = [each for each in viewer.troubles if "status of 40" not in each]
@@ -98,22 +104,65 @@ def test_no_page_has_barriers(viewer: Viewer, nodes: Cluster) -> None:
     for path in ("", "/queue?topic=orders&queue=1", message):
         go(dark, f"{nodes.master}/dashboard{path}")
         assert barriers(dark, "color-contrast") == "", path
-    grounds = [page.evaluate("getComputedStyle(document.body).backgroundColor") for page in (light, dark)]
-    assert [sum(map(int, re.findall(r"\d+", ground))) > 3 * 128 for ground in grounds] == [True, False]
+    assert [ground(page) > 3 * 128 for page in (light, dark)] == [True, False]
     forgive_missing(viewer)
 
 
-def test_no_page_is_wider_than_a_phone(viewer: Viewer, nodes: Cluster) -> None:
-    page = viewer.page(PHONE)
+@pytest.mark.parametrize("viewport", [DESK, PHONE])
+def test_no_page_is_cut(viewer: Viewer, nodes: Cluster, viewport: dict[str, int]) -> None:
+    page = viewer.page(viewport)
     for path in (*PAGES, *(f"/message?offset={offset_of(nodes, kind)}" for kind in nodes.ids)):
         go(page, f"{nodes.master}/dashboard{path}", expected_code(path))
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= PHONE["width"], path
+        assert cuts(page) == [], path
+    forgive_missing(viewer)
+
+
+def test_a_phone_shows_every_column(viewer: Viewer, nodes: Cluster) -> None:
+    page = viewer.page(PHONE)
+    go(page, f"{nodes.master}/dashboard/queue?topic=orders&queue=1")
+    row = page.locator("tbody tr").first
+    for cell in row.locator("td").all():
+        expect(cell).to_be_in_viewport()
+    assert barriers(page) == ""
     go(page, f"{nodes.master}/dashboard")
     expect(page.locator("svg.cluster.narrow")).to_be_visible()
     expect(page.locator("svg.cluster.wide")).to_be_hidden()
     assert barriers(page) == ""
-    forgive_missing(viewer)
+
+
+def test_the_switch_for_dark_mode_is_remembered(viewer: Viewer, nodes: Cluster) -> None:
+    page = viewer.page()
+    go(page, f"{nodes.master}/dashboard/topics")
+    switch = page.get_by_role("button", name="Dark")
+    expect(switch).to_have_attribute("aria-pressed", "false")
+    switch.click()
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    go(page, f"{nodes.master}/dashboard/groups")
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    assert ground(page) < 3 * 128
+    assert barriers(page) == ""
+    page.emulate_media(color_scheme="dark")
+    switch.click()
+    page.reload()
+    assert ground(page) > 3 * 128  # light, although the system is dark
+
+
+def test_every_page_refreshes_in_place(viewer: Viewer, nodes: Cluster) -> None:
+    page = viewer.page()
+    page.clock.install()
+    go(page, f"{nodes.master}/dashboard/topics?q=orders")
+    page.get_by_label("Name contains").fill("half a wo")
+    page.evaluate("document.querySelector('tbody td').textContent = 'old'; window.isSamePage = true")
+    page.get_by_role("link", name="Refresh").click()
+    expect(page.locator("tbody td").first).to_have_text(f"{ORDER_COUNT}")
+    expect(page.get_by_label("Name contains")).to_have_value("half a wo")
+    with page.expect_response("**/topics?q=orders"):
+        page.get_by_role("button", name="Every 5 s").click()
+    page.evaluate("document.querySelector('tbody td').textContent = 'old'")
+    with page.expect_response("**/topics?q=orders"):
+        page.clock.run_for(6000)
+    expect(page.locator("tbody td").first).to_have_text(f"{ORDER_COUNT}")
+    assert page.evaluate("window.isSamePage")
 
 
 def test_every_page_of_an_empty_node(viewer: Viewer, empty: str) -> None:

@@ -77,6 +77,13 @@ TIMERS = {
     ("differs", "said"),
     [
         ({"is_ready": False, "not_ready_reason": "the disk is full"}, ["Not ready: the disk is full."]),
+        ({"role": "SYNC_MASTER", "degraded_reason": "messages are stored on one node only: no slave is connected",
+          "single_copy_reason": "no slave is connected"},
+         ["Messages are stored on one node only: no slave is connected. Details"]),
+        ({"single_copy_reason": "no slave is connected"},
+         ["Ready: this node serves as ASYNC_MASTER without slaves, so messages are stored on one node only."]),
+        ({"single_copy_reason": "slave s is 9 bytes behind", "ha": master_side(closed_counts={"slave_closed": 1})},
+         ["Messages are stored on one node only: slave s is 9 bytes behind. Sends to an ASYNC_MASTER succeed"]),
         ({"member": MEMBER}, ["candidate (now)", "it waits for its turn", "no server answers", "0, 2", "not held"]),
         ({"member": {**MEMBER, "state": "master", "master_id": 0, "lease_remaining_s": 4.2, "sync_state_set": None}},
          ["master (now)", "4.2 s left", "member 0"]),
@@ -102,6 +109,23 @@ async def test_what_it_says(differs: dict[str, object], said: list[str]) -> None
     shown = await text_of(Told(**differs))
     for words in said:
         assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("differs", "tone"),
+    [
+        ({}, "good"),
+        ({"degraded_reason": "x"}, "warn"),
+        ({"single_copy_reason": "x"}, "good"),
+        ({"single_copy_reason": "x", "ha": master_side(slaves=[SILENT])}, "warn"),
+        ({"is_ready": False, "not_ready_reason": "x", "degraded_reason": "the node is not ready: x"}, "bad"),
+    ],
+)
+async def test_every_page_warns_of_what_the_overview_warns_of(differs: dict[str, object], tone: str) -> None:
+    async with dashboard_of(Told(**differs)) as client:
+        for path in ("", "/topics", "/message?offset=0", "/nope"):
+            banners = re.findall(r'id="readiness" class="banner (\w+)"', (await client.get(f"/dashboard{path}")).text)
+            assert banners == ([] if path and tone == "good" else [tone]), path
 
 
 @pytest.mark.parametrize(("width", "columns"), [(880, 3), (330, 1)])

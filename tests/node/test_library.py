@@ -162,6 +162,7 @@ async def test_a_sync_master_with_a_slave_and_without(tmp_path: Path) -> None:
         message = ha.LogMessage(topic="t", queue_id=0, body=b"x" * 1000)
         result = await master.put(message)
         assert (result.status, result.remark) == (ha.PutStatus.SLAVE_NOT_AVAILABLE, "no slave is connected")
+        assert describe(master)["degraded_reason"] == "messages are stored on one node only: no slave is connected"
         async with ha.open_slave(slave_config(tmp_path / "s", master)) as slave:
             await attached(master)
             with trio.fail_after(30):
@@ -173,8 +174,43 @@ async def test_a_sync_master_with_a_slave_and_without(tmp_path: Path) -> None:
             assert slave.store.log.max_offset.value == master.store.log.max_offset.value
             assert (await slave.put(message)).status is ha.PutStatus.SERVICE_NOT_AVAILABLE
             assert slave.not_ready() == ""
+            reasons = ("degraded_reason", "single_copy_reason")
+            assert [describe(node)[reason] for node in (master, slave) for reason in reasons] == [""] * 4
     ends = [(tmp_path / role / "commitlog" / f"{0:020}").read_bytes() for role in ("m", "s")]
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "degraded", "alone"),
+    [
+        ({}, "", "no slave is connected"),
+        (
+            {"broker_role": "SYNC_MASTER", "min_in_sync_replicas": 2, "in_sync_replicas": 3},
+            "messages are stored on one node only: no slave is connected",
+            "no slave is connected",
+        ),
+    ],
+)
+async def test_what_the_status_says_of_a_master_alone(
+    tmp_path: Path, keys: dict[str, Any], degraded: str, alone: str
+) -> None:
+    async with ha.open_master(config(tmp_path, **keys)) as master:
+        shown = describe(master)
+        assert (shown["degraded_reason"], shown["single_copy_reason"]) == (degraded, alone)
+
+
+async def test_a_second_slave_that_is_missing_is_told(tmp_path: Path) -> None:
+    keys = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 3, "slave_timeout_ms": 100}
+    async with (
+        ha.open_master(config(tmp_path / "m", **keys)) as master,
+        ha.open_slave(slave_config(tmp_path / "s", master)),
+    ):
+        await attached(master)
+        with trio.fail_after(30):
+            while master.ha_service.in_sync_replicas_nums(master.store.log.max_offset.value) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        told = describe(master)["degraded_reason"]
+        assert told == "messages are stored on 2 of 3 nodes: too few slaves are connected"
 
 
 async def test_both_ports_of_replication_and_metadata_reach_the_slave(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ class Dashboard:
             Route(LOGIN_PATH, self._checked(login.submit), methods=["POST"]),
             Route(LOGOUT_PATH, login.logout, methods=["POST"]),
             Route(STATIC_PATH + "/{version}/{name}", serve_asset),
+            Route(DASHBOARD_PATH + "/{rest:path}", self._checked(self._unknown)),
         ]
 
     async def _load_templates(self) -> None:
@@ -254,6 +255,11 @@ class Dashboard:
 
         return checked
 
+    async def _unknown(self, request: Request) -> Response:
+        if not request.path_params["rest"]:
+            return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
+        return self._missing(request, Missing(f"The dashboard has no page {request.url.path[:TEXT_LENGTH_MAX]}."))
+
     def _missing(self, request: Request, missing: Missing) -> Response:
         return self._page(request, "missing.html", 404, title="Not found", reason=missing.reason)
 
@@ -262,6 +268,7 @@ class Dashboard:
             template,
             node=self._live.status(),
             path=request.url.path.removeprefix(DASHBOARD_PATH),
+            here=_address(request),
             has_session=self._guard.sessions is not None,
             shows_content=self._shows_content(request),
             **shown,
@@ -296,6 +303,11 @@ def _is_local(request: Request) -> bool:
         return ip_address(request.client.host).is_loopback and (named == "localhost" or ip_address(named).is_loopback)
     except ValueError:
         return False
+
+
+def _address(request: Request) -> str:
+    """Returns the path and query of a request."""
+    return f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
 
 
 def _text(request: Request, name: str) -> str:

@@ -433,7 +433,7 @@ def _acknowledgement(facts: Facts) -> _Found:
                 f"minInSyncReplicas {least} is more than inSyncReplicas {needed}",
                 "set inSyncReplicas to at least minInSyncReplicas",
             )
-        if waits and node_count == 1:
+        if waits and node_count == 1 and master.status is None:  # `_pages` reports what the node itself says
             yield _error(
                 "sync-alone",
                 master.label,
@@ -540,6 +540,13 @@ def _pages(facts: Facts) -> _Found:
                 node.name,
                 f"it is not ready: {node.not_ready_reason}",
                 "check the other findings, or its log",
+            )
+        elif node.degraded_reason:
+            yield _error(
+                "degraded",
+                node.name,
+                f"sends to it are degraded: {node.degraded_reason}",
+                "check the findings about its slaves and disk; start a slave with the same brokerName if it has none",
             )
         for server in node.name_servers:
             if not server.is_registered:
