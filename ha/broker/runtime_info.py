@@ -46,6 +46,8 @@ class RuntimeInfo:
         self._boot_ms = core.world.wall_clock_ms()
         self._initial_max_offset = core.store.log.max_offset.value
         self.describe: Callable[[], Mapping[str, str]] = dict
+        self.own_addresses: Callable[[], Mapping[str, str]] = dict
+        """Addresses to report, by name, for dashboards; RocketMQ has none of them."""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -59,7 +61,7 @@ class RuntimeInfo:
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """28: statistics by name, as strings."""
         table = await self._table()
-        table |= self._delay_figures()
+        table |= {**self._delay_figures(), **self.own_addresses()}
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
 
     async def _table(self) -> dict[str, str]:

@@ -5,7 +5,7 @@ Each call computes one page, and yields to other tasks every few queues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import trio
 
@@ -19,6 +19,7 @@ from ha.admin.dashboard.source import (
     Groups,
     GroupTopic,
     Missing,
+    Neighbour,
     Queue,
     Topic,
     TopicDetail,
@@ -45,9 +46,10 @@ MEMBER_COUNT_MAX = 200
 class NodeDashboard(MessageBrowser):
     """`DashboardSource` of one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, neighbours: Callable[[], Sequence[Neighbour]] = tuple) -> None:
         super().__init__(node.store)
         self._node = node
+        self.neighbours = neighbours
         self._tables = node.broker.tables
         self._system_names = node.broker.admin.topics.system_names()
 

@@ -38,6 +38,7 @@ from .healing import heal
 from .member import open_membership, switch_master
 from .metrics import samples
 from .name_server import OwnNameServer
+from .neighbours import Neighbours, own_addresses
 from .node import Node
 from .platform import Platform, Port
 from .replicating import finish_waiting_puts, follow_master, master_address, start_replication, sync_tables
@@ -112,14 +113,17 @@ async def _serving(
             interval_s = node.platform.file_check_interval_s
             nursery.start_soon(access.acl_files.keep_loaded, node.acl_guard, interval_s)
         node.broker.admin.info.describe = partial(make.reported_config, config)
+        node.broker.admin.info.own_addresses = partial(own_addresses, node)
         node.registration = _registration(node, client, name_servers)
+        neighbours = Neighbours(node, client)
+        nursery.start_soon(neighbours.serve)
         if node.ha_client is not None and not config.is_member:
             nursery.start_soon(follow_master, node, node.ha_client)
             nursery.start_soon(sync_tables, node, node.ha_client)
         async with _open_grpc(node, ports.grpc):
             async with (
                 _registered(node.registration),
-                _open_admin(node, ports.admin, access.admin_token),
+                _open_admin(node, ports.admin, access.admin_token, neighbours),
                 _open_otlp(node),
                 open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
             ):
@@ -198,13 +202,15 @@ async def _registered(registration: NameServerRegistration) -> AsyncIterator[Non
         nursery.cancel_scope.cancel()
 
 
-def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyncContextManager[None]:
+def _open_admin(
+    node: Node, port: Port, token: SecretStr | None, neighbours: Neighbours
+) -> AbstractAsyncContextManager[None]:
     view = AdminView(
         status=partial(describe, node),
         not_ready=node.not_ready,
         metrics=partial(samples, node),
         switch=partial(switch_master, node) if node.config.is_member else None,
-        dashboard=NodeDashboard(node),
+        dashboard=NodeDashboard(node, neighbours.known),
     )
     key = AdminKey(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, key, node.platform.run_blocking)

@@ -39,7 +39,7 @@ from ha.replication.epoch_follower import EpochFollower
 from ha.replication.ha_session import HASession
 from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.options import HAOptions
-from ha.replication.peers import leads_to_itself, open_tcp
+from ha.replication.peers import leads_to_itself, local_name, open_tcp
 from ha.replication.reconnect import Reconnect
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
@@ -92,6 +92,8 @@ class HAClient:
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._session: HASession | None = None
+        self.local_address = ""
+        """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
         self._condition = Condition.NOT_STARTED
         self._detail = ""
         self._ended_counts: Counter[Condition] = Counter()
@@ -192,6 +194,7 @@ class HAClient:
             stream, self._log, self._options, self._plan(), on_condition=self._set_condition, follower=follower
         )
         self._session = session
+        self.local_address = local_name(stream)
         self.state.value = HAClientState.TRANSFER
         try:
             return await session.run()
@@ -200,6 +203,7 @@ class HAClient:
             self._has_followed = session.has_followed
             self._is_diagnosing = not session.has_followed
             self._has_asked_only &= not session.has_followed
+            self.local_address = ""
             self.state.value = HAClientState.READY
 
     def _unreachable(self, address: str, reason: str) -> SessionEnd:

@@ -38,7 +38,22 @@ def peer_name(stream: trio.abc.Stream) -> str:
         host, port = stream.peer_address
     else:
         return f"{type(stream).__name__.lower()}-{id(stream):x}"
+    return _join(host, port)
+
+
+def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local_name(stream: trio.abc.Stream) -> str:
+    """Return the local end of a TCP or TLS stream as `host:port`, as `peer_name` of the other side; "" of others."""
+    stream = getattr(stream, "transport_stream", stream)  # of TLS
+    if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
+        return ""
+    try:
+        return _join(*stream.socket.getsockname()[:2])
+    except OSError:
+        return ""
 
 
 def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:

@@ -1,6 +1,6 @@
 """A source whose answers are told here, for what needs no node."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ha.admin.dashboard.source import (
     Counts,
@@ -10,6 +10,7 @@ from ha.admin.dashboard.source import (
     MessageDetail,
     MessageLine,
     Missing,
+    Neighbour,
     QueuePart,
     TopicDetail,
     Topics,
@@ -42,6 +43,12 @@ def slave(identity: str, acknowledged: int, end: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def neighbour(broker_id: int, **differs: str) -> Neighbour:
+    """A broker of the same name as the node of `Source`."""
+    told = {"host": "127.0.0.1", "url": "", "ha_address": "", "ha_client_address": "", **differs}
+    return Neighbour(broker_name="b", broker_id=broker_id, **told)
+
+
 class Source:
     """What a node would answer. `status_count`: how often it was asked what /status shows."""
 
@@ -51,6 +58,7 @@ class Source:
         self.end = 0
         self.stored_count = 0
         self.slaves: list[dict[str, object]] = []
+        self.other_brokers: list[Neighbour] = []
 
     def status(self) -> Mapping[str, object]:
         self.status_count += 1
@@ -65,6 +73,9 @@ class Source:
                    "closed_counts": {}, "explanation": "", "slaves": self.slaves},
             "ha_client": None, "member": None, "name_servers": [], "events": [],
         }  # fmt: skip
+
+    def neighbours(self) -> Sequence[Neighbour]:
+        return self.other_brokers
 
     def counts(self) -> Counts:
         return Counts(self.stored_count, 0)

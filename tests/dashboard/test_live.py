@@ -1,6 +1,6 @@
 """One answer for all viewers, a history that is bounded, and nothing while nobody asks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from ha.admin.dashboard.live import ANSWER_S, GAP_S, SAMPLE_COUNT_MAX, Flow, LiveView
-from tests.dashboard.source import Source, slave
+from ha.admin.dashboard.source import Neighbour
+from tests.dashboard.source import Source, neighbour, slave
 
 
 class Rendered:
@@ -18,7 +19,7 @@ class Rendered:
     def __init__(self) -> None:
         self.flows: list[Flow] = []
 
-    def __call__(self, status: Mapping[str, Any], flow: Flow) -> str:
+    def __call__(self, status: Mapping[str, Any], flow: Flow, neighbours: Sequence[Neighbour]) -> str:
         self.flows.append(flow)
         return f"<p>{status['commitlog']['max_offset']}</p>"
 
@@ -97,3 +98,14 @@ async def test_a_log_that_was_cut_has_no_history(autojump_clock: trio.testing.Mo
     live.answer()
     assert rendered.flows[-1].log_bytes_per_s is None
     assert [sample["log_end"] for sample in msgspec.json.decode(live.history())] == [50]
+
+
+async def test_samples_call_slaves_as_their_connections_and_the_answer_names_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    source, _, live = view()
+    source.slaves = [slave("127.0.0.1:5000", 1, 3)]
+    source.other_brokers = [neighbour(2, ha_client_address="127.0.0.1:5000")]
+    answer = msgspec.json.decode(live.answer())
+    assert answer["sample"]["behind"] == {"127.0.0.1:5000": 2}
+    assert answer["names"] == {"127.0.0.1:5000": "b:2"}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ha.admin.dashboard.drawing import BOX_HEIGHT, NAME_SERVERS_MAX, SLAVES_MAX, draw, surroundings
+from ha.admin.dashboard.drawing import BOX_HEIGHT, NAME_SERVERS_MAX, SLAVES_MAX, Surroundings, draw, surroundings
+from ha.admin.dashboard.peers import name_peers
 from tests.dashboard.source import Source, slave
 from tests.dashboard.test_access import dashboard_of
 
@@ -48,6 +49,12 @@ async def text_of(source: Source) -> str:
         answer = await client.get("/dashboard")
         assert answer.status_code == 200
         return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", answer.text)))
+
+
+def around_of(source: Source) -> Surroundings:
+    status = dict(source.status())
+    name_peers(status, source.neighbours())
+    return surroundings(status)
 
 
 MEMBER = {
@@ -93,7 +100,7 @@ TIMERS = {
         ({"ha": master_side(slaves=[OUT_OF_RANGE], explanation="slave far:1 asks for offset 5")},
          ["out of range (now)", "doesn't count", "It doesn't count: it requests offset 5.", "95 B"]),
         ({"ha": master_side(slaves=[SILENT], closed_counts={"not_authenticated": 3})},
-         ["connected (now)", "unknown", "no report yet", "slave 2", "not authenticated 3"]),
+         ["connected (now)", "unknown", "no report yet", "b:2", "not authenticated 3"]),
         ({"role": "SLAVE", "ha_client": link()},
          ["ready (now)", "connect failed", "connection refused", "nothing yet", "Last data never"]),
         ({"role": "SLAVE", "ha_client": link(state="transfer", condition="out_of_range", last_read_age_s=1.0)},
@@ -134,7 +141,7 @@ async def test_every_page_warns_of_what_the_overview_warns_of(differs: dict[str,
 def test_everybody_has_a_place_of_his_own(width: int, columns: int, slave_count: int, name_server_count: int) -> None:
     slaves = [slave(f"s{number}", 0, 10) for number in range(slave_count)]
     names = [name_server(f"n{number}", None) for number in range(name_server_count)]
-    around = surroundings(Told(ha=master_side(slaves=slaves), name_servers=names).status())
+    around = around_of(Told(ha=master_side(slaves=slaves), name_servers=names))
     drawing = draw(around, width=width, columns=columns)
     below = 1 if slave_count == 0 else min(slave_count, SLAVES_MAX) + (slave_count > SLAVES_MAX)
     assert len(drawing.boxes) == 1 + below + min(name_server_count, NAME_SERVERS_MAX)
@@ -151,7 +158,7 @@ def test_everybody_has_a_place_of_his_own(width: int, columns: int, slave_count:
 def test_lines_go_through_no_box() -> None:
     slaves = [slave(f"s{number}", 0, 10) for number in range(7)]
     names = [name_server(f"n{number}", None) for number in range(5)]
-    around = surroundings(Told(ha=master_side(slaves=slaves), name_servers=names).status())
+    around = around_of(Told(ha=master_side(slaves=slaves), name_servers=names))
     for width, columns in ((880, 3), (330, 1)):
         drawing = draw(around, width=width, columns=columns)
         for link_drawn in drawing.links:

@@ -2,7 +2,8 @@
 
 source.py     the interface to the node, and its data types
 pages.py      routes and pages; login.py: the login form
-live.py       the updates of the overview, shared by all viewers; drawing.py: the diagram of the cluster
+live.py       the updates of the overview, shared by all viewers; drawing.py: the diagram of the cluster;
+              peers.py: the names of its nodes
 bodies.py     message bodies as text; formats.py: numbers and times
 assets.py     style sheets, scripts and images (static/), and the headers of all responses
 """

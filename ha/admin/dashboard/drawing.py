@@ -86,7 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def surroundings(status: Mapping[str, Any]) -> Surroundings:
-    """Returns the peers in the data of /status."""
+    """Returns the peers in the data of /status, named by peers.py."""
     role, link = status["role"], status["ha_client"]
     follows = link is not None and role == "SLAVE"
     here = Peer(
@@ -102,7 +102,7 @@ def surroundings(status: Mapping[str, Any]) -> Surroundings:
         )
         for each in status["name_servers"]
     ]
-    slaves = sorted(status["ha"]["slaves"], key=lambda each: str(each["identity"]))
+    slaves = sorted(status["ha"]["slaves"], key=lambda each: str(each["name"]))
     below = [_slave(each) for each in islice(slaves, SLAVES_MAX)]
     if len(slaves) > SLAVES_MAX:
         below.append(Peer(title=f"{len(slaves) - SLAVES_MAX} more", lines=("slaves",), tone="quiet"))
@@ -117,8 +117,8 @@ def _slave(slave: Mapping[str, Any]) -> Peer:
     tone = "bad" if slave["state"] in ("out_of_range", "shutdown") else "warn"
     behind = "caught up" if slave["lag_bytes"] <= 0 else f"{size(slave['lag_bytes'])} behind"
     return Peer(
-        title=slave["identity"],
-        lines=("slave" if slave["broker_id"] is None else f"slave {slave['broker_id']}", state),
+        title=slave["name"],
+        lines=("slave", state),
         tone="good" if slave["is_in_sync"] else tone,
         label=behind if slave["ack_offset"] >= 0 else "no report yet",
     )
@@ -128,8 +128,8 @@ def _master(link: Mapping[str, Any]) -> Peer:
     is_there = link["state"] == "transfer"
     condition = link["condition"].replace("_", " ")
     return Peer(
-        title=link["master_address"] or "no master known",
-        lines=("master",),
+        title=link["name"] or link["master_address"] or "no master known",
+        lines=(link["master_address"], "master") if link["name"] else ("master",),
         tone="good" if is_there and link["condition"] == "connected" else "bad",
         label=f"{size(link['received_bytes_per_s'])}/s" if is_there else condition,
     )

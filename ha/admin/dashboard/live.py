@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import trio
 
-from .source import DashboardSource
+from .peers import name_peers
+from .source import DashboardSource, Neighbour
 
 ANSWER_S = 1.0
 POLL_S = 2.5
@@ -49,12 +50,12 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveView:
-    """The overview's live part. `render` returns its HTML for a status with builtin types and a flow."""
+    """The overview's live part. `render` returns its HTML for a status with builtin types, a flow and neighbours."""
 
     def __init__(
         self,
         source: DashboardSource,
-        render: Callable[[Mapping[str, Any], Flow], str],
+        render: Callable[[Mapping[str, Any], Flow, Sequence[Neighbour]], str],
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -95,13 +96,17 @@ class LiveView:
         if self._samples and now - self._samples[-1].time_s < ANSWER_S:
             return
         status = msgspec.to_builtins(self._source.status())
+        neighbours = self._source.neighbours()
+        name_peers(status, neighbours)
         sample = self._sample(status, now)
         if self._samples and sample.log_end < self._samples[-1].log_end:
             self._samples.clear()  # the log was truncated or replaced
         self._samples.append(sample)
         self._status = status
-        self._html = self._render(status, self._flow())
-        self._answer = msgspec.json.encode({"role": status["role"], "html": self._html, "sample": sample})
+        self._html = self._render(status, self._flow(), neighbours)
+        names = {slave["identity"]: slave["name"] for slave in status["ha"]["slaves"]}
+        answer = {"role": status["role"], "html": self._html, "sample": sample, "names": names}
+        self._answer = msgspec.json.encode(answer)
 
     def _sample(self, status: Mapping[str, Any], now: float) -> Sample:
         counts = self._source.counts()

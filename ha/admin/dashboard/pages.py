@@ -18,7 +18,7 @@ machine, through a loopback name, if the remoting port lets anonymous clients re
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from .drawing import draw, surroundings
 from .formats import parse_time_ms
 from .live import POLL_S, Flow, LiveView
 from .login import Login
-from .source import DashboardSource, Missing
+from .source import DashboardSource, Missing, Neighbour
 
 if TYPE_CHECKING:
     from .rendering import Renderer
@@ -122,12 +122,13 @@ class Dashboard:
     async def _answer_history(self, request: Request) -> Response:
         return Response(self._live.history(), headers=UNCACHED, media_type="application/json")
 
-    def _render_live(self, status: Mapping[str, Any], flow: Flow) -> str:
+    def _render_live(self, status: Mapping[str, Any], flow: Flow, neighbours: Sequence[Neighbour]) -> str:
         around = surroundings(status)
         return self._render(
             "live.html",
             status=status,
             flow=flow,
+            neighbours=neighbours,
             around=around,
             wide=draw(around, width=880, columns=3),
             narrow=draw(around, width=330, columns=1),

@@ -27,6 +27,26 @@ class Counts(msgspec.Struct, frozen=True):
     """Messages returned to consumers"""
 
 
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """Another broker of the cluster. Addresses are host:port, "" if unknown.
+
+    `host`: where clients reach it. `url`: of its admin port, "" if unknown or out of reach for who sees this node's.
+    `ha_address`: where slaves reach it. `ha_client_address`: its end of the connection to its own master.
+    """
+
+    broker_name: str
+    broker_id: int
+    host: str
+    url: str
+    ha_address: str
+    ha_client_address: str
+
+    @property
+    def name(self) -> str:
+        """Broker name and ID."""
+        return f"{self.broker_name}:{self.broker_id}"
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic in a list. `message_count`: messages in its queues."""
 
@@ -188,6 +208,9 @@ class DashboardSource(Protocol):
 
     def counts(self) -> Counts:
         """Returns the counters."""
+
+    def neighbours(self) -> Sequence[Neighbour]:
+        """Returns the other brokers of the cluster, as far as known, by name and ID."""
 
     async def topics(self, search: str, *, with_system: bool, begin: int, count: int) -> Topics:
         """Returns up to `count` topics whose name contains `search` (ignoring case), sorted, from index `begin`."""

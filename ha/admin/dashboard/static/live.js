@@ -15,6 +15,7 @@ const stale = document.getElementById("stale");
 const pollMs = Number(live.dataset.pollMs);
 
 let samples = [];
+let names = {}; // of slaves, by what samples call them
 let failures = 0;
 let lastAnswer = new Date();
 let timer = 0;
@@ -48,6 +49,7 @@ async function look() {
     const page = new DOMParser().parseFromString(`<div>${answer.html}</div>`, "text/html").body.firstChild;
     for (const { name, value } of live.attributes) page.setAttribute(name, value);
     morph(live, page);
+    names = answer.names;
     note(answer.sample);
     failures = 0;
     lastAnswer = new Date();
@@ -95,9 +97,14 @@ function draw() {
     now,
   );
   charts.get("log").show(new Map([["written", rates((sample) => sample.log_end)]]), now);
-  const names = [...new Set(samples.flatMap((sample) => Object.keys(sample.behind)))].sort();
+  const slaves = Map.groupBy([...new Set(samples.flatMap((sample) => Object.keys(sample.behind)))], (id) => names[id] ?? id);
   charts.get("behind")?.show(
-    new Map(names.map((name) => [name, samples.map(({ at, behind }) => ({ at, value: behind[name] ?? null }))])),
+    new Map(
+      [...slaves.keys()].sort().map((name) => [
+        name,
+        samples.map(({ at, behind }) => ({ at, value: slaves.get(name).map((id) => behind[id]).find((bytes) => bytes !== undefined) ?? null })),
+      ]),
+    ),
     now,
   );
 }

@@ -1,0 +1,151 @@
+"""The other brokers of a node's cluster: where their dashboards are, and which replication connections are theirs.
+
+A name server lists the brokers of the cluster (request 106), and halog's brokers report their addresses among their
+runtime statistics (28); RocketMQ's don't. They are asked at most once per REFRESH_S, and only while somebody looks at
+the dashboard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import trio
+
+from ha.admin.dashboard.source import Neighbour
+from ha.config import is_loopback
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import ClusterInfo
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.java_json import read_as
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClient
+
+from .master_address import split
+from .node import Node
+from .ports import is_wildcard, join
+
+REFRESH_S = 10.0
+ASK_TIMEOUT_S = 3.0
+BROKER_COUNT_MAX = 32
+"""Further brokers are not asked for their addresses. The node's own requests need connections, too."""
+
+ADMIN_URL = "adminUrl"
+HA_ADDRESS = "haAddress"
+HA_CLIENT_ADDRESS = "haClientAddress"
+_URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}")
+
+
+def own_addresses(node: Node) -> Mapping[str, str]:
+    """Returns what this node reports among its runtime statistics.
+
+    adminUrl: the admin port, on brokerIP1 if it listens on all addresses; haAddress: as announced to slaves;
+    haClientAddress: the local end of the connection to its master, "" without one.
+    """
+    link = node.ha_client
+    host, port = split(node.admin_address)
+    if is_wildcard(node.config.admin_bind_address):
+        host = node.advertised.client_host
+    scheme = "http" if node.tls.secure_admin is None else "https"
+    return {
+        ADMIN_URL: f"{scheme}://{join(host.strip('[]'), int(port))}",
+        HA_ADDRESS: node.ha_address,
+        HA_CLIENT_ADDRESS: "" if link is None else link.local_address,
+    }
+
+
+class _RuntimeInfo(msgspec.Struct):
+    table: dict[str, str] = {}
+
+
+class Neighbours:
+    """The brokers of the node's cluster, as of the last time they were asked."""
+
+    def __init__(self, node: Node, client: RemotingClient) -> None:
+        self._node = node
+        self._client = client
+        self._known: Sequence[Neighbour] = ()
+        self._asked_at = -REFRESH_S
+        self._wanted = trio.Event()
+
+    def known(self) -> Sequence[Neighbour]:
+        """Returns the other brokers by name and ID, and asks again if the answers are older than REFRESH_S."""
+        if trio.current_time() - self._asked_at >= REFRESH_S:
+            self._wanted.set()
+        return self._known
+
+    async def serve(self) -> None:
+        """Asks whenever `known` wants it, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._asked_at = trio.current_time()
+            self._wanted = trio.Event()
+            self._known = await self._ask()
+
+    async def _ask(self) -> Sequence[Neighbour]:
+        found: dict[tuple[str, int], Neighbour] = {}
+
+        async def ask(name: str, broker_id: int, address: str) -> None:
+            found[name, broker_id] = self._neighbour(name, broker_id, address, await self._addresses(address))
+
+        async with trio.open_nursery() as nursery:
+            for name, broker_id, address in (await self._brokers())[:BROKER_COUNT_MAX]:
+                nursery.start_soon(ask, name, broker_id, address)
+        return [found[key] for key in sorted(found)]
+
+    async def _brokers(self) -> list[tuple[str, int, str]]:
+        """Returns name, ID and address of the other brokers of the cluster that a name server knows, own name first."""
+        config, own = self._node.config, self._node.remoting_address
+        for server, state in self._node.registration.states.items():
+            if not state.is_registered:
+                continue
+            body = await self._invoke(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            try:
+                info = read_as(ClusterInfo, body or b"")
+            except RemoteProtocolError:
+                continue
+            in_cluster = info.cluster_addr_table.get(config.cluster_name, ())
+            names = sorted(in_cluster, key=lambda name: (name != config.broker_name, name))
+            return [
+                (name, broker_id, address)
+                for name in names
+                if name in info.broker_addr_table
+                for broker_id, address in sorted(info.broker_addr_table[name].broker_addrs.items())
+                if address != own
+            ]
+        return []
+
+    async def _addresses(self, address: str) -> Mapping[str, str]:
+        try:
+            return read_as(_RuntimeInfo, await self._invoke(address, RequestCode.GET_BROKER_RUNTIME_INFO) or b"").table
+        except RemoteProtocolError:
+            return {}
+
+    async def _invoke(self, address: str, code: RequestCode) -> bytes | None:
+        try:
+            answer = await self._client.invoke(address, RemotingCommand(code), ASK_TIMEOUT_S)
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError):
+            return None
+        return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
+
+    def _neighbour(self, name: str, broker_id: int, address: str, told: Mapping[str, str]) -> Neighbour:
+        host = split(address)[0]
+        url = told.get(ADMIN_URL, "")
+        is_here = is_loopback(host) or host == self._node.advertised.client_host
+        return Neighbour(
+            broker_name=name,
+            broker_id=broker_id,
+            host=host,
+            url=url if self._leads_there(url, is_here=is_here) else "",
+            ha_address=told.get(HA_ADDRESS, ""),
+            ha_client_address=told.get(HA_CLIENT_ADDRESS, ""),
+        )
+
+    def _leads_there(self, url: str, *, is_here: bool) -> bool:
+        """Whether a browser that shows this node's pages can open `url`: a loopback address is the node's only if both
+        are on one machine."""
+        match = _URL.fullmatch(url)
+        if match is None:
+            return False
+        return not is_loopback(match[1].strip("[]")) or (is_here and is_loopback(self._node.config.admin_bind_address))
