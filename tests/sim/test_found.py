@@ -266,6 +266,14 @@ def test_a_master_appends_before_the_end_of_its_recovery_is_recorded(outcome: Ou
     assert outcome.faults["power_in_write"] == 1
 
 
+def test_an_answer_that_comes_after_a_power_loss_makes_its_master_no_holder(outcome: Outcome) -> None:
+    """The pages of the message are still there, but not whole, and it was not flushed.
+
+    The simulation counted the master among those that had the message and never lost it.
+    """
+    assert outcome.faults["power_in_write"] == 1
+
+
 def test_a_process_that_never_had_the_key_is_no_master_when_it_ends(outcome: Outcome) -> None:
     """A master loses power and starts again while its key has not expired. The new process, which is no master, tells a
     consumer the offsets that it knows, and is killed.

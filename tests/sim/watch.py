@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,6 +27,7 @@ from tests.checkers.history import (
     Recovered,
 )
 from tests.checkers.prefix import Prefix
+from tests.checkers.records import BadRecord, parse_at
 from tests.checkers.statuses import Statuses
 from tests.checkers.violation import Violation
 from tests.sim.observer import Observer
@@ -144,18 +146,25 @@ class Watch(Observer):
         self.judged(self._live.on_consumed(event, physical_offset))
 
     def _hold(self, accepted: Accepted) -> None:
-        """Records which nodes have an acknowledged message now."""
+        """Records which nodes have an acknowledged message now; the master may have lost it before its answer came."""
         begin = accepted.answered.physical_offset
-        head = self._read(MASTER, begin, 4)
-        size = int.from_bytes(head, "big")
-        raw = self._read(MASTER, begin, size)
-        body_id = accepted.sent.body_id
-        if body_id not in raw:
-            return  # the master has lost it while the answer was in flight
-        # A node that lost power may have the pages of this message, but not those before it.
-        slaves = [s.name for s in self.cluster.slaves if begin + size <= self._kept_to.get(s.name, math.inf)]
-        holders = {MASTER} | {name for name in slaves if self._read(name, begin, size) == raw}
-        self.holdings.append(Holding(body_id, begin, begin + size, holders))
+        ends = {}
+        for name in (MASTER, *(slave.name for slave in self.cluster.slaves)):
+            end = self._end_of(accepted.sent.body_id, name, begin)
+            # A node that lost power may have the pages of this message, but not those before it.
+            if end is not None and end <= self._kept_to.get(name, math.inf):
+                ends[name] = end
+        if ends:
+            self.holdings.append(Holding(accepted.sent.body_id, begin, max(ends.values()), set(ends)))
+
+    def _end_of(self, body_id: bytes, node: str, begin: int) -> int | None:
+        """Returns where a message that begins at `begin` of a node's log ends; None if it is not whole there."""
+        segment_size = self.options.segment_size
+        try:
+            record = parse_at(partial(self._read, node), begin, begin + segment_size, segment_size)
+        except BadRecord:
+            return None
+        return record.end if body_id in record.body else None
 
     # ---- nodes
 
