@@ -1,4 +1,4 @@
-"""Finds the confirmed end of each queue and of the log, which may be before the end of their files."""
+"""Finds the confirmed ends of queues and of the log, which may be before the end of their files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ha.arrow.heads import HEAD, Heads
+from ha.arrow.heads import Heads
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.queues import ENTRY_DTYPE, QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
+from ha.protocol.record import RecordHead, scan_record
 from ha.protocol.store_files import BLANK_SIZE
+
+_QUEUE_COUNT_ALONE = 256
+"""If more queues than this are asked for, all are examined, so that the log's end is known."""
 
 
 class Confirmed:
-    """The confirmed ends at the time of construction. `queue_ends` count entries, `end_offset` is physical (bytes).
+    """The confirmed ends of queues (in entries) and of the log, each found when it is first asked for.
 
     A node adds a record to a queue only when it is complete and confirmed, so the end of the last queued record is the
     end of the log. RocketMQ does not clear entries that it truncates after a crash: a queue's last entries count only
@@ -24,19 +28,47 @@ class Confirmed:
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles]) -> None:
         self._segments = segments
         self._queues = queues
-        self.queue_ends = {key: queue.find_end() for key, queue in queues.items()}
-        self.end_offset = segments.min_offset
-        doubtful = []
-        for key, end in self.queue_ends.items():
-            record_end = self._sound_end(key, end)
-            if record_end is None:
-                doubtful.append(key)
-            else:
-                self.end_offset = max(self.end_offset, record_end)
-        for key in doubtful:
-            self.queue_ends[key] = self._agreeing_end(key, self.queue_ends[key])
-        if not queues:
-            self.end_offset = self._end_by_walk()
+        self._ends: dict[QueueId, int] = {}
+        self.known_end_offset = segments.min_offset
+        """Physical offset up to which the log is confirmed at least, as far as queues have been examined"""
+        self.is_complete = False
+        """Whether all queues have been examined"""
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset of the log's end. Examines all queues."""
+        self._examine_all()
+        return self.known_end_offset
+
+    def queue_end(self, key: QueueId) -> int:
+        """Return a queue's end. KeyError if there is no such queue."""
+        if key not in self._ends and (len(self._ends) >= _QUEUE_COUNT_ALONE or self._examine(key) is not None):
+            self._examine_all()
+        return self._ends[key]
+
+    def _examine(self, key: QueueId) -> int | None:
+        """Find a queue's end; None if it is confirmed, else the end of its entries, to be compared with the log's."""
+        queue = self._queues[key]
+        end = queue.find_end()
+        record_end = self._sound_end(key, end)
+        if record_end is not None:
+            self.known_end_offset = max(self.known_end_offset, record_end)
+        elif not len(self._segments) or not self._is_before_end(queue, end):
+            return end
+        self._ends[key] = end
+        return None
+
+    def _examine_all(self) -> None:
+        if self.is_complete:
+            return
+        doubtful = {
+            key: end for key in self._queues if key not in self._ends and (end := self._examine(key)) is not None
+        }
+        for key, end in doubtful.items():
+            self._ends[key] = self._agreeing_end(key, end)
+        if not self._queues:
+            self.known_end_offset = self._end_by_walk()
+        self.is_complete = True
 
     def _sound_end(self, key: QueueId, end: int) -> int | None:
         """Return the end of the record of the queue's last message; None if there is none that agrees."""
@@ -45,34 +77,34 @@ class Confirmed:
         if not len(entries) or entries["size"][-1] == BLANK_SIZE:
             return None
         physical, size = int(entries["physical_offset"][-1]), int(entries["size"][-1])
-        raw = self._segments.read(physical, max(size, HEAD.itemsize))
-        if raw is None or len(raw) < size:
+        raw = self._segments.read(physical, size)
+        head = scan_record(raw, 0, len(raw)) if raw is not None else None
+        if not isinstance(head, RecordHead) or head.physical_offset != physical or head.total_size != size:
             return None
-        heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical)
-        is_sound = bool(heads.sound[0]) and int(heads.total_size[0]) == size
-        if is_sound and queue.dtype is ENTRY_DTYPE and not key.topic.startswith(LIGHT_QUEUE_PREFIX):
-            own = (int(heads.field("queue_id")[0]), int(heads.field("queue_offset")[0]))
-            is_sound = own == (key.queue_id, start + len(entries) - 1)
-        return physical + size if is_sound else None
+        is_own = queue.dtype is not ENTRY_DTYPE or key.topic.startswith(LIGHT_QUEUE_PREFIX)
+        is_own = is_own or (head.queue_id, head.queue_offset) == (key.queue_id, start + len(entries) - 1)
+        return physical + size if is_own else None
+
+    def _is_before_end(self, queue: QueueFiles, end: int) -> bool:
+        """Return whether a queue's last entry needs no record to agree with: it lies before the confirmed end."""
+        _, entries = queue.read(max(queue.first, end - 1), end)
+        if not len(entries):
+            return True
+        size, physical = int(entries["size"][-1]), int(entries["physical_offset"][-1])
+        if size == BLANK_SIZE:
+            return physical == 0  # only such entries precede it: the queue began here, or its topic was deleted
+        return physical + size <= self.known_end_offset
 
     def _agreeing_end(self, key: QueueId, end: int) -> int:
         """Step back over entries that neither lie before the confirmed end nor agree with a record."""
         queue = self._queues[key]
         if not len(self._segments):
             return queue.first  # a resync has set the log aside and comes to the queues: no entry agrees with anything
-        while end > queue.first:
-            _, entries = queue.read(max(queue.first, end - 1), end)
-            if not len(entries):
-                return end
-            size = int(entries["size"][-1])
-            if size == BLANK_SIZE and entries["physical_offset"][-1] == 0:
-                return end  # only such entries precede it: the queue began here, or its topic was deleted
-            if size != BLANK_SIZE and int(entries["physical_offset"][-1]) + size <= self.end_offset:
-                return end
+        while end > queue.first and not self._is_before_end(queue, end):
             record_end = self._sound_end(key, end)
             if record_end is not None:
-                self.end_offset = max(self.end_offset, record_end)
-                return end
+                self.known_end_offset = max(self.known_end_offset, record_end)
+                break
             end -= 1
         return end
 

@@ -10,7 +10,6 @@ was planned before, such as a Spark task, waits for them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,7 +25,7 @@ from ha.arrow.decode import decode_batches
 from ha.arrow.heads import Heads
 from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
-from ha.arrow.queues import BATCH_ENTRY_DTYPE, ENTRY_DTYPE, Entries, QueueFiles, QueueId
+from ha.arrow.queues import BATCH_ENTRY_DTYPE, ENTRY_DTYPE, Entries, QueueFiles, QueueId, Queues
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.segments import Segment, Segments, is_set_aside
 from ha.arrow.settled import settled_end
@@ -44,6 +43,9 @@ _TAG_CODE_MIN = -(1 << 31)
 _REWRITE_TIMEOUT_S = 60.0
 """Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
 _POLL_INTERVAL_S = 0.05
+_UNCHANGED_MAX_S = 15.0
+"""Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
+node writes again after a crash, show only in the queues."""
 
 
 class QueueRange(NamedTuple):
@@ -73,10 +75,11 @@ class LogReader:
         self.counts = ReadCounts()
         self.damages: list[Damage] = []
         self._segments = Segments(commitlog)
-        self._queues: dict[QueueId, QueueFiles] = {}
+        self._queues = Queues(self.path)
         self._confirmed: Confirmed | None = None
         self._settled: int | None = None
-        self._list_queues()
+        self._refreshed_s = monotonic()
+        self._end_before: int | None = None
 
     def __enter__(self) -> LogReader:
         return self
@@ -90,14 +93,26 @@ class LogReader:
 
     # ---- contents
 
-    def refresh(self) -> None:
-        """Read the directories again: new and deleted segments, new queues, a replaced log."""
-        self._segments.refresh()
-        self._list_queues()
-        for queue in self._queues.values():
-            queue.refresh()
+    def refresh(self) -> bool:
+        """Read the directories again: new and deleted segments, new queues, a replaced log.
+
+        Returns False, and keeps the state, if nothing has changed. That is known, without reading thousands of queues
+        again, if the log had no record after its end before they were last read, and still has none.
+        """
+        has_changed = self._segments.refresh()
+        confirmed = self._confirmed
+        end = confirmed.end_offset if confirmed is not None and confirmed.is_complete else None
+        if end is not None and self._segments.has_record(end):
+            end = None
+        is_recent = monotonic() - self._refreshed_s < _UNCHANGED_MAX_S
+        if not has_changed and is_recent and end is not None and end == self._end_before == self.end_offset():
+            return False
+        self._queues.refresh()
         self._confirmed = None
         self._settled = None
+        self._refreshed_s = monotonic()
+        self._end_before = end
+        return True
 
     @property
     def min_offset(self) -> int:
@@ -118,9 +133,20 @@ class LogReader:
         """Physical offset after the last queued record; earlier records may still be missing in their queues."""
         return self._confirm().end_offset
 
-    def queues(self) -> list[QueueId]:
-        """Return every queue that has a directory, sorted."""
-        return sorted(self._queues)
+    def size_min(self) -> int:
+        """Return a lower bound of the log's size in bytes, without examining more queues."""
+        segments = self._segments.all()
+        return max(self._confirm().known_end_offset, segments[-1].start if segments else 0) - self.min_offset
+
+    def topics(self) -> list[str]:
+        """Return every topic with a queue, sorted."""
+        return sorted(topic for topic in self._queues.topic_names() if self._queues.of_topic(topic))
+
+    def queues(self, topics: Iterable[str] | None = None) -> list[QueueId]:
+        """Return every queue of `topics` (None: of all) that has a directory, sorted."""
+        if topics is None:
+            return sorted(self._queues)
+        return sorted(QueueId(topic, queue_id) for topic in topics for queue_id in self._queues.of_topic(topic))
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         """Return the readable part of a queue, from the first message still in the log; (0, 0) if it is unknown."""
@@ -128,21 +154,24 @@ class LogReader:
         queue = self._queues.get(key)
         if queue is None:
             return QueueRange(0, 0)
-        end = self._confirm().queue_ends[key]
-        begin = queue.search(self.min_offset, end)
-        count = 1  # nearly always the first one is a message; blank ones may be many
-        while begin < end:
-            start, entries = queue.read(begin, min(end, begin + count))
-            count = _BLOCK_ENTRIES
-            real = np.flatnonzero((entries["size"] != BLANK_SIZE) & (entries["physical_offset"] >= self.min_offset))
-            if len(real):
-                begin = start + int(real[0])
-                break
-            begin = max(start, begin) + max(len(entries), 1)
-        begin = min(begin, end)
+        end = self._confirm().queue_end(key)
+        begin = self._first_message(queue, end)
         if queue.dtype is BATCH_ENTRY_DTYPE:
             return QueueRange(_batch_offset(queue, begin), _batch_offset(queue, end))
         return QueueRange(begin, end)
+
+    def _first_message(self, queue: QueueFiles, end: int) -> int:
+        """Return the position of the first entry of a message still in the log; `end` if there is none."""
+        begin, count = queue.first, 1  # nearly always it is the first one; blank ones may be many
+        while begin < end:
+            start, entries = queue.read(begin, min(end, begin + count))
+            real = np.flatnonzero((entries["size"] != BLANK_SIZE) & (entries["physical_offset"] >= self.min_offset))
+            if len(real):
+                return start + int(real[0])
+            after = max(start, begin) + max(len(entries), 1)
+            begin = max(after, queue.search(self.min_offset, end)) if count == 1 else after
+            count = _BLOCK_ENTRIES
+        return end
 
     def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
         """Return the existing entries of [begin, end) (ENTRY_DTYPE; of a batch queue BATCH_ENTRY_DTYPE positions)."""
@@ -168,17 +197,17 @@ class LogReader:
         if queue is None:
             return None
         position = self._position_for_time(key, queue, timestamp_ms)
-        if position >= self._confirm().queue_ends[key]:
+        if position >= self._confirm().queue_end(key):
             return None
         return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
         """Return the first physical offset of a queued record stored at or after `timestamp_ms`; else the end."""
         confirmed = self._confirm()
-        ends, found = confirmed.queue_ends, confirmed.end_offset
+        found = confirmed.end_offset
         for key, queue in self._queues.items():
             position = self._position_for_time(key, queue, timestamp_ms)
-            if position < ends[key]:
+            if position < confirmed.queue_end(key):
                 found = min(found, queue.physical_offset(position))
         return found
 
@@ -236,7 +265,7 @@ class LogReader:
 
     def _batches_within(self, key: QueueId, queue: QueueFiles, begin: int, end: int) -> tuple[Entries, Int64s]:
         """Return a batch queue's entries that hold any of the queue offsets [begin, end), and their first offsets."""
-        _, entries = queue.read(queue.first, self._confirm().queue_ends[key])
+        _, entries = queue.read(queue.first, self._confirm().queue_end(key))
         bases = entries["base_offset"].astype(np.int64)
         chosen = (bases < end) & (bases + entries["batch_size"] > begin)
         return entries[chosen], bases[chosen]
@@ -274,14 +303,12 @@ class LogReader:
         if begin < end:
             self._wait_settled(end)
             self._gone(None, max(begin, self.end_offset()), end, "the queues end before them", options)
-        ends = self._confirm().queue_ends
         chosen = [
             key
-            for key, queue in self._queues.items()
-            if (where.topics is None or key.topic in where.topics)
-            and (where.queue_ids is None or key.queue_id in where.queue_ids)
-            and queue.dtype is ENTRY_DTYPE
+            for key in self.queues(where.topics)
+            if (where.queue_ids is None or key.queue_id in where.queue_ids) and self._queues[key].dtype is ENTRY_DTYPE
         ]
+        ends = {key: self._confirm().queue_end(key) for key in chosen}
         # A record in an ordinary and a light queue counts as the ordinary one's.
         chosen.sort(key=lambda key: (key.topic.startswith(LIGHT_QUEUE_PREFIX), key))
         hits = self._hits({key.topic for key in chosen}, options)
@@ -446,22 +473,13 @@ class LogReader:
             if not may_change:
                 return
 
-    def _list_queues(self) -> None:
-        queues: dict[QueueId, QueueFiles] = {}
-        for folder, dtype in (("consumequeue", ENTRY_DTYPE), ("batchconsumequeue", BATCH_ENTRY_DTYPE)):
-            for topic, queue_id, directory in _queue_directories(self.path / folder):
-                key = QueueId(topic, queue_id)
-                known = self._queues.get(key)
-                queues[key] = known if known is not None and known.dtype is dtype else QueueFiles(directory, dtype)
-        self._queues = queues
-
     def _confirm(self) -> Confirmed:
         if self._confirmed is None:
             self._confirmed = Confirmed(self._segments, self._queues)
         return self._confirmed
 
     def _position_for_time(self, key: QueueId, queue: QueueFiles, timestamp_ms: int) -> int:
-        end = self._confirm().queue_ends[key]
+        end = self._confirm().queue_end(key)
         low, high = queue.search(self.min_offset, end), end
         while low < high:
             middle = (low + high) // 2
@@ -505,21 +523,6 @@ class LogReader:
             )
             raise RecordsGone(what, first, end, reason)
         self.counts.gone += end - first
-
-
-def _queue_directories(root: Path) -> Iterator[tuple[str, int, Path]]:
-    try:
-        topics = os.listdir(root)
-    except OSError:
-        return
-    for topic in topics:
-        try:
-            names = os.listdir(root / topic)
-        except OSError:
-            continue
-        for name in names:
-            if name.isdecimal():
-                yield topic, int(name), root / topic / name
 
 
 def _batch_offset(queue: QueueFiles, position: int) -> int:

@@ -10,6 +10,8 @@ int64 physical offset, int32 size, int64 tags code, int64 store time, int64 base
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +35,10 @@ BATCH_ENTRY_DTYPE = np.dtype(
 )
 Entries = npt.NDArray[np.void]
 _PROBE_ENTRIES = 1024
+_PROBE_ENTRIES_AGAIN = 32
+"""Where the end was found before: most queues have few new entries."""
+_SIZE_AT = 8
+_NO_SIZE = bytes(4)
 
 
 class QueueId(NamedTuple):
@@ -45,33 +51,40 @@ class QueueId(NamedTuple):
 class _File(NamedTuple):
     start: int  # entries
     room: int  # entries
-    path: Path
+    path: str
 
 
 class QueueFiles:
-    """The files of one queue. Positions and counts are entries: for ordinary queues these are queue offsets."""
+    """The files of one queue, listed when they are first needed. Positions and counts are entries: for ordinary queues
+    these are queue offsets."""
 
-    def __init__(self, directory: Path, dtype: np.dtype[np.void] = ENTRY_DTYPE) -> None:
+    def __init__(self, directory: str, dtype: np.dtype[np.void] = ENTRY_DTYPE) -> None:
         self.directory = directory
         self.dtype = dtype
-        self._files: list[_File] = []
+        self._listed: list[_File] | None = None
         self._end = 0
-        self.refresh()
 
     def refresh(self) -> None:
-        """Read the directory again; a missing directory is an empty queue."""
-        files: list[_File] = []
-        try:
-            with os.scandir(self.directory) as found:
-                for item in found:
-                    start = segment_start(item.name)
-                    if start is not None:
-                        size = item.stat().st_size
-                        files.append(_File(start // self.dtype.itemsize, size // self.dtype.itemsize, Path(item.path)))
-        except FileNotFoundError:
-            files = []
-        files.sort()
-        self._files = files
+        """Read the directory again at the next use."""
+        self._listed = None
+
+    @property
+    def _files(self) -> list[_File]:
+        """The files, ascending; a missing directory is an empty queue."""
+        if self._listed is None:
+            files: list[_File] = []
+            try:
+                with os.scandir(self.directory) as found:
+                    for item in found:
+                        start = segment_start(item.name)
+                        if start is not None:
+                            size = item.stat().st_size
+                            files.append(_File(start // self.dtype.itemsize, size // self.dtype.itemsize, item.path))
+            except FileNotFoundError:
+                files = []
+            files.sort()
+            self._listed = files
+        return self._listed
 
     @property
     def has_files(self) -> bool:
@@ -85,36 +98,51 @@ class QueueFiles:
 
     def find_end(self) -> int:
         """Return the position after the last entry of a size other than 0."""
-        end = self._end_from(self._end) if self._is_written(self._end - 1) else self._search_end()
-        self._end = end
-        return end
+        last = self._end - 1
+        end = self._end_from(last, _PROBE_ENTRIES_AGAIN) if last >= self.first else last
+        self._end = end if end > last else self._search_end()
+        return self._end
 
-    def _is_written(self, position: int) -> bool:
-        if position < self.first:
-            return False
-        _, found = self.read(position, position + 1)
-        return len(found) == 1 and bool(found["size"][0])
-
-    def _end_from(self, position: int) -> int:
+    def _end_from(self, position: int, count: int = _PROBE_ENTRIES) -> int:
+        """Return the position of the first unwritten entry from `position` on."""
         while True:
-            _, entries = self.read(position, position + _PROBE_ENTRIES)
-            written = entries["size"] != 0
-            if not written.all():
-                return position + int(np.argmin(written))
-            position += len(entries)
+            start, entries = self.read(position, position + count)
             if not len(entries):
                 return position
+            written = entries["size"] != 0
+            if not written.all():
+                return start + int(np.argmin(written))
+            position = start + len(entries)
+            count = _PROBE_ENTRIES
 
     def _search_end(self) -> int:
         for file in reversed(self._files):
-            if not self._is_written(file.start):
-                continue
-            low, high = file.start, file.start + file.room  # written at low, unwritten at high
-            while high - low > _PROBE_ENTRIES:
-                middle = (low + high) // 2
-                low, high = (middle, high) if self._is_written(middle) else (low, middle)
-            return self._end_from(low)
+            try:
+                descriptor = os.open(file.path, os.O_RDONLY)
+            except FileNotFoundError:
+                break  # retention deleted it, and everything before it
+            try:
+                low = self._last_written(descriptor, file.room)
+            finally:
+                os.close(descriptor)
+            if low is not None:
+                return self._end_from(file.start + low)
         return self.first
+
+    def _last_written(self, descriptor: int, room: int) -> int | None:
+        """Return a written entry of a file, at most _PROBE_ENTRIES before its last; None if the first is not."""
+
+        def is_written(entry: int) -> bool:
+            raw = os.pread(descriptor, len(_NO_SIZE), entry * self.dtype.itemsize + _SIZE_AT)
+            return len(raw) == len(_NO_SIZE) and raw != _NO_SIZE
+
+        if not is_written(0):
+            return None
+        low, high = 0, room  # written at low, unwritten at high
+        while high - low > _PROBE_ENTRIES:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_written(middle) else (low, middle)
+        return low
 
     def read(self, begin: int, end: int) -> tuple[int, Entries]:
         """Return the contiguous entries within [begin, end) that files hold, and the position of the first of them."""
@@ -162,3 +190,65 @@ class QueueFiles:
                 high = middle
         low, entries = self.read(low, high)
         return low + int(np.searchsorted(entries["physical_offset"].astype(np.int64), physical_offset))
+
+
+class Queues(Mapping[QueueId, QueueFiles]):
+    """The queues of a store by their id, listed topic by topic when they are first needed."""
+
+    def __init__(self, root: Path) -> None:
+        self._folders = (f"{root}/consumequeue", ENTRY_DTYPE), (f"{root}/batchconsumequeue", BATCH_ENTRY_DTYPE)
+        self._names: frozenset[str] | None = None
+        self._topics: dict[str, dict[int, QueueFiles]] = {}
+        self._listed: set[str] = set()
+
+    def refresh(self) -> None:
+        """Read the directories again at the next use."""
+        self._names = None
+        self._listed.clear()
+        for queues in self._topics.values():
+            for queue in queues.values():
+                queue.refresh()
+
+    def topic_names(self) -> frozenset[str]:
+        """Return the topics that have a directory, even an empty one."""
+        if self._names is None:
+            found: list[str] = []
+            for folder, _ in self._folders:
+                with suppress(OSError):
+                    found += os.listdir(folder)
+            self._names = frozenset(found)
+        return self._names
+
+    def of_topic(self, topic: str) -> Mapping[int, QueueFiles]:
+        """Return the queues of a topic by their number."""
+        if topic not in self._listed:
+            self._listed.add(topic)
+            self._topics[topic] = self._list(topic) if topic in self.topic_names() else {}
+        return self._topics[topic]
+
+    def _list(self, topic: str) -> dict[int, QueueFiles]:
+        known = self._topics.get(topic, {})
+        found: dict[int, QueueFiles] = {}
+        for folder, dtype in self._folders:
+            try:
+                names = os.listdir(f"{folder}/{topic}")
+            except OSError:
+                continue
+            for name in names:
+                if name.isdecimal():
+                    queue = known.get(int(name))
+                    if queue is None or queue.dtype is not dtype:
+                        queue = QueueFiles(f"{folder}/{topic}/{name}", dtype)
+                    found[int(name)] = queue
+        return found
+
+    def __getitem__(self, key: QueueId) -> QueueFiles:
+        return self.of_topic(key.topic)[key.queue_id]
+
+    def __iter__(self) -> Iterator[QueueId]:
+        for topic in self.topic_names():
+            for queue_id in self.of_topic(topic):
+                yield QueueId(topic, queue_id)
+
+    def __len__(self) -> int:
+        return sum(len(self.of_topic(topic)) for topic in self.topic_names())

@@ -59,8 +59,8 @@ class Segments:
         self._inodes: dict[int, int] = {}
         self.refresh()
 
-    def refresh(self) -> None:
-        """Read the directory again. StoreUnreadable if it can't be listed."""
+    def refresh(self) -> bool:
+        """Read the directory again; returns whether it has changed. StoreUnreadable if it can't be listed."""
         try:
             names = os.listdir(self.directory)
         except OSError as error:
@@ -85,9 +85,11 @@ class Segments:
         for start in list(self._mapped):
             if inodes.get(start) != self._inodes.get(start):
                 del self._mapped[start]
+        has_changed = found != self._segments or inodes != self._inodes
         self._segments = found
         self._starts = [segment.start for segment in found]
         self._inodes = inodes
+        return has_changed
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -134,6 +136,18 @@ class Segments:
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
         return None if segment is None or buffer is None else (segment, buffer)
+
+    def has_record(self, physical_offset: int) -> bool:
+        """Return whether a record begins at an offset, or after the filler there. Only its magic is read."""
+        while (mapped := self.mapped_at(physical_offset)) is not None:
+            segment, buffer = mapped
+            at = physical_offset - segment.start
+            head = memoryview(buffer)[at : at + _SIZE_AND_MAGIC.size]
+            magic = _SIZE_AND_MAGIC.unpack(head)[1] if len(head) == _SIZE_AND_MAGIC.size else FILLER_MAGIC
+            if magic != FILLER_MAGIC:
+                return magic in (MAGIC_V1, MAGIC_V2)
+            physical_offset = segment.end
+        return False
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
         """Return up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""

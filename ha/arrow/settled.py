@@ -7,6 +7,8 @@ whose entries are not written yet, which a read of that range would miss.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ha.arrow.confirmed import Confirmed
@@ -22,7 +24,7 @@ _TAIL_BYTES = 2 << 20
 """The last queued record, and the MiB of records before it"""
 
 
-def settled_end(segments: Segments, queues: dict[QueueId, QueueFiles], confirmed: Confirmed) -> int:
+def settled_end(segments: Segments, queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed) -> int:
     """Return the physical offset before which every visible record is in its queue.
 
     That is the offset of the first visible record with a usable topic and queue id that is not queued; it is at most 1
@@ -49,10 +51,10 @@ def settled_end(segments: Segments, queues: dict[QueueId, QueueFiles], confirmed
     return end
 
 
-def _queued_end(queues: dict[QueueId, QueueFiles], confirmed: Confirmed, key: QueueId) -> int:
+def _queued_end(queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed, key: QueueId) -> int:
     """Return the queue offset after the queue's last message."""
-    end = confirmed.queue_ends.get(key, 0)
     queue = queues.get(key)
+    end = 0 if queue is None else confirmed.queue_end(key)
     if queue is None or queue.dtype is not BATCH_ENTRY_DTYPE or not end:
         return end
     _, entries = queue.read(end - 1, end)

@@ -82,9 +82,8 @@ class Walker:
         best = segment.start
         if begin == best:
             return best
-        ends = self._confirmed.queue_ends
         for key, queue in self._queues.items():
-            position = queue.search(begin + 1, ends[key])
+            position = queue.search(begin + 1, self._confirmed.queue_end(key))
             if position > queue.first:
                 _, entries = queue.read(position - 1, position)
                 if len(entries) and entries["size"][0] != BLANK_SIZE:
@@ -101,11 +100,11 @@ class Walker:
         return int(head["physical_offset"]) == physical_offset
 
     def _next_queued(self, physical_offset: int, default: int) -> int:
-        ends = self._confirmed.queue_ends
         found = default
         for key, queue in self._queues.items():
-            position = queue.search(physical_offset, ends[key])
-            if position < ends[key]:
+            end = self._confirmed.queue_end(key)
+            position = queue.search(physical_offset, end)
+            if position < end:
                 found = min(found, queue.physical_offset(position))
         return max(found, physical_offset)
 

@@ -136,6 +136,34 @@ def test_ranges_end_at_a_record_not_queued_yet(tmp_path: Path, sys_flag: int) ->
         assert reader.end_offset() == store.offset
 
 
+def test_a_log_counts_as_unchanged_only_once_everything_in_it_is_queued(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", segment_size=4096)
+    (store.root / "abort").touch()
+
+    def look(reader: LogReader) -> bool:
+        has_changed = reader.refresh()
+        assert reader.queued_end()  # examines every queue
+        return has_changed
+
+    with LogReader(store.root) as reader:
+        assert [look(reader) for _ in range(4)] == [True, True, False, False]
+        waiting = store.put(Message("u", 1, b"its entry comes later"), is_queued=False)
+        size = store.offset - waiting
+        assert [look(reader) for _ in range(3)] == [True] * 3
+        store.put(Message("t", 0, b"queued already"))
+        assert [look(reader) for _ in range(3)] == [True] * 3
+        store.write_entry("u", 1, 0, ENTRY.pack(waiting, size, 0))
+        assert [look(reader) for _ in range(3)] == [True, False, False]
+        assert reader.queue_range("u", 1) == (0, 1)
+        while store.offset % store.segment_size + 300 < store.segment_size:
+            store.put(Message("t", 0, b"to the end of the segment"))
+        store.write_log(-(-store.offset // store.segment_size) * store.segment_size, bytes(8))  # allocated in advance
+        assert [look(reader) for _ in range(3)] == [True, True, False]
+        store.put(Message("t", 0, b"x" * 300))  # in the next segment
+        assert [look(reader) for _ in range(3)] == [True, True, False]
+        assert reader.queue_range("t", 0).end == store.next_queue_offset["t", 0]
+
+
 # ---- a node that starts after a crash takes entries away, and writes them again
 
 

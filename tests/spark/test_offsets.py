@@ -17,6 +17,7 @@ from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.offsets import (
     StreamOffset,
+    decode_positions,
     decode_stream,
     encode_positions,
     encode_stream,
@@ -48,6 +49,7 @@ class FakeLog:
         self.refreshes = 0
         self.on_refresh: list[Any] = []
         self.sizes_known = True
+        self.is_unchanged = False
 
     def add(self, topic: str, queue_id: int, count: int, *, broker: str | None = None, begin: int = 0) -> QueueKey:
         queue = QueueKey(topic, broker or self.names[0], queue_id)
@@ -60,10 +62,11 @@ class FakeLog:
         self.times[queue] = self.times[queue][begin - self.begins[queue] :]
         self.begins[queue] = begin
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         self.refreshes += 1
         if self.on_refresh:
             self.on_refresh.pop(0)()
+        return not self.is_unchanged
 
     def brokers(self) -> tuple[str, ...]:
         return self.names
@@ -144,6 +147,64 @@ def test_offsets_survive_json(
     written = json.dumps(encode_stream(offset, brokers))
     assert decode_stream(json.loads(written), brokers) == offset
     assert json.dumps(encode_stream(decode_stream(json.loads(written), brokers), brokers)) == written
+
+
+def queues_at(*offsets: int, broker: str = "x", first: int = 0) -> dict[QueueKey, int]:
+    return {QueueKey("t", broker, first + number): offset for number, offset in enumerate(offsets)}
+
+
+def test_offsets_of_many_queues_are_written_as_runs() -> None:
+    assert encode_positions(queues_at(*[7] * 31), ("x",)) == {"t": {str(number): 7 for number in range(31)}}
+    assert encode_positions(queues_at(*[7] * 32), ("x",)) == {"t": {"0-31": 7}}
+    near = [500 + number % 3 for number in range(40)]
+    assert encode_positions(queues_at(*near), ("x",)) == {"t": {"0-39": [500, *(n % 3 for n in range(1, 40))]}}
+    gaps = queues_at(*near) | queues_at(*near, broker="y", first=100) | queues_at(8, 8, broker="y", first=7)
+    assert list(encode_positions(gaps, ("x", "y"))["t"]) == ["x:0-39", "y:7-8", "y:100-139"]
+    for positions in (queues_at(*[7] * 32), queues_at(*near), gaps, queues_at(*range(1 << 61, (1 << 61) + 50))):
+        written = json.dumps(encode_positions(positions, ("x", "y")))
+        assert decode_positions(json.loads(written), ("x", "y")) == positions
+
+
+def test_offsets_of_ten_thousand_queues_are_small() -> None:
+    positions = {
+        QueueKey(f"topic-{topic}", "x", number): 1_000_000 + (topic * 31 + number * 17) % 10
+        for topic in range(100)
+        for number in range(100)
+    }
+    assert (
+        len(json.dumps(encode_stream(StreamOffset(positions=positions), ("x",)))) < 40_000
+    )  # 250,000 with a member for each queue
+
+
+def test_a_checkpoint_of_the_old_form_goes_on() -> None:
+    log = FakeLog()
+    queues = [log.add("t", number, 5) for number in range(40)]
+    # As earlier versions wrote it: one member for each queue.
+    checkpoint = [json.dumps({"t": {str(number): 3 for number in range(40)}})]
+    query = Query(log, checkpoint)
+    assert query.trigger()
+    assert query.read == {queue: [3, 4] for queue in queues}
+    assert json.loads(checkpoint[1]) == {"t": {"0-39": 5}}
+    assert not Query(log, checkpoint).trigger()
+    read_up = [json.dumps({"t": {str(number): 5 for number in range(40)}})]
+    assert not Query(log, read_up).trigger(), "the other form alone is no reason for a batch"
+    log.add("t", 7, 1)
+    query = Query(log, checkpoint)
+    assert query.trigger()
+    assert query.read == {queues[7]: [5]}
+
+
+def test_starting_offsets_may_be_a_stream_s_own() -> None:
+    log = FakeLog()
+    queues = [log.add("t", number, 5) for number in range(40)]
+    offsets = stream(startingOffsets='{"t":{"0-37":2,"38-39":[1,2]}}')
+    assert starting_positions(log, offsets, queues) == dict(zip(queues, [2] * 38 + [1, 3], strict=True))
+
+
+@pytest.mark.parametrize("members", [{"0": "3"}, {"0-1": [3]}, {"0": [3]}, {"1-0": 3}, {"0-65536": 3}, {"0-": 3}])
+def test_offsets_in_no_known_form_are_refused(members: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="checkpoint: t: "):
+        decode_positions({"t": members}, ("x",))
 
 
 def test_offsets_of_other_brokers_are_refused() -> None:
@@ -441,6 +502,26 @@ class Query:
     def run(self, start: dict[str, Any], end: dict[str, Any]) -> None:
         for queue, offsets in read_by(self.planner.partitions(start, end)).items():
             self.read.setdefault(queue, []).extend(offsets)
+
+
+def test_an_unchanged_log_is_not_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = FakeLog()
+    one = log.add("t", 0, 5)
+    query = Query(log, [], startingOffsets="earliest", minOffsetsPerTrigger="3")
+    assert query.trigger()
+    assert not query.trigger()
+    log.is_unchanged = True
+    with monkeypatch.context() as patch:
+        for name in ("queues", "topics", "queue_range"):
+            patch.delattr(FakeLog, name)
+        assert not query.trigger()
+    log.is_unchanged = False
+    log.add("t", 0, 2)
+    assert not query.trigger()
+    log.is_unchanged = True
+    query.planner._delay = TriggerDelay(3, 0, lambda: 0)  # nothing is stored, but the delay has passed
+    assert query.trigger()
+    assert query.read == {one: list(range(7))}
 
 
 def test_stream_reads_everything_once_with_new_queues() -> None:

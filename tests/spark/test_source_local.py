@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from ha.arrow import log_reader
 from ha.arrow.queues import QueueFiles
 from ha.arrow.schema import COLUMNS
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
@@ -435,10 +436,76 @@ def test_deleted_topics_are_not_read_and_keep_their_offsets(tmp_path: Path, monk
         return read(queue, begin, end)
 
     monkeypatch.setattr(QueueFiles, "read", counted)
-    LocalSource([str(store)]).close()
+    with closing(LocalSource([str(store)])) as source:
+        assert source.queue_range(QueueKey("flights", "s", 0)) == (1000, 1000)
     assert 0 < read_count < 200, "blank entries are not read one by one"
     make_store(store, [message(n) for n in range(4000, 4004)])
     assert numbers_of(rows_of(reader_of(store, topic="flights"))) == list(range(4000, 4004))
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topics of the queues whose ends were searched, in this order."""
+    found: list[str] = []
+    find_end = QueueFiles.find_end
+
+    def noted(queue: QueueFiles) -> int:
+        found.append(Path(queue.directory).parent.name)
+        return find_end(queue)
+
+    monkeypatch.setattr(QueueFiles, "find_end", noted)
+    return found
+
+
+def test_planning_examines_only_the_queues_that_are_read(tmp_path: Path, examined: list[str]) -> None:
+    messages = [message(n, topic="few" if n % 10 == 0 else f"other-{n % 3}") for n in range(200)]
+    store = make_store(tmp_path / "s", messages, segment_size=16 << 10)
+    examined.clear()
+    assert numbers_of(rows_of(reader_of(store, topic="few"))) == list(range(0, 200, 10))
+    assert set(examined) == {"few"}
+    examined.clear()
+    assert len(tasks_of(reader_of(store, subscribePattern="fe.*"))) == 1
+    assert set(examined) == {"few"}
+    examined.clear()
+    with closing(LocalSource([str(store)])) as source:
+        planner = StreamPlanner(source, parse_options({"path": str(store), "topic": "few"}, "stream"))
+        end = planner.initial()
+        assert planner.latest(end, planner.default_limit())["few"] == end["few"]
+    assert set(examined) == {"few"}
+
+
+def test_queues_of_an_unchanged_log_are_not_read_again(
+    tmp_path: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "s", [message(n, queue_id=n % 300) for n in range(900)], queue_entry_count=20)
+    now_s = 100.0
+    monkeypatch.setattr(log_reader, "monotonic", lambda: now_s)
+    one = QueueKey("flights", "s", 7)
+    with closing(LocalSource([str(store)])) as source:
+
+        def look() -> tuple[bool, int]:
+            """Whether the source says that something may have changed, and of how many queues the end is searched."""
+            examined.clear()
+            has_changed = source.refresh()
+            for queue in source.queues(None):
+                source.queue_range(queue)
+            return has_changed, len(examined)
+
+        assert look() == (True, 300)
+        assert look() == (True, 300)  # the log may have grown while the queues were read
+        assert look() == (False, 0)
+        assert look() == (False, 0)
+        make_store(store, [message(900, queue_id=7)], queue_entry_count=20)
+        assert look() == (True, 300)
+        assert source.queue_range(one) == (0, 4)
+        assert look() == (True, 300)
+        assert look() == (False, 0)
+        make_store(store, [], queue_entry_count=20, clear="flights")  # which writes nothing into the log
+        now_s += 14
+        assert look() == (False, 0)
+        now_s += 1
+        assert look() == (True, 300)
+        assert source.queue_range(one) == (4, 4)
 
 
 def test_longest_replica_is_read(tmp_path: Path) -> None:

@@ -34,11 +34,13 @@ class CommittedSource:
         self._ranges: dict[QueueKey, QueueRange] = {}
         self._are_fresh = False
 
-    def refresh(self) -> None:
-        """Refresh `inner` and the commits."""
-        self._inner.refresh()
-        self._ranges.clear()
-        self._are_fresh = False
+    def refresh(self) -> bool:
+        """Refresh `inner` and the commits; returns False if nothing has changed."""
+        has_changed = self._inner.refresh()
+        if has_changed:
+            self._ranges.clear()
+            self._are_fresh = False
+        return has_changed
 
     def brokers(self) -> tuple[str, ...]:
         """As in `inner`."""

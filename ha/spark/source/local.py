@@ -40,44 +40,48 @@ class LocalSource:
         self._stores, self._brokers = found.replicas, found.brokers
         self._readers: dict[tuple[str, str], LogReader] = {}
         self._best: dict[str, Paths] = {}
-        self._queues: list[QueueKey] = []
+        self._queues: dict[frozenset[str] | None, list[QueueKey]] = {}
         self._ranges: dict[QueueKey, QueueRange] = {}
         self.refresh()
 
-    def refresh(self) -> None:
-        """Read every directory again, and choose each broker's replica."""
-        for broker, paths in self._stores.items():
-            self._best[broker] = self._in_order(broker, paths)
-        self._queues = sorted(
-            QueueKey(queue.topic, broker, queue.queue_id)
-            for broker in self._stores
-            for queue in self._reader(broker).queues()
-        )
-        self._ranges.clear()
+    def refresh(self) -> bool:
+        """Read the directories again, and choose each broker's replica; returns False if nothing has changed."""
+        changed = [self._refresh_broker(broker, paths) for broker, paths in self._stores.items()]
+        if any(changed):
+            self._queues.clear()
+            self._ranges.clear()
+        return any(changed)
 
-    def _in_order(self, broker: str, paths: Paths) -> Paths:
+    def _refresh_broker(self, broker: str, paths: Paths) -> bool:
         reach: dict[str, tuple[int, int]] = {}
         refused: StoreUnreadable | None = None
+        has_changed = False
         for path in paths:
             known = self._readers.get((broker, path))
             try:
                 if known is None:
                     self._readers[broker, path] = known = LogReader(path, broker_name=broker)
-                else:
-                    known.refresh()
-                reach[path] = -known.queued_end(), known.min_offset
+                    has_changed = True
+                elif known.refresh():
+                    has_changed = True
+                # The end of the log is the end of all its queues, which planning need not know of a single replica.
+                reach[path] = (-known.queued_end(), known.min_offset) if len(paths) > 1 else (0, 0)
             except StoreUnreadable as error:
                 gone = self._readers.pop((broker, path), None)
                 if gone is not None:
                     gone.close()
+                    has_changed = True
                     logger.warning("source.replica_unreadable path=%s broker=%s error=%r", str(path), broker, error)
                 refused = refused or error
         if not reach:
             assert refused is not None
             raise refused
-        # Of equally long ones the one with more data, then the one read before.
-        last = self._best.get(broker, paths)
-        return tuple(sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last))))
+        if has_changed:
+            # Of equally long ones the one with more data, then the one read before.
+            last = self._best.get(broker, paths)
+            order = sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last)))
+            self._best[broker] = tuple(order)
+        return has_changed
 
     def _reader(self, broker: str) -> LogReader:
         return self._readers[broker, self._best[broker][0]]
@@ -88,11 +92,17 @@ class LocalSource:
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         """Return the queues of `topics`, or of all, sorted."""
-        return [queue for queue in self._queues if topics is None or queue.topic in topics]
+        if topics not in self._queues:
+            self._queues[topics] = sorted(
+                QueueKey(queue.topic, broker, queue.queue_id)
+                for broker in self._stores
+                for queue in self._reader(broker).queues(topics)
+            )
+        return list(self._queues[topics])
 
     def topics(self) -> list[str]:
         """Return the topics that have a queue, sorted."""
-        return sorted({queue.topic for queue in self._queues})
+        return sorted({topic for broker in self._stores for topic in self._reader(broker).topics()})
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the readable part of `queue`."""
@@ -127,6 +137,12 @@ class LocalSource:
             return None
         if any(_has_batch_queues(self._best[broker][0]) for broker in self._stores):
             return None
+        wanted = 0
+        if topics is not None:
+            wanted = sum(self.queue_bytes(queue, *self.queue_range(queue)) for queue in self.queues(topics))
+            # Decides most cases without a look at the other topics' queues.
+            if wanted < _SHARE_READ_BY_RANGE * sum(self._reader(broker).size_min() for broker in self._stores):
+                return None
         bounds = {}
         for broker in self._stores:
             reader = self._reader(broker)
@@ -142,10 +158,8 @@ class LocalSource:
             if begin < end:
                 bounds[broker] = begin, end
         total = sum(end - begin for begin, end in bounds.values())
-        if topics is not None:
-            wanted = sum(self.queue_bytes(queue, *self.queue_range(queue)) for queue in self.queues(topics))
-            if wanted < total * _SHARE_READ_BY_RANGE:
-                return None
+        if topics is not None and wanted < total * _SHARE_READ_BY_RANGE:
+            return None
         each = max(1, min(bytes_each, -(-total // max(1, count_min))))
         return [
             RangePartition(broker, self._best[broker], first, last, topics)

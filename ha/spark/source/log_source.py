@@ -75,8 +75,9 @@ class LogPartition(InputPartition):
 class LogSource(Protocol):
     """The log on the driver. Used by one thread; may keep state and connections between calls."""
 
-    def refresh(self) -> None:
-        """Update queues and ranges. Between two calls all answers are consistent."""
+    def refresh(self) -> bool:
+        """Update queues and ranges; returns False if nothing has changed. Between two calls all answers are
+        consistent."""
 
     def brokers(self) -> tuple[str, ...]:
         """Return the brokers' names, in the order given. With a single broker, offsets are written without its name."""

@@ -122,12 +122,13 @@ class NetworkSource:
             self.close()
             raise
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """Drop cached answers, and ask for the brokers' names again at once."""
         self._queues.clear()
         self._ranges.clear()
         self._topics = None
         self._brokers = tuple(self._client.call(self._client.consumer.broker_names))
+        return True
 
     def brokers(self) -> tuple[str, ...]:
         """Return the names of all registered brokers, sorted."""

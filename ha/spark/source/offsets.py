@@ -1,7 +1,8 @@
 """Offsets as JSON, and where a query starts and ends.
 
 A query's position is one queue offset per queue, the next one to read: `{"flights":{"0":23,"1":7}}` with one broker,
-`{"flights":{"broker-a:0":23}}` with several. The prefixed form is always accepted.
+`{"flights":{"broker-a:0":23}}` with several. The prefixed form is always accepted. Topics with many queues have a
+shorter form (see `runs`).
 
 A stream's offsets have two more keys, which can't be topics:
 
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -27,6 +30,7 @@ from ha.protocol.topic_names import is_system_topic
 from ha.spark.source.log_source import Brokers, LogSource, QueueKey
 from ha.spark.source.options import SourceOptions
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position
+from ha.spark.source.runs import decode_run, encode_runs
 
 INITIAL = "$initial"
 START = "$start"
@@ -48,11 +52,15 @@ def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
     return str(queue.queue_id) if len(brokers) == 1 else f"{queue.broker}:{queue.queue_id}"
 
 
-def encode_positions(positions: Mapping[QueueKey, int], brokers: tuple[str, ...]) -> dict[str, dict[str, int]]:
+def encode_positions(
+    positions: Mapping[QueueKey, int], brokers: tuple[str, ...]
+) -> dict[str, dict[str, int | list[int]]]:
     """Return `positions` for JSON. Equal positions give equal JSON: keys are sorted."""
-    found: dict[str, dict[str, int]] = {}
-    for queue in sorted(positions):
-        found.setdefault(queue.topic, {})[encode_queue(queue, brokers)] = positions[queue]
+    found: dict[str, dict[str, int | list[int]]] = {}
+    for (topic, broker), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
+        prefix = "" if len(brokers) == 1 else f"{broker}:"
+        runs = encode_runs([(queue.queue_id, positions[queue]) for queue in queues])
+        found.setdefault(topic, {}).update((prefix + text, value) for text, value in runs)
     return found
 
 
@@ -68,10 +76,16 @@ def decode_positions(
             continue
         if not isinstance(queues, dict):
             raise OptionError(option, f"{queues!r} of {topic} are no offsets", '{"flights":{"0":23}}')
-        for text, number in queues.items():
-            for queue in decode_queue(topic, text, brokers, option, one=True):
-                # Replicas were two brokers in checkpoints of earlier versions; what one lacks is read again.
-                positions[queue] = min(int(number), positions.get(queue, int(number)))
+        for text, value in queues.items():
+            try:
+                prefix, first, numbers = decode_run(text, value)
+            except ValueError as error:
+                raise OptionError(option, f"{topic}: {error}", '{"flights":{"0":23}}') from None
+            for queue in decode_queue(topic, f"{prefix}{first}", brokers, option, one=True):
+                for queue_id, number in enumerate(numbers, first):
+                    key = QueueKey(topic, queue.broker, queue_id)
+                    # Replicas were two brokers in checkpoints of earlier versions; what one lacks is read again.
+                    positions[key] = min(number, positions.get(key, number))
     return positions
 
 
@@ -135,15 +149,13 @@ def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
 def missing_topics(source: LogSource, options: SourceOptions) -> list[str]:
     """Return the topics that the options name and that have no queue: they are misspelt, or without a message yet."""
     named = options.subscribe if options.subscribe is not None else tuple(options.assign or ())
-    there = set(source.topics()) if named else set()
-    return [topic for topic in named if topic not in there]
+    return [topic for topic in named if not source.queues(frozenset({topic}))]
 
 
 def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
     """OptionError if a topic or queue named for a batch does not exist: most likely it is misspelt."""
-    there = set(source.topics()) if options.subscribe or options.assign else set()
     for topic in missing_topics(source, options):
-        known = [name for name in sorted(there) if not is_system_topic(name)]
+        known = [name for name in source.topics() if not is_system_topic(name)]
         names = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
         option = "assign" if options.assign is not None else "subscribe"
         raise OptionError(option, f"topic {topic!r} has no queue in the log", f"a topic of this log: {names or 'none'}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ha.errors import OptionError
-from ha.spark.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions, count
+from ha.spark.option_values import JSON_FORMS, GivenOptions, count
+from ha.spark.source.runs import decode_run
 
 EARLIEST = -2
 LATEST = -1
@@ -65,12 +66,16 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
             continue  # keys of a stream's own offsets other than queues
         if not isinstance(queues, dict):
             raise OptionError(name, f"{queues!r} of {topic} does not map queues to numbers", JSON_FORMS[name])
-        for queue, number in queues.items():
-            if QUEUE_TEXT.fullmatch(queue) is None:
-                raise OptionError(name, f"{queue!r} of {topic} is no queue", JSON_FORMS[name])
-            if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
-                raise OptionError(name, f"{number!r} of {topic} queue {queue} is out of range", JSON_FORMS[name])
-        found[topic] = dict(queues)
+        found[topic] = {}
+        for text, value in queues.items():
+            try:
+                prefix, first, numbers = decode_run(text, value)
+            except ValueError as error:
+                raise OptionError(name, f"{topic}: {error}", JSON_FORMS[name]) from None
+            for queue, number in enumerate(numbers, first):
+                if not least <= number < 1 << 63:
+                    raise OptionError(name, f"{topic}: {number} of queue {queue} is out of range", JSON_FORMS[name])
+                found[topic][f"{prefix}{queue}"] = number
     return found
 
 

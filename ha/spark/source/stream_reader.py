@@ -50,8 +50,8 @@ logger = logging.getLogger("ha.spark")
 _LOOK_FREE_S = 0.001
 _LOOK_REST_FACTOR = 4
 _LOOK_REST_MAX_S = 1.0
-"""Spark polls an idle query every 10 ms; examining 16 queues takes 4 ms, 1000 some 250. After an examination without
-result, the next one is delayed by this multiple of its duration, so that an idle query costs about a fifth of a core.
+"""Spark polls an idle query every 10 ms; examining 256 queues takes as long. After an examination without result, the
+next one is delayed by this multiple of its duration, so that an idle query costs at most about a fifth of a core.
 """
 
 _TASKS_EXPECTED = 256
@@ -73,6 +73,7 @@ class StreamPlanner:
         self._rests_until_s = 0.0
         self._target: OffsetMap | None = None
         self._latest: OffsetMap = {}
+        self._read_up: dict[str, Any] | None = None
 
     def initial(self) -> dict[str, Any]:
         """Return where a new query starts."""
@@ -96,25 +97,27 @@ class StreamPlanner:
         self._source.refresh()
         self._target = self._ends()
 
-    def _look(self) -> None:
-        """Refresh the log, unless the last refresh was recent, expensive and found nothing."""
+    def _look(self) -> bool:
+        """Refresh the log, unless the last refresh was recent, expensive and found nothing. Returns whether it may have
+        changed."""
         began_s = self._clock_s()
-        if began_s < self._rests_until_s:
-            return
-        self._source.refresh()
+        if began_s < self._rests_until_s or not self._source.refresh():
+            return False
         ends = self._ends()
         took_s = self._clock_s() - began_s
         if ends == self._latest and took_s > _LOOK_FREE_S:
             self._rests_until_s = began_s + took_s + min(_LOOK_REST_MAX_S, _LOOK_REST_FACTOR * took_s)
+        return True
 
     def _ends(self) -> OffsetMap:
         return {queue: self._source.queue_range(queue).end for queue in subscribed(self._source, self._options)}
 
     def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends; `start` itself if there is none yet."""
+        if not self._look() and start == self._read_up:
+            return start
         brokers = self._source.brokers()
         at = decode_stream(start, brokers)
-        self._look()
         start_of = self._still_there(at.positions)
         self._latest = self._ends()
         ends = self._latest if self._target is None else self._target
@@ -126,6 +129,8 @@ class StreamPlanner:
                     appeared[queue] = begin
         start_of |= appeared
         end_of = {queue: max(offset, ends.get(queue, offset)) for queue, offset in start_of.items()}
+        is_read_up = at.initial is None and end_of == at.positions
+        self._read_up = start if is_read_up else None
         if not isinstance(limit, ReadAllAvailable):
             end_of = self._limited(start_of, end_of, limit)
         unchanged = end_of == at.positions
