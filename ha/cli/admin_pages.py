@@ -62,12 +62,12 @@ class SlaveSide(msgspec.Struct, frozen=True):
 
 
 class Commitlog(msgspec.Struct, frozen=True):
-    """Physical offsets, in bytes."""
+    """Physical offsets, in bytes; None: unknown."""
 
     min_offset: int = -1
     max_offset: int = 0
-    flushed_offset: int = 0
-    dispatched_offset: int = 0
+    flushed_offset: int | None = 0
+    dispatched_offset: int | None = 0
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
@@ -224,6 +224,8 @@ class Page:
     node: NodeStatus
     clock_ahead_s: float | None
     """Clock difference in whole seconds, positive if the node is ahead; None if unknown"""
+    note: str = ""
+    """Where it comes from, if not from the node's admin port"""
 
 
 @Parameter(name="*")
@@ -234,7 +236,8 @@ class AdminFlags:
     admin: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Admin port of a node, as host:port. Can be repeated. Default: the nodes on this machine.", negative=()
+            help="Admin port of a node, as host:port. Can be repeated. Default: those of the nodes it finds.",
+            negative=(),
         ),
     ] = ()
     token_file: Annotated[

@@ -44,8 +44,8 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     why_not_ready: str
     min_offset: int
     max_offset: int
-    unflushed_bytes: int
-    undispatched_bytes: int
+    unflushed_bytes: int | None
+    undispatched_bytes: int | None
     written_bytes_per_s: float | None
     waiting_sends: int
     uptime_s: float
@@ -90,8 +90,8 @@ class Flow:
             why_not_ready=node.not_ready_reason,
             min_offset=log.min_offset,
             max_offset=log.max_offset,
-            unflushed_bytes=log.max_offset - log.flushed_offset,
-            undispatched_bytes=log.max_offset - log.dispatched_offset,
+            unflushed_bytes=None if log.flushed_offset is None else log.max_offset - log.flushed_offset,
+            undispatched_bytes=None if log.dispatched_offset is None else log.max_offset - log.dispatched_offset,
             written_bytes_per_s=written,
             waiting_sends=node.ha.waiting_request_count,
             uptime_s=node.uptime_s,

@@ -1,10 +1,10 @@
-"""`ha status`: shows the state of a cluster, read from the admin ports of its nodes."""
+"""`ha status`: shows the state of a cluster's nodes."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,10 +13,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, Timers, fetch_pages
+from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, Timers
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
-from ha.cli.flags import PLAIN, TlsFlags
+from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
+from ha.cli.node_pages import NodePages, fetch_node_pages
 from ha.cli.showing import duration, notices, output, safe
 from ha.cli.unreachable import explain_no_node
 
@@ -28,104 +29,99 @@ def status(
         float, Parameter(help="Sampling interval in seconds for rates of slaves that are behind (0 disables).")
     ] = 1.0,
     check: Annotated[bool, Parameter(negative=(), help="Exit with 1 if sends are degraded, for monitoring.")] = False,
-    json: Annotated[
-        bool, Parameter(negative=(), help="Print the nodes' status pages as JSON, by admin address.")
-    ] = False,
+    json: Annotated[bool, Parameter(negative=(), help="Print the nodes' status pages as JSON, by address.")] = False,
+    cluster: ClusterFlags = LOCAL,
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
     """Show nodes, their logs, and the lag of slaves.
 
+    Finds the nodes through the name servers, and on this machine, unless --admin names them. What needs an admin port
+    is missing for nodes whose admin port can't be reached from here, and for RocketMQ's brokers.
+
     With --check, sends are degraded if a master can't store messages, or if fewer slaves of a SYNC_MASTER are in sync
     than its sends need.
 
     Exit codes: 0 every node is reachable and ready; 1 with --check, sends are degraded; 2 usage; 4 a node is not
-    ready; 69 a node given by --admin, or without --admin every node on this machine, can't be reached.
+    ready; 69 a registered node, a node given by --admin or a name server given by --servers can't be reached, or there
+    is no node.
     """
-    asked = admins.checked()
     if not 0 <= sample <= 3600:
         raise UsageError("--sample must be from 0 to 3600 s")
-    answers = fetch_answers(asked, admins, tls)
-    errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
-    pages = {address: answer for address, answer in answers.items() if isinstance(answer, Page)}
+    fetch = partial(fetch_node_pages, cluster, admins, tls)
+    pages, errors, tried = fetch()
     if json:
         shown: dict[str, Any] = {address: msgspec.Raw(page.raw) for address, page in pages.items()}
-        shown |= {address: {"error": error} for address, error in errors.items() if admins.admin}
+        shown |= {address: {"error": error} for address, error in errors.items()}
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n")
         sys.stdout.buffer.flush()
     else:
-        fetch = partial(_fetch_pages, asked, admins, tls)
-        flows = _flows(list(pages.values()), fetch, sample)
-        _show([page.node for page in pages.values()], flows, events)
+        _show(list(pages.values()), _flows(list(pages.values()), fetch, sample), events)
     if not pages:
-        notices().print(f"ha: {explain_no_node(errors)}")
+        notices().print(f"ha: {safe(explain_no_node(tried))}")
         return EXIT_UNREACHABLE
-    for address, reason in errors.items() if admins.admin else ():
-        notices().print(f"ha: {address}: {reason}")
-    if admins.admin and errors:
+    for address, reason in errors.items():
+        notices().print(f"ha: {safe(address)}: {safe(reason)}")
+    if errors:
         return EXIT_UNREACHABLE
-    if check and (degraded := [page.node for page in pages.values() if page.node.degraded_reason != ""]):
-        for node in degraded:
-            reason = "its version does not report it" if node.degraded_reason is None else node.degraded_reason
-            notices().print(f"ha: sends to {safe(node.name)} are degraded: {safe(reason)}")
+    if check and (degraded := [page for page in pages.values() if page.node.degraded_reason != ""]):
+        for page in degraded:
+            why = page.node.degraded_reason
+            if why is None:
+                why = page.note or "its version does not report it"
+            notices().print(f"ha: sends to {safe(page.node.name)} are degraded: {safe(why)}")
         return EXIT_REFUSED
     return EXIT_DONE if all(page.node.is_ready for page in pages.values()) else EXIT_NOT_READY
 
 
-def fetch_answers(asked: Sequence[str], admins: AdminFlags, tls: TlsFlags) -> dict[str, Page | str]:
-    """Returns each node's page, or why there is none. UsageError."""
-    files = tls.client_tls()
-    return fetch_pages(asked, admins.token(), None if files is None else files.context(), admins.timeout)
-
-
-def _fetch_pages(asked: Sequence[str], admins: AdminFlags, tls: TlsFlags) -> list[Page]:
-    return [page for page in fetch_answers(asked, admins, tls).values() if isinstance(page, Page)]
-
-
-def _flows(pages: list[Page], again: Callable[[], list[Page]], sample_s: float) -> list[NodeFlow]:
+def _flows(pages: list[Page], again: Callable[[], NodePages], sample_s: float) -> list[NodeFlow]:
     """Returns the flow of each node; samples a second time for rates if a slave is behind."""
     flow = Flow()
     flows = flow.add(time.monotonic(), [page.node for page in pages])
     if sample_s > 0 and any(slave.lag_bytes > 0 for node in flows for slave in node.slaves):
         time.sleep(sample_s)
-        later = again()
+        later = list(again().pages.values())
         if len(later) == len(pages):
             flows = flow.add(time.monotonic(), [page.node for page in later])
     return flows
 
 
-def _show(nodes: list[NodeStatus], flows: list[NodeFlow], event_count: int) -> None:
+def _show(pages: list[Page], flows: list[NodeFlow], event_count: int) -> None:
     console = output()
+    nodes = [page.node for page in pages]
     if nodes:
         console.print(nodes_table(flows))
     members = [node for node in nodes if node.member is not None]
     if members:
         console.print(members_table(members))
-    for node, flow in zip(nodes, flows, strict=True):
+    for page, node, flow in zip(pages, nodes, flows, strict=True):
+        name = safe(flow.name)
+        if page.note:
+            console.print(f"{name}: {safe(page.note)}")
         if flow.why_not_ready:
-            console.print(f"{flow.name} is not ready: {safe(flow.why_not_ready)}")
+            console.print(f"{name} is not ready: {safe(flow.why_not_ready)}")
         if node.duplicates:
-            console.print(f"{flow.name}: another broker has the same name and ID: {safe(', '.join(node.duplicates))}")
-        _show_damage(console, flow.name, node.damage)
+            console.print(f"{name}: another broker has the same name and ID: {safe(', '.join(node.duplicates))}")
+        _show_damage(console, name, node.damage)
         if node.timers.pending_count:
-            console.print(f"{flow.name}: {_timers_text(node.timers)}")
+            console.print(f"{name}: {_timers_text(node.timers)}")
         if node.link is not None:
             link = node.link
             rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
             age = "" if link.last_read_age_s is None else f", last data {seconds(link.last_read_age_s)} ago"
-            console.print(f"{flow.name} ← {link.master_address or 'no master'}: {safe(flow.link)}{rate}{age}")
+            console.print(f"{name} ← {safe(link.master_address or 'no master')}: {safe(flow.link)}{rate}{age}")
         elif flow.slaves:
             console.print(slaves_table(flow))
             if flow.waiting_sends:
                 console.print(f"{flow.waiting_sends:,} sends are waiting for a slave")
         else:
-            console.print(f"{flow.name}: {node.ha.explanation or 'no slave is connected'}")
+            console.print(f"{name}: {safe(node.ha.explanation or 'no slave is connected')}")
         for role, held in node.tls.credentials.items():
             if held.is_expiring and held.expires_at_ms is not None:
                 end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(held.expires_at_ms / 1000))
-                console.print(f"{flow.name}: {role} certificate {held.certificate} expires {end}")
+                console.print(f"{name}: {role} certificate {held.certificate} expires {end}")
             if held.error:
-                console.print(f"{flow.name}: {role} certificate could not be reloaded: {held.error}")
+                console.print(f"{name}: {role} certificate could not be reloaded: {held.error}")
         for event in node.events[:event_count]:
             console.print(f"  {event.level} {safe(event.text)}")
 
@@ -150,7 +146,7 @@ def nodes_table(flows: list[NodeFlow]) -> Table:
             "yes" if node.is_ready else "NO",
             *(f"{offset:,}" for offset in (node.min_offset, node.max_offset)),
             megabytes(node.written_bytes_per_s),
-            *(f"{count:,}" for count in (node.unflushed_bytes, node.undispatched_bytes)),
+            *("?" if count is None else f"{count:,}" for count in (node.unflushed_bytes, node.undispatched_bytes)),
             duration(node.uptime_s),
         )
     return table

@@ -18,16 +18,16 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Page
+from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
-from ha.cli.flags import PLAIN, TlsFlags
+from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
+from ha.cli.node_pages import NodePages, fetch_node_pages
 from ha.cli.showing import notices, output, print_json, safe
-from ha.cli.status import fetch_answers, nodes_table, slaves_table
+from ha.cli.status import nodes_table, slaves_table
 from ha.cli.unreachable import explain_no_node
 
 _INTERVAL_MIN_S = 0.1
-_Answers = dict[str, Page | str]
 
 
 def top(
@@ -35,53 +35,49 @@ def top(
     interval: Annotated[float, Parameter(help="Interval between updates, in seconds.")] = 2.0,
     once: Annotated[bool, Parameter(negative=(), help="Sample twice, print the result, and exit.")] = False,
     json: Annotated[bool, Parameter(negative=(), help="With --once: print the result as JSON.")] = False,
+    cluster: ClusterFlags = LOCAL,
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
     """Watch nodes and slaves: offsets, lag in bytes and seconds, rates, estimated time to catch up. Press q to quit.
 
-    Exit codes: 0 quit with q or Ctrl-C; 2 usage (for example, no terminal); with --once as for `ha status`: 4 a node
-    is not ready, 69 a node given by --admin, or every node on this machine, can't be reached.
+    Finds the nodes like `ha status`. Exit codes: 0 quit with q or Ctrl-C; 2 usage (for example, no terminal); with
+    --once as for `ha status`: 4 a node is not ready, 69 a node or name server can't be reached.
     """
     if not _INTERVAL_MIN_S <= interval <= 3600:
         raise UsageError(f"--interval must be from {_INTERVAL_MIN_S} to 3600 s")
     if json and not once:
         raise UsageError("--json requires --once")
-    asked = admins.checked()
-    fetch_answers((), admins, tls)  # reports invalid flags and files before the full-screen view starts
+    for check in (cluster.addresses, cluster.credentials, admins.checked, admins.token, tls.client_tls):
+        check()  # reports invalid flags and files before the full-screen view starts
 
-    def fetch() -> _Answers:
-        return fetch_answers(asked, admins, tls)
+    def fetch() -> NodePages:
+        return fetch_node_pages(cluster, admins, tls)
 
     if once:
-        return _once(fetch, interval, json, admins)
+        return _once(fetch, interval, json=json)
     if not sys.stdout.isatty():
         raise UsageError("ha top requires a terminal; use ha top --once, with --json for scripts")
     _watch(fetch, interval)
     return EXIT_DONE
 
 
-def _split(answers: _Answers) -> tuple[list[Page], dict[str, str]]:
-    pages = [answer for answer in answers.values() if isinstance(answer, Page)]
-    return pages, {address: answer for address, answer in answers.items() if isinstance(answer, str)}
-
-
-def _once(fetch: Callable[[], _Answers], interval_s: float, json: bool, admins: AdminFlags) -> int:
+def _once(fetch: Callable[[], NodePages], interval_s: float, *, json: bool) -> int:
     flow = Flow()
-    flow.add(time.monotonic(), [page.node for page in _split(fetch())[0]])
+    flow.add(time.monotonic(), [page.node for page in fetch().pages.values()])
     time.sleep(interval_s)
-    pages, errors = _split(fetch())
-    flows = flow.add(time.monotonic(), [page.node for page in pages])
-    reported = errors if admins.admin or not pages else {}
+    pages, errors, tried = fetch()
+    flows = flow.add(time.monotonic(), [page.node for page in pages.values()])
+    reported = errors or ({} if pages else tried)
     if json:
         print_json({"time_ms": time.time_ns() // 1_000_000, "nodes": flows, "errors": reported})
     elif flows:
         output().print(_screen(flows, {}))
     if not flows:
-        notices().print(f"ha: {explain_no_node(errors)}")
+        notices().print(f"ha: {safe(explain_no_node(tried))}")
         return EXIT_UNREACHABLE
     for address, reason in reported.items():
-        notices().print(f"ha: {address}: {reason}")
+        notices().print(f"ha: {safe(address)}: {safe(reason)}")
     if reported:
         return EXIT_UNREACHABLE
     return EXIT_DONE if all(node.is_ready for node in flows) else EXIT_NOT_READY
@@ -98,20 +94,20 @@ def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
             shown.append(Text(f"{node.name} ← {node.master_address or 'no master'}: {safe(node.link)}"))
         if node.why_not_ready:
             shown.append(Text(f"{node.name} is not ready: {safe(node.why_not_ready)}"))
-    shown += [Text(f"{address}: {safe(reason)}") for address, reason in errors.items()]
+    shown += [Text(f"{safe(address)}: {safe(reason)}") for address, reason in errors.items()]
     return Group(*shown)
 
 
 class _Poller:
     """Polls the nodes in a thread, so that a key press ends the command while a node does not respond."""
 
-    def __init__(self, fetch: Callable[[], _Answers], interval_s: float) -> None:
+    def __init__(self, fetch: Callable[[], NodePages], interval_s: float) -> None:
         self._fetch = fetch
         self._interval_s = interval_s
         self._stop = threading.Event()
         self.readable, self._writable = os.pipe()
         """Receives one byte per poll"""
-        self.answers: _Answers = {}
+        self.answers = NodePages({}, {}, {})
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -125,7 +121,7 @@ class _Poller:
         self._stop.set()
 
 
-def _watch(fetch: Callable[[], _Answers], interval_s: float) -> None:
+def _watch(fetch: Callable[[], NodePages], interval_s: float) -> None:
     flow = Flow()
     console = Console(highlight=False, markup=False, emoji=False)
     has_keys = sys.stdin.isatty()
@@ -141,10 +137,10 @@ def _watch(fetch: Callable[[], _Answers], interval_s: float) -> None:
                 ready, _, _ = select.select(watched, [], [])
                 if poller.readable in ready:
                     os.read(poller.readable, 4096)
-                    pages, errors = _split(poller.answers)
-                    flows = flow.add(time.monotonic(), [page.node for page in pages])
+                    pages, errors, tried = poller.answers
+                    flows = flow.add(time.monotonic(), [page.node for page in pages.values()])
                     foot = Text(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; q quits", style="dim")
-                    live.update(Group(_screen(flows, errors), "", foot), refresh=True)
+                    live.update(Group(_screen(flows, errors if pages else tried), "", foot), refresh=True)
                 if len(ready) > (poller.readable in ready):
                     keys = os.read(sys.stdin.fileno(), 64)
                     if not keys or set(keys) & set(b"qQ\x03\x04"):

@@ -29,7 +29,7 @@ def explain_no_node(errors: Mapping[str, str]) -> str:
     tried = "; ".join(f"{address}: {reason.removeprefix(NOT_REACHABLE)}" for address, reason in errors.items())
     text = f"no node can be reached ({tried})"
     if all("refused" in reason for reason in errors.values()):
-        return f"{text}; start a node (ha master), or use --admin HOST:PORT"
+        return f"{text}; start a node (ha master), or use --servers or --admin HOST:PORT"
     return text
 
 

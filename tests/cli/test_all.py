@@ -144,14 +144,14 @@ def test_each_exit_code_is_what_the_table_says(
     def bug(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(status, "fetch_answers", bug)
+    monkeypatch.setattr(status, "fetch_node_pages", bug)
     seen["a bug"] = run(["status"])
     assert "ZeroDivisionError" in capsys.readouterr().err
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(status, "fetch_answers", interrupted)
+    monkeypatch.setattr(status, "fetch_node_pages", interrupted)
     seen["Ctrl-C"] = run(["status"])
     assert set(seen.values()) == documented(), seen
 

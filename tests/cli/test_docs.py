@@ -18,7 +18,6 @@ from tests.failover.members import ADMIN_TOKEN, open_group, until
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 LINES = [line for block in re.findall(r"(?ms)^```sh\n(.*?)^```", TEXT) for line in block.splitlines() if line]
-ASK_ADMINS = {"status", "top", "doctor"}
 OF_A_GROUP = re.compile(r"127\.0\.0\.1:1([123])913")
 """Admin port of a member of the failover group that docs/failover.md starts; its brokerId."""
 _IN_DOUBT = "it may have been executed, or may still be"
@@ -55,8 +54,6 @@ def test_every_command_does_what_the_page_says(
             command = command.replace(f"127.0.0.1:{port}", admin)
         words = shlex.split(command)
         assert words.pop(0) == "ha", line
-        if words[0] in ASK_ADMINS and "--admin" not in words:
-            words += [word for admin in nodes.admins for word in ("--admin", admin)]
         wanted = re.search(r"exits (\d+)", remark)
         code = run_server(words) if words[0] in SERVERS else run(words)
         captured = capfd.readouterr()

@@ -15,8 +15,8 @@ from ha.cli import run
 from ha.cli.admin_pages import NodeStatus, Page, difference
 from ha.cli.doctor import machine
 from ha.cli.doctor.checks import examine
-from ha.cli.doctor.facts import BrokerFacts, Facts, Outcome, Reach, clock_ahead_s, properties, reach
 from ha.cli.doctor.findings import Finding, Weight
+from ha.cli.nodes import BrokerFacts, Facts, Outcome, Reach, clock_ahead_s, properties, reach
 from ha.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from tests.cli.cluster import cluster
 from tests.cli.doctoring import closed_port, diagnose, named, silent_port

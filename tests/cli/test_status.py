@@ -137,7 +137,8 @@ def test_json_is_what_the_nodes_say(capsysbinary: pytest.CaptureFixture[bytes]) 
 
 
 NO_NODE = (
-    "ha: no node can be reached (127.0.0.1:1: Connection refused); start a node (ha master), or use --admin HOST:PORT\n"
+    "ha: no node can be reached (127.0.0.1:1: Connection refused); start a node (ha master), or use --servers or "
+    "--admin HOST:PORT\n"
 )
 
 

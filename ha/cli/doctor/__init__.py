@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 from cyclopts import Parameter
 from rich.console import Console
 
@@ -17,11 +16,10 @@ from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Page
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.cli.showing import output, print_json, safe, size
-from ha.client import ClientOptions
 
 if TYPE_CHECKING:
-    from ha.cli.doctor.facts import Facts
     from ha.cli.doctor.findings import Finding
+    from ha.cli.nodes import Facts
 
 
 def doctor(
@@ -43,7 +41,10 @@ def doctor(
     """
     if write_test and store is None:
         raise UsageError("--write-test requires --store, the directory to write to")
-    facts = _gather(cluster, admins, tls)
+    from ha.cli.nodes import check_ha_ports, gather
+
+    facts = gather(cluster, admins, tls)
+    check_ha_ports(facts, admins.timeout)
     pages = {address: page for address, page in facts.admins.items() if isinstance(page, Page)}
     findings, speed = _examine(facts, pages, store, write_test=write_test)
     if json:
@@ -62,28 +63,6 @@ def doctor(
     if not pages and not any(reach.is_open for reach in facts.name_servers):
         return EXIT_UNREACHABLE
     return EXIT_REFUSED if any(finding.is_error for finding in findings) else EXIT_DONE
-
-
-def _gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
-    from ha.cli.doctor.facts import gather
-
-    asked, files, timeout_s = admins.checked(), tls.client_tls(), admins.timeout
-    options = ClientOptions(
-        credentials=cluster.credentials(), tls=files, connect_timeout_s=timeout_s, request_timeout_s=timeout_s
-    )
-
-    async def ask() -> Facts:
-        return await gather(
-            cluster.addresses(),
-            asked,
-            options=options,
-            token=admins.token(),
-            context=None if files is None else files.context(),
-            timeout_s=timeout_s,
-            named_admins=bool(admins.admin),
-        )
-
-    return anyio.run(ask, backend="trio")
 
 
 def _examine(

@@ -9,8 +9,8 @@ from itertools import combinations
 from statistics import median_low
 
 from ha.cli.admin_pages import NodeStatus, Page
-from ha.cli.doctor.facts import BrokerFacts, Facts, Outcome, Reach
 from ha.cli.doctor.findings import Finding, Weight
+from ha.cli.nodes import BrokerFacts, Facts, Outcome, Reach, is_local
 from ha.cli.showing import duration, size
 from ha.client.options import split_address
 
@@ -123,12 +123,8 @@ def _host(address: str) -> str:
         return ""
 
 
-def _is_local(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.") or host == "::1"
-
-
 def _addresses(facts: Facts) -> _Found:
-    outside = [reach.address for reach in facts.name_servers if not _is_local(_host(reach.address))]
+    outside = [reach.address for reach in facts.name_servers if not is_local(_host(reach.address))]
     for broker in facts.brokers:
         if not broker.reach.is_open:
             what, cure = _why_closed(broker.reach, "the broker")
@@ -147,7 +143,7 @@ def _addresses(facts: Facts) -> _Found:
                 "--access-key; otherwise check the broker's log",
             )
         host = _host(broker.address)
-        if _is_local(host) and outside:
+        if is_local(host) and outside:
             yield _error(
                 "advertised-loopback",
                 broker.label,
@@ -186,9 +182,9 @@ def _ha_ports(facts: Facts) -> _Found:
             )
         host = _host(broker.ha_address)
         others = [
-            each.address for each in facts.brokers if each.name == broker.name and not _is_local(_host(each.address))
+            each.address for each in facts.brokers if each.name == broker.name and not is_local(_host(each.address))
         ]
-        if _is_local(host) and others:
+        if is_local(host) and others:
             yield _error(
                 "ha-loopback",
                 broker.label,

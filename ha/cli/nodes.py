@@ -1,6 +1,8 @@
-"""Collects the facts that `ha doctor` checks: reachable ports, and the state and configuration of brokers.
+"""Finds the nodes of a cluster through its name servers, and collects what they report.
 
-Read-only. Each request has a timeout; an unresponsive broker costs one of them.
+A broker's own state comes from its remoting port, which RocketMQ's brokers have, too. halog's brokers report there
+where their admin port is, which reports more. Read-only. Each request has a timeout; an unresponsive broker costs one
+of them.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
+from ipaddress import ip_address
 
 import anyio
 import msgspec
 
-from ha.cli.admin_pages import NodeStatus, Page, difference, fetch_pages
+from ha.cli.admin_pages import AdminFlags, NodeStatus, Page, difference, fetch_pages
+from ha.cli.flags import ClusterFlags, TlsFlags
 from ha.cli.unreachable import reason_of_os
 from ha.client import Client, ClientOptions
 from ha.client.options import split_address
@@ -73,6 +77,8 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     ha_reach: Reach | None = None
     status: NodeStatus | None = None
     """Status from halog's admin port, if known"""
+    status_address: str = ""
+    """The admin port that `status` comes from"""
 
     @property
     def label(self) -> str:
@@ -90,8 +96,25 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
 
     def number(self, key: str) -> int | None:
         """Returns a configuration value as a number, None if unknown."""
-        text = self.setting(key)
-        return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
+        return _whole(self.setting(key))
+
+    def figure(self, key: str) -> int | None:
+        """Returns a runtime figure as a number, None if unknown."""
+        return None if self.figures is None else _whole(self.figures.get(key))
+
+    @property
+    def admin_address(self) -> str | None:
+        """Address of halog's admin port, as the broker reports it; None if it does not, as RocketMQ."""
+        _, separator, address = (self.figures or {}).get("adminUrl", "").partition("://")
+        try:
+            split_address(address)
+        except ValueError:
+            return None
+        return address if separator else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 class Facts(msgspec.Struct, kw_only=True):
@@ -141,31 +164,73 @@ def _causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-async def gather(
-    servers: Sequence[str],
-    admins: Sequence[str],
-    *,
-    options: ClientOptions,
-    token: str,
-    context: ssl.SSLContext | None,
-    timeout_s: float,
-    named_admins: bool,
-) -> Facts:
-    """Collects the facts, with concurrent requests where possible."""
-    facts = Facts(named_admins=named_admins)
+def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
+    """Collects the facts, with concurrent requests where possible. UsageError.
 
-    async def ask_admins() -> None:
-        ask = partial(fetch_pages, admins, token, context, timeout_s)
-        facts.admins = await anyio.to_thread.run_sync(ask)
+    Asks the admin ports that `admins` names; if it names none, those of the brokers found and of this machine.
+    """
+    servers, files = cluster.addresses(), tls.client_tls()
+    options = ClientOptions(
+        credentials=cluster.credentials(),
+        tls=files,
+        connect_timeout_s=admins.timeout,
+        request_timeout_s=admins.timeout,
+    )
+    context, token, asked = None if files is None else files.context(), admins.token(), admins.checked()
+    facts = Facts(named_admins=bool(admins.admin))
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask_admins)
-        tasks.start_soon(_ask_cluster, facts, servers, options, timeout_s)
+    async def ask_admins(addresses: Sequence[str], token: str) -> None:
+        ask = partial(fetch_pages, addresses, token, context, admins.timeout)
+        facts.admins |= await anyio.to_thread.run_sync(ask)
+
+    async def ask_all() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_admins, asked, token)
+            tasks.start_soon(_ask_cluster, facts, servers, options, admins.timeout)
+        if facts.named_admins:
+            return
+        found: dict[str, list[str]] = {}
+        for address in dict.fromkeys(broker.admin_address for broker in facts.brokers):
+            if address is not None and address not in facts.admins:
+                found.setdefault(token_for(address, token, context), []).append(address)
+        async with anyio.create_task_group() as tasks:
+            for its_token, addresses in found.items():
+                tasks.start_soon(ask_admins, addresses, its_token)
+
+    anyio.run(ask_all, backend="trio")
+    _drop_repeated(facts)
     _match_pages(facts)
-    async with anyio.create_task_group() as tasks:
-        for broker in facts.brokers:
-            tasks.start_soon(_check_ha_port, broker, timeout_s)
     return facts
+
+
+def token_for(address: str, token: str, tls: ssl.SSLContext | None) -> str:
+    """Returns the token for an admin port that a broker reported, or "" if it must not get it.
+
+    Anyone who can register a broker chooses this address, so the token is sent only on this machine, and to
+    servers whose certificate is valid for the address.
+    """
+    host, _ = split_address(address)
+    is_verified = tls is not None and tls.check_hostname
+    return token if is_verified or is_local(host) else ""
+
+
+def is_local(host: str) -> bool:
+    """Returns whether `host` is a loopback address. A name such as 127.example.com is none."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _drop_repeated(facts: Facts) -> None:
+    """Drops pages of nodes that responded at another address, too."""
+    seen: set[tuple[str, int, str | None]] = set()
+    for address, page in list(facts.admins.items()):
+        if isinstance(page, Page) and not facts.named_admins:
+            node = page.node.name, page.node.pid, page.node.addresses.get("remoting")
+            if node in seen:
+                del facts.admins[address]
+            seen.add(node)
 
 
 async def _ask_cluster(facts: Facts, servers: Sequence[str], options: ClientOptions, timeout_s: float) -> None:
@@ -252,14 +317,21 @@ async def _ask_broker(facts: Facts, client: Client, place: tuple[str, str, int, 
         pass  # not supported by 4.9
 
 
-def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
-    """Returns how far a broker's clock is ahead of ours, from its start time and uptime; 0: not measurable."""
+def uptime_s(figures: Mapping[str, str]) -> int | None:
+    """Returns a broker's uptime in seconds; None if it does not report it."""
     match = _RUNTIME.search(figures.get("runtime", ""))
-    began = figures.get("bootTimestamp", "")
-    if match is None or not began.isdecimal():
+    if match is None:
         return None
     days, hours, minutes, seconds = (int(group) for group in match.groups())
-    told_s = int(began) / 1000 + ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
+    """Returns how far a broker's clock is ahead of ours, from its start time and uptime; 0: not measurable."""
+    up_s, began = uptime_s(figures), figures.get("bootTimestamp", "")
+    if up_s is None or not began.isdecimal():
+        return None
+    told_s = int(began) / 1000 + up_s
     return difference(told_s, told_s + 1, asked_s, answered_s)
 
 
@@ -275,16 +347,27 @@ def properties(raw: bytes) -> dict[str, str]:
 
 def _match_pages(facts: Facts) -> None:
     """Sets each broker's status from the admin pages."""
-    for page in facts.admins.values():
+    for admin, page in facts.admins.items():
         if isinstance(page, str):
             continue
         node = page.node
         address = node.addresses.get("remoting") or ""
         for broker in facts.brokers:
             if broker.address == address and broker.name == node.broker_name:
-                broker.status = node
+                broker.status, broker.status_address = node, admin
                 if broker.clock_ahead_s is None:
                     broker.clock_ahead_s = page.clock_ahead_s
+
+
+def check_ha_ports(facts: Facts, timeout_s: float) -> None:
+    """Connects to the HA ports of the masters."""
+
+    async def check() -> None:
+        async with anyio.create_task_group() as tasks:
+            for broker in facts.brokers:
+                tasks.start_soon(_check_ha_port, broker, timeout_s)
+
+    anyio.run(check, backend="trio")
 
 
 async def _check_ha_port(broker: BrokerFacts, timeout_s: float) -> None:

@@ -1,0 +1,130 @@
+"""The status pages of a cluster's nodes, for `ha status` and `ha top`.
+
+A node without an admin port that can be reached, such as RocketMQ's, has a page of what its remoting port reports.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ha.cli.admin_pages import AdminFlags, Commitlog, MasterSide, NodeStatus, Page, Slave, SlaveSide, fetch_pages
+from ha.cli.flags import LOCAL, ClusterFlags, TlsFlags
+from ha.cli.nodes import BrokerFacts, Facts, gather, uptime_s
+
+ROCKETMQ_ROLE = "MASTER"
+"""Role of a master that does not tell its configuration"""
+_REPORTED = ("role", "broker_name", "broker_id", "is_ready", "cluster_name", "version", "uptime_s", "addresses")
+
+
+class NodePages(NamedTuple):
+    """Pages and errors by the address that was asked."""
+
+    pages: dict[str, Page]
+    errors: dict[str, str]
+    """Why nodes and name servers that should respond don't"""
+    tried: dict[str, str]
+    """The same, and for the admin ports of this machine, where there need not be a node"""
+
+
+def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:
+    """Returns the pages of the nodes that `admins` names, by default of all that the name servers know. UsageError.
+
+    The default includes the nodes of this machine, which need not be registered.
+    """
+    asked, files = admins.checked(), tls.client_tls()
+    if not admins.admin:
+        return pages_of(gather(cluster, admins, tls), is_default=cluster.servers == LOCAL.servers)
+    answers = fetch_pages(asked, admins.token(), None if files is None else files.context(), admins.timeout)
+    errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
+    return NodePages({address: page for address, page in answers.items() if isinstance(page, Page)}, errors, errors)
+
+
+def pages_of(facts: Facts, *, is_default: bool) -> NodePages:
+    """Returns the pages in the order of names. A name server may be away if it `is_default`, and a node was found."""
+    pages: dict[str, Page] = {}
+    errors: dict[str, str] = {}
+    for broker in facts.brokers:
+        page = facts.admins.get(broker.status_address)
+        if isinstance(page, Page):
+            pages[broker.status_address] = page
+        elif broker.figures is not None:
+            pages[broker.address] = remoting_page(broker, _why_no_admin_page(facts, broker))
+        else:
+            errors[broker.address] = f"{broker.name}:{broker.broker_id}: {broker.error or broker.reach.detail}"
+    pages |= {address: page for address, page in facts.admins.items() if isinstance(page, Page)}
+    servers = {each.address: f"name server: {each.detail}" for each in facts.name_servers if not each.is_open}
+    servers |= {address: f"name server: {error}" for address, error in facts.name_server_errors.items()}
+    tried = servers | errors | {address: page for address, page in facts.admins.items() if isinstance(page, str)}
+    return NodePages(pages, errors if is_default else servers | errors, tried)
+
+
+def _why_no_admin_page(facts: Facts, broker: BrokerFacts) -> str:
+    """Returns why there is no page of its admin port; "" for brokers that report none, such as RocketMQ's."""
+    address = broker.admin_address
+    if address is None:
+        return ""
+    page = facts.admins.get(address)
+    return f"admin port {address}: {page if isinstance(page, str) else 'belongs to another node'}"
+
+
+def remoting_page(broker: BrokerFacts, why: str = "") -> Page:
+    """Returns a page of what the broker's remoting port reported. `why`: the reason to read that one."""
+    end = broker.figure("commitLogMaxOffset") or 0
+    behind = broker.figure("dispatchBehindBytes")
+    version = (broker.figures or {}).get("brokerVersionDesc", "")
+    node = NodeStatus(
+        role=broker.setting("brokerRole") or ("SLAVE" if broker.broker_id else ROCKETMQ_ROLE),
+        broker_name=broker.name,
+        broker_id=broker.broker_id,
+        is_ready=True,
+        degraded_reason=None if broker.is_master else "",
+        cluster_name=broker.cluster,
+        version=version,
+        uptime_s=float(uptime_s(broker.figures or {}) or 0),
+        addresses={"remoting": broker.address},
+        commitlog=Commitlog(
+            min_offset=broker.figure("commitLogMinOffset") or 0,
+            max_offset=end,
+            flushed_offset=None,
+            dispatched_offset=None if behind is None else end - behind,
+        ),
+        ha=_slaves(broker),
+        ha_client=_link(broker),
+    )
+    told = {key: getattr(node, key) for key in _REPORTED}
+    told |= {"commitlog": node.commitlog, "ha": node.ha, "ha_client": node.ha_client, "read_from": "remoting"}
+    note = f"read from its remoting port ({version})" + (f"; {why}" if why else "")
+    return Page(msgspec.json.encode(told), node, broker.clock_ahead_s, note)
+
+
+def _slaves(broker: BrokerFacts) -> MasterSide:
+    if broker.replication is None:
+        return MasterSide(explanation="this release does not report its slaves")
+    return MasterSide(
+        slaves=[
+            Slave(
+                identity=each.addr,
+                state="connected",
+                ack_offset=each.slave_ack_offset,
+                lag_bytes=each.diff,
+                is_in_sync=each.in_sync,
+                transferred_bytes_per_s=each.transferred_byte_in_second,
+                why_not_in_sync="" if each.in_sync else "not in sync",
+            )
+            for each in broker.replication.ha_connection_info
+        ]
+    )
+
+
+def _link(broker: BrokerFacts) -> SlaveSide | None:
+    if broker.is_master:
+        return None
+    link = None if broker.replication is None else broker.replication.ha_client_runtime_info
+    return SlaveSide(
+        state="unknown",
+        condition="only its admin port reports it",
+        master_address=None if link is None else link.master_addr,
+        received_bytes_per_s=0 if link is None else link.transferred_byte_in_second,
+    )

@@ -1,0 +1,182 @@
+"""How `ha status`, `ha top` and `ha doctor` find nodes, and what they show of those without an admin port."""
+
+import json
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio.from_thread
+import pytest
+
+from ha.cli import admin_pages, node_pages, run
+from ha.cli.flags import ClusterFlags
+from ha.cli.nodes import BrokerFacts, Outcome, Reach, token_for
+from ha.protocol.codes import RequestCode
+from ha.protocol.remoting import RemotingCommand
+from tests.cli.cluster import cluster
+from tests.cli.doctoring import closed_port
+from tests.cli.test_status import MASTER, admin_port
+from tests.client.fake_broker import serving
+
+FIGURES = {
+    "brokerVersionDesc": "V4_9_7",
+    "commitLogMinOffset": "1073741824",
+    "commitLogMaxOffset": "5368709120",
+    "dispatchBehindBytes": "1024",
+    "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]",
+}
+"""Of the answer to 28 of RocketMQ 4.9.7."""
+
+
+@pytest.fixture(autouse=True)
+def no_local_admins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that happen to run on this machine don't belong to the cluster."""
+    monkeypatch.setattr(admin_pages, "DEFAULT_ADMINS", ())
+
+
+@contextmanager
+def registered(
+    *, config: str = "brokerRole=ASYNC_MASTER\n", admin_url: str | None = None, other: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """A name server that knows a master, and `other` as its slave. Yields the addresses of both.
+
+    The master answers 28, with `admin_url` as halog does, and 26 with `config`, if access control does not reject it.
+    """
+    address = ""
+
+    def handle(command: RemotingCommand) -> RemotingCommand:
+        match command.code:
+            case RequestCode.GET_BROKER_CLUSTER_INFO:
+                addresses = {"0": address} | ({} if other is None else {"1": other})
+                group = {"brokerAddrs": addresses, "brokerName": "broker-a", "cluster": "C"}
+                body = {"brokerAddrTable": {"broker-a": group}, "clusterAddrTable": {"C": ["broker-a"]}}
+                return command.reply(0, body=json.dumps(body).encode())
+            case RequestCode.GET_BROKER_RUNTIME_INFO:
+                table = FIGURES if admin_url is None else FIGURES | {"adminUrl": admin_url}
+                return command.reply(0, body=json.dumps({"table": table}).encode())
+            case RequestCode.GET_BROKER_CONFIG if config:
+                return command.reply(0, body=config.encode())
+        return command.reply(3, f" request type {command.code} not supported")
+
+    with (
+        anyio.from_thread.start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(serving(handle)) as server,
+        portal.wrap_async_context_manager(serving(handle)) as names,
+    ):
+        address = server.address
+        yield names.address, server.address
+
+
+def shown_json(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    assert run(["status", "--json", "--sample", "0", "--timeout", "10", *words]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.processes
+def test_every_node_is_found_through_the_name_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.master("brokerRole=SYNC_MASTER", "brokerName=broker-a")
+        nodes.slave("brokerName=broker-a")
+        found = shown_json(capsys, "--servers", nodes.name_server)
+        assert list(found) == nodes.admins
+        assert [page["broker_id"] for page in found.values()] == [0, 1]
+        assert run(["top", "--once", "--json", "--interval", "0.1", "-n", nodes.name_server]) == 0
+        assert [node["name"] for node in json.loads(capsys.readouterr().out)["nodes"]] == ["broker-a:0", "broker-a:1"]
+        assert run(["doctor", "--json", "--servers", nodes.name_server]) == 0
+        assert list(json.loads(capsys.readouterr().out)["admin_ports"]) == nodes.admins
+
+
+def test_a_rocketmq_broker_has_what_its_remoting_port_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(config="brokerRole=SYNC_MASTER\nhaListenPort=10912\n") as (names, broker):
+        assert run(["status", "--servers", names]) == 0
+        out = capsys.readouterr().out
+        [row] = [line.split() for line in out.splitlines() if line.startswith(" broker-a:0 ")]
+        log = ["1,073,741,824", "5,368,709,120"]
+        assert row == ["broker-a:0", "SYNC_MASTER", broker, "yes", *log, "–", "?", "1,024", "1", "d", "2", "h"]
+        assert "broker-a:0: read from its remoting port (V4_9_7)\n" in out
+        assert "broker-a:0: this release does not report its slaves" in out
+        page = shown_json(capsys, "--servers", names)[broker]
+        assert run(["status", "--check", "--servers", names]) == 1
+        said = "ha: sends to broker-a:0 are degraded: read from its remoting port (V4_9_7)\n"
+        assert capsys.readouterr().err == said  # they may be
+    assert (page["read_from"], page["version"], page["uptime_s"]) == ("remoting", "V4_9_7", 93_784)
+
+
+def test_a_broker_that_does_not_tell_its_configuration_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with registered(config="") as (names, _):
+        assert run(["status", "--servers", names]) == 0
+    assert " MASTER " in capsys.readouterr().out
+
+
+def test_another_node_s_admin_port_is_not_taken_for_the_broker_s(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with a port of the loopback address on which another machine's broker listens there."""
+    with (
+        admin_port(json.dumps(MASTER).encode()) as admin,
+        registered(admin_url=f"http://{admin}") as (names, broker),
+    ):
+        found = shown_json(capsys, "--servers", names)
+        assert run(["status", "--servers", names]) == 0
+    assert list(found) == [broker, admin]
+    assert (found[broker]["role"], found[admin]) == ("ASYNC_MASTER", MASTER)
+    assert f"admin port {admin}: belongs to another node" in capsys.readouterr().out
+
+
+def test_a_registered_broker_that_is_gone_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_port() as gone, registered(other=gone) as (names, broker):
+        assert run(["status", "--servers", names]) == 69
+        captured = capsys.readouterr()
+        assert broker in captured.out
+        assert captured.err == f"ha: {gone}: broker-a:1: connection refused\n"
+
+
+def test_a_name_server_that_is_gone_is_an_error_unless_it_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who runs a node with a name server elsewhere need not name it to see the node on this machine."""
+    with closed_port() as gone, admin_port(json.dumps(MASTER).encode()) as admin:
+        monkeypatch.setattr(admin_pages, "DEFAULT_ADMINS", (admin,))
+        assert run(["status", "--servers", gone, "--sample", "0"]) == 69
+        captured = capsys.readouterr()
+        assert "broker-a:0" in captured.out
+        assert captured.err == f"ha: {gone}: name server: connection refused\n"
+        monkeypatch.setattr(node_pages, "LOCAL", ClusterFlags(servers=gone))
+        assert run(["status", "--servers", gone, "--sample", "0"]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_nobody_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_port() as gone:
+        assert run(["status", "--servers", gone]) == 69
+    said = f"ha: no node can be reached ({gone}: name server: connection refused); start a node (ha master), or use "
+    assert capsys.readouterr().err == said + "--servers or --admin HOST:PORT\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://127.0.0.1:10913", "127.0.0.1:10913"),
+        ("https://[fe80::7]:10913", "[fe80::7]:10913"),
+        ("http://127.0.0.1", None),
+        ("http://127.0.0.1:70000", None),
+        ("127.0.0.1:10913", None),
+        ("", None),
+    ],
+)
+def test_the_broker_says_where_its_admin_port_is(url: str, address: str | None) -> None:
+    reach = Reach("10.0.0.1:10911", Outcome.OPEN)
+    told = BrokerFacts(
+        cluster="C", name="b", broker_id=0, address=reach.address, reach=reach, figures={"adminUrl": url}
+    )
+    assert told.admin_address == address
+
+
+def test_a_token_is_not_sent_where_a_broker_says() -> None:
+    plain, verified = ssl.create_default_context(), ssl.create_default_context()
+    plain.check_hostname = False
+    for address in ("10.0.0.1:10913", "127.example.com:10913", "127.0.0.1@example.com:10913"):
+        assert token_for(address, "secret", None) == token_for(address, "secret", plain) == ""
+        assert token_for(address, "secret", verified) == "secret"
+    for address in ("127.0.0.1:10913", "localhost:10913", "[::1]:10913"):
+        assert token_for(address, "secret", None) == "secret"
