@@ -30,6 +30,7 @@ RUN_BY = {
     ("docs/observability.md", "python"): "tests/metrics/test_documentation.py",
     ("docs/observability.md", "sh"): "tests/metrics/test_documentation.py",
     ("docs/observability.md", "yaml"): "tests/metrics/test_documentation.py",
+    ("docs/reference/library.md", "python"): "tests/docs/test_library.py",
     ("docs/recipes.md", "python"): "tests/docs/test_recipes.py",
     ("docs/sdk.md", "python"): "tests/client/test_documentation.py",
     ("docs/security.md", "yaml"): "tests/security/test_documentation.py",
