@@ -27,6 +27,36 @@ OUTSIDE = {
 ALONGSIDE = "deploy"
 """A directory of the repository whose files are copied to the site."""
 
+_HOME = """\
+<div class="hero" markdown>
+{title}
+{promise}
+
+[Tutorial](docs/tutorial.md){{ .md-button .md-button--primary }}
+[Recipes](docs/recipes.md){{ .md-button }}
+[Benchmarks](docs/benchmarks.md){{ .md-button }}
+</div>
+
+<div class="beside" markdown>
+<div markdown>
+{start}
+</div>
+<div markdown>
+{picture}
+</div>
+</div>
+
+<div class="beside verdict" markdown>
+<div markdown>
+{for}
+</div>
+<div markdown>
+{against}
+</div>
+</div>
+
+{rest}"""
+
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
 
@@ -42,9 +72,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites the page's links."""
+    """Rewrites the page's links, and lays out the home page."""
     here = page.file.src_uri
+    if here == OUTSIDE["README.md"]:
+        page.meta["hide"] = ["navigation", "toc"]
+        markdown = home(markdown)
     return linked(markdown, here)
+
+
+def home(readme: str) -> str:
+    """Returns README.md as the home page: with buttons, and what speaks for and against halog side by side.
+
+    PluginError if README.md has no such parts."""
+    parts = re.fullmatch(
+        r"(?s)(?P<title># .+?\n)\n(?P<promise>.+?)\n\n(?P<start>```sh\n.+?)(?P<picture>!\[[^\n]+\n)\n"
+        r"(?P<for>## Use it if.+?)(?P<against>## Don't use it if.+?\n)\n(?P<rest>\[halog or .+)",
+        readme,
+    )
+    if parts is None:
+        raise PluginError("README.md: the home page needs its opening, its picture, and both lists")
+    return _HOME.format(**parts.groupdict())
 
 
 def linked(markdown: str, here: str) -> str:

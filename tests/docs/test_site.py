@@ -3,15 +3,19 @@
 import re
 import subprocess
 import sys
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from mkdocs.exceptions import PluginError
 
+import ha
+import ha.client
 from ha.replication.progress import SlaveState
 from scripts import docs_site, reference
 from scripts.reference import PAGES, handlers
+from tests.dashboard.browser import open_browser
 from tests.docs.pages import DOCS, ROOT
 from tests.docs.test_compatibility import ticked
 
@@ -62,6 +66,40 @@ def test_first_page_is_the_readme(site: Path) -> None:
     assert "A replicated message log for Python" in front
     for name in re.findall(r"\]\(docs/([\w/-]+)\.md\)", (ROOT / "README.md").read_text()):
         assert f'href="{name}/"' in front, name
+
+
+def test_reference_has_every_public_name(site: Path) -> None:
+    for page, module, left_out in (("client", ha.client, set()), ("library", ha, {"__version__"})):
+        text = (site / "reference" / page / "index.html").read_text()
+        shown = {name for name in module.__all__ if f'id="{module.__name__}.{name}"' in text}
+        assert set(module.__all__) - shown == left_out
+
+
+CUT_OFF = """() => [...document.querySelectorAll("article pre > code")]
+    .filter((code) => code.scrollWidth > code.clientWidth + 1)
+    .map((code) => code.textContent.slice(0, 60))"""
+
+
+def test_no_code_is_cut_off(site: Path) -> None:
+    pages = [page for page in sorted(site.rglob("index.html")) if "<pre" in page.read_text()]
+    assert len(pages) > 15
+    with open_browser() as browser, closing(browser.new_page()) as page:
+        for width in (1400, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            for path in pages:
+                page.goto(path.as_uri())
+                assert page.evaluate(CUT_OFF) == [], f"{path.relative_to(site)} at {width} pixels"
+
+
+def test_home_page_has_the_whole_readme(site: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    laid_out = docs_site.home(readme)
+    assert [line for line in readme.splitlines() if line not in laid_out.splitlines()] == []
+    front = (site / "index.html").read_text()
+    assert 'class="md-button md-button--primary"' in front
+    assert "](docs/" not in front
+    with pytest.raises(PluginError, match="the home page needs"):
+        docs_site.home("# halog\n")
 
 
 def test_links_between_files_become_links_between_pages() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ha.testing import running_master
 from tests.node.processes import FREE_PORTS, Process
 
 REPOSITORY = Path(__file__).parents[2]
@@ -19,11 +20,8 @@ README = (REPOSITORY / "README.md").read_text()
 pytestmark = pytest.mark.processes
 
 RUN_ELSEWHERE = {
-    "scripts/demo": "tests/demo/test_demo.py",
-    "scripts/demo --failover": "tests/demo/test_demo_failover.py",
-    "scripts/test": "runs all tests",
-    "python3 -m venv .venv && .venv/bin/pip install . && . .venv/bin/activate": "tests/packaging/test_packages.py",
-    "pip install '.[spark]'": "scripts/venv",
+    "python3 -m venv .venv && . .venv/bin/activate": "tests/packaging/test_packages.py",
+    "pip install .": "tests/packaging/test_packages.py",
 }
 
 
@@ -31,26 +29,24 @@ def code_blocks(language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
 
 
-def test_library_example_stores_a_message(tmp_path: Path) -> None:
+def test_example_sends_and_receives(tmp_path: Path) -> None:
     [example] = code_blocks("python")
-    assert "ha.Config()" in example
-    done = subprocess.run(
-        [sys.executable, "-c", example.replace("ha.Config()", "ha.Config(listen_port=0)")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "PutStatus.PUT_OK 0\n"
-    assert (tmp_path / "data/master/commitlog/00000000000000000000").exists()
+    assert "127.0.0.1:9876" in example
+    with running_master(tmp_path) as master:
+        command = [sys.executable, "-c", example.replace("127.0.0.1:9876", master.name_server_address)]
+        for _ in range(2):  # the second run continues where the first one stopped
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            assert done.stdout == "SEND_OK\nhello\n", done.stderr
+
+
+def test_it_stays_short() -> None:
+    assert len(README.splitlines()) < 110
 
 
 def test_commands(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
     others = [line for line in lines if line and not line.startswith("ha ")]
     assert set(others) == RUN_ELSEWHERE.keys()
-    assert all(os.access(REPOSITORY / name, os.X_OK) for name in ("scripts/demo", "scripts/test"))
     assert lines.index("ha master") < lines.index("ha slave")
     with Process("ha.cli", "master", *FREE_PORTS, directory=tmp_path) as master:
         ready = master.wait_ready()
