@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import cyclopts
 import msgspec
@@ -32,17 +33,22 @@ from ha.cli.exits import (
     needs_extra,
 )
 from ha.cli.flags import SERVERS_NAMES
-from ha.cli.showing import WIDTH, bars, size, stoppable
+from ha.cli.showing import WIDTH, bars, notices, size, stoppable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 app = cyclopts.App(
     name="spark",
-    help="Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.",
+    help="Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.\n\n"
+    "If Spark can't start its Python processes, because the machine is busy, a job is restarted up to 4 times in a "
+    "row, after 5, 10, 20 and 40 s; then the exit code is 69.",
     help_format="markdown",
 )
 
+Made = TypeVar("Made")
+
+_NOT_STARTED = "Spark could not start a Python process within 10 s, as the machine is busy"
 _PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
@@ -78,6 +84,16 @@ def _session(name: str, where: Where) -> Iterator[SparkSession]:
         from ha.spark.session import open_session
     with open_session(f"ha spark {name}", where.master, settings) as session:
         yield session
+
+
+def _restarting(job: Callable[[], Made], stop: Event | None = None) -> Made:
+    """Return the result of `job`, which is restarted if Spark can't start its Python processes."""
+    from ha.spark.restarts import with_restarts
+
+    def report(delay_s: int, _: BaseException) -> None:
+        notices().print(f"ha: {_NOT_STARTED}; restarting the job in {delay_s} s")
+
+    return with_restarts(job, stop=stop, report=report)
 
 
 def _check_stores(*paths: str) -> None:
@@ -125,17 +141,26 @@ def is_job_failure(error: BaseException) -> bool:
 
 def explain(error: BaseException) -> str:
     """Return the cause in one line: halog's own error if the message has one, else the start of the message."""
+    from ha.spark.restarts import has_not_started
+
     found = _own_error(error)
     if found is not None:
         return found[1]
+    if has_not_started(error):
+        return f"{_NOT_STARTED}; run the command again"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"Spark: {lines[0]}" if lines else f"Spark: {type(error).__name__}"
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of the error on the executor; 70 if it is not halog's own."""
+    """Return the exit code of the error on the executor; 69 if Spark could not start it, else 70 if it is not halog's
+    own."""
+    from ha.spark.restarts import has_not_started
+
     found = _own_error(error)
-    return _EXIT_CODES.get(found[0], EXIT_REFUSED) if found is not None else EXIT_BUG
+    if found is None:
+        return EXIT_UNREACHABLE if has_not_started(error) else EXIT_BUG
+    return _EXIT_CODES.get(found[0], EXIT_REFUSED)
 
 
 def _own_error(error: BaseException) -> tuple[str, str] | None:
@@ -203,7 +228,7 @@ def archive(
             on_damage=on_damage,
             fail_on_data_loss=fail_on_data_loss,
         )
-        result = run(spark, options, show_progress, stop=stop)
+        result = _restarting(lambda: run(spark, options, show_progress, stop=stop), stop)
 
     def tables(done: ArchiveResult) -> list[Table]:
         return [
@@ -255,7 +280,7 @@ def audit(
             archive=archive,
             examples_max=examples,
         )
-        result = run(spark, options, show_progress)
+        result = _restarting(lambda: run(spark, options, show_progress))
     from ha.spark.jobs.audit.report import write_audit
 
     write_audit(result, html, report_json)
@@ -327,7 +352,7 @@ def restore(
             skip_unsendable=skip_unsendable,
             dry_run=dry_run,
         )
-        result = run(spark, options, show_progress)
+        result = _restarting(lambda: run(spark, options, show_progress))
 
     def tables(done: RestoreResult) -> list[Table]:
         facts: dict[str, Any] = {"messages that fit": done.rows}
@@ -378,7 +403,7 @@ def stats(
             end_ms=_ms(until),
             top=top,
         )
-        result = run(spark, options, show_progress)
+        result = _restarting(lambda: run(spark, options, show_progress))
     if out is not None:
         write_stats(result, out)
 
@@ -437,7 +462,7 @@ def lag(
         from ha.spark.jobs.lag import lag as run
 
         options = LagOptions(path=path, servers=servers, groups=tuple(groups or ()), topics=tuple(topics or ()))
-        result = run(spark, options, show_progress)
+        result = _restarting(lambda: run(spark, options, show_progress))
 
     def tables(done: LagResult) -> list[Table]:
         table = Table("group", "topics", "messages", "size", "oldest", "lost", title=f"Lag on {done.source}")
@@ -493,7 +518,7 @@ def reindex(
             index_slot_count=index_slot_count,
             index_entry_count=index_entry_count,
         )
-        result = run(spark, options, show_progress)
+        result = _restarting(lambda: run(spark, options, show_progress))
 
     def tables(done: ReindexResult) -> list[Table]:
         return [

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ha.arrow import read_arrow
     from ha.spark.data_source import HalogDataSource
+    from ha.spark.restarts import with_restarts
     from ha.spark.source.listener import LagListener, LagReport, QueueLag
     from ha.spark.views import catalog_views
 
-__all__ = ["HalogDataSource", "LagListener", "LagReport", "QueueLag", "catalog_views", "read_arrow"]
+__all__ = [
+    "HalogDataSource",
+    "LagListener",
+    "LagReport",
+    "QueueLag",
+    "catalog_views",
+    "read_arrow",
+    "with_restarts",
+]
 
 _HOMES = {
     "HalogDataSource": "ha.spark.data_source",
@@ -23,6 +32,7 @@ _HOMES = {
     "QueueLag": "ha.spark.source.listener",
     "catalog_views": "ha.spark.views",
     "read_arrow": "ha.arrow",
+    "with_restarts": "ha.spark.restarts",
 }
 
 

@@ -1,21 +1,20 @@
-"""The data source `halog`, from which Spark gets readers and writers."""
+"""The data source `halog`, from which Spark gets readers and writers.
+
+Spark starts a process to find data sources, one to create ours, and one to plan: each imports only what it needs.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
-
-from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
-from ha.spark.source.options import parse_any, parse_options
-from ha.spark.source.pushdown import pushdown_is_on
-from ha.spark.source.schema import spark_schema
-from ha.spark.source.stream_reader import HalogStreamReader
-from ha.spark.tables import refuse_table
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+    from pyspark.sql.types import StructType
+
+    from ha.spark.source.batch_reader import HalogReader
+    from ha.spark.source.stream_reader import HalogStreamReader
 
 
 class HalogDataSource(DataSource):
@@ -31,29 +30,43 @@ class HalogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that the options select. OptionError for an option that neither kind of query accepts."""
+        from ha.spark.source.options import parse_any
+        from ha.spark.source.schema import spark_schema
+        from ha.spark.tables import refuse_table
+
         refuse_table(self.options)
         return spark_schema(parse_any(self.options).columns)
 
     def reader(self, schema: StructType) -> HalogReader:
         """Return a batch reader of the columns in `schema`, which may be the user's."""
+        from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
+        from ha.spark.source.options import parse_options
+        from ha.spark.source.pushdown import pushdown_is_on
+        from ha.spark.tables import refuse_table
+
         refuse_table(self.options)
         kind = HalogPushdownReader if pushdown_is_on() else HalogReader
         return kind(parse_options(self.options, "batch"), schema)
 
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
         """Return a stream reader of the columns in `schema`, which may be the user's."""
+        from ha.spark.source.options import parse_options
+        from ha.spark.source.stream_reader import HalogStreamReader
+        from ha.spark.tables import refuse_table
+
         refuse_table(self.options)
         return HalogStreamReader(parse_options(self.options, "stream"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return a batch writer into a topic."""
-        refuse_table(self.options)
-        from ha.spark.sink.writers import make_batch_writer  # the client is needed only here
+        from ha.spark.sink.writers import make_batch_writer
+        from ha.spark.tables import refuse_table
 
+        refuse_table(self.options)
         return make_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Return a micro-batch writer into a topic."""
-        from ha.spark.sink.writers import make_stream_writer  # the client is needed only here
+        from ha.spark.sink.writers import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
