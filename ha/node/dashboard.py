@@ -12,12 +12,13 @@ import trio
 from ha.admin.dashboard.formats import duration
 from ha.admin.dashboard.source import (
     Counts,
+    FoundMessages,
     Group,
     GroupDetail,
     GroupMember,
-    GroupQueue,
     Groups,
     GroupTopic,
+    MessageLine,
     Missing,
     Neighbour,
     Queue,
@@ -27,18 +28,20 @@ from ha.admin.dashboard.source import (
 )
 from ha.broker.clients import ConsumerGroup
 from ha.broker.pop.service import GroupInFlight
-from ha.broker.queue_times import offset_at
+from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
 
+from .group_progress import GroupProgress, topics_of, yield_sometimes
+from .history import History
 from .messages import MessageBrowser, queue_range
 from .node import Node
 from .ports import join
 from .status import describe
 
-QUEUES_PER_SLICE = 64
-KEYS_PER_SLICE = 4096
+SEARCH_S = 2.0
+"""Time for a search of all topics, in seconds, before it returns what it has."""
 MEMBER_COUNT_MAX = 200
 """Maximum number of listed members of a group."""
 
@@ -46,11 +49,13 @@ MEMBER_COUNT_MAX = 200
 class NodeDashboard(MessageBrowser):
     """`DashboardSource` of one node."""
 
-    def __init__(self, node: Node, neighbours: Callable[[], Sequence[Neighbour]] = tuple) -> None:
+    def __init__(self, node: Node, history: History, neighbours: Callable[[], Sequence[Neighbour]] = tuple) -> None:
         super().__init__(node.store)
         self._node = node
+        self._history = history
         self.neighbours = neighbours
         self._tables = node.broker.tables
+        self._progress = GroupProgress(node.store, self._tables)
         self._system_names = node.broker.admin.topics.system_names()
 
     @property
@@ -95,7 +100,7 @@ class NodeDashboard(MessageBrowser):
         queue_count = _queue_count(config)
         queues = []
         for queue_id in range(begin, min(begin + count, queue_count)):
-            await _yield_sometimes(queue_id)
+            await yield_sometimes(queue_id)
             queue = self._store.queues.get(name, queue_id)
             if queue is None:
                 queues.append(Queue(queue_id, 0, 0, None if at_ms is None else 0))
@@ -113,11 +118,17 @@ class NodeDashboard(MessageBrowser):
 
     async def _topic(self, config: TopicConfig) -> Topic:
         name, message_count = config.topic_name, 0
+        newest, newest_offset = None, -1
         for queue_id in range(_queue_count(config)):
-            await _yield_sometimes(queue_id)
+            await yield_sometimes(queue_id)
             queue = self._store.queues.get(name, queue_id)
-            if queue is not None:
-                message_count += max(0, queue.max_offset - max(0, queue.min_offset))
+            if queue is None or queue.max_offset <= max(0, queue.min_offset):
+                continue
+            message_count += queue.max_offset - max(0, queue.min_offset)
+            entries = queue.read(queue.max_offset - 1, 1)
+            if entries and entries[0].physical_offset > newest_offset:
+                newest, newest_offset = queue, entries[0].physical_offset
+        last_ms = -1 if newest is None else await known_store_time_ms(self._store, newest, newest.max_offset - 1)
         return Topic(
             name=name,
             kind=self._kind(name),
@@ -126,7 +137,27 @@ class NodeDashboard(MessageBrowser):
             is_readable=bool(config.perm & Permission.READ),
             is_writable=bool(config.perm & Permission.WRITE),
             message_count=message_count,
+            per_s=self._history.per_s(name),
+            last_ms=None if last_ms < 0 else last_ms,
         )
+
+    async def topic_names(self, count: int) -> Sequence[str]:
+        """`DashboardSource.topic_names`."""
+        return sorted(name for name in self._tables.topics.table if not self._is_system(name))[:count]
+
+    async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
+        """`DashboardSource.with_key_anywhere`."""
+        found: list[MessageLine] = []
+        note = ""
+        names = sorted(name for name in self._tables.topics.table if not self._is_system(name))
+        ends_at = trio.current_time() + SEARCH_S
+        for number, name in enumerate(names):
+            if trio.current_time() >= ends_at or len(found) >= count:
+                note = f"Searched {number:,} of {len(names):,} topics, by name. Enter a topic to search the others."
+                break
+            found += (await self.with_key(name, key, count)).messages
+        found.sort(key=lambda line: line.physical_offset, reverse=True)
+        return FoundMessages(found[:count], is_cut=bool(note) or len(found) > count, note=note)
 
     def _is_system(self, name: str) -> bool:
         return name in self._system_names or name.startswith(SYSTEM_TOPIC_PREFIX)
@@ -142,36 +173,20 @@ class NodeDashboard(MessageBrowser):
 
     async def groups(self, search: str, *, begin: int, count: int) -> Groups:
         """`DashboardSource.groups`."""
-        topics_by_group = await self._topics_by_group()
+        topics_by_group = await self._progress.topics_by_group()
         wanted = search.casefold()
-        names = {*self._tables.groups.table, *topics_by_group}
-        found = sorted(name for name in names if wanted in name.casefold())
-        shown = [await self._group(name, topics_by_group.get(name, ())) for name in found[begin : begin + count]]
+        found = sorted(name for name in topics_by_group if wanted in name.casefold())
+        shown = [await self._group(name, topics_by_group[name]) for name in found[begin : begin + count]]
         return Groups(shown, len(found))
-
-    async def _topics_by_group(self) -> dict[str, list[str]]:
-        """Returns the topics in which each group has committed offsets."""
-        found: dict[str, list[str]] = {}
-        for number, key in enumerate(list(self._tables.offsets.table)):
-            if number % KEYS_PER_SLICE == 0:
-                await trio.lowlevel.checkpoint()
-            topic, _, group = key.rpartition("@")
-            found.setdefault(group, []).append(topic)
-        return found
 
     async def _group(self, name: str, committed_topics: Iterable[str]) -> Group:
         online = self._tables.clients.consumer_group(name)
-        topics = _topics_of(online, committed_topics)
-        behind_count = 0
-        for topic in topics:
-            for queue_id in range(self._readable_queues(topic)):
-                await _yield_sometimes(queue_id)
-                behind_count += self._progress(name, topic, queue_id).behind_count
+        topics = topics_of(online, committed_topics)
         return Group(
             name=name,
             member_count=0 if online is None else len(online.members),
             topic_count=len(topics),
-            behind_count=behind_count,
+            behind_count=await self._progress.lag(name, topics),
             read_per_s=sum(self._tables.reads.per_s(name, topic) for topic in topics),
         )
 
@@ -179,7 +194,7 @@ class NodeDashboard(MessageBrowser):
         """`DashboardSource.group`."""
         online = self._tables.clients.consumer_group(name)
         config = self._tables.groups.get(name)
-        topics = _topics_of(online, self._tables.offsets.topics_of(name))
+        topics = topics_of(online, self._tables.offsets.topics_of(name))
         if online is None and config is None and not topics:
             return Missing(f"Consumer group {name} does not exist on this node.")
         settings: dict[str, str] = {}
@@ -208,17 +223,18 @@ class NodeDashboard(MessageBrowser):
                 await self._group_topic(name, topic, online, queue_count_max) for topic in topics[:topic_count_max]
             ],
             topic_count=len(topics),
+            lag=self._history.lag(name),
         )
 
     async def _group_topic(
         self, group: str, topic: str, online: ConsumerGroup | None, queue_count_max: int
     ) -> GroupTopic:
-        queue_count = self._readable_queues(topic)
+        queue_count = self._progress.readable_queues(topic)
         subscription = None if online is None else online.subscriptions.get(topic)
         behind_count, queues = 0, []
         for queue_id in range(queue_count):
-            await _yield_sometimes(queue_id)
-            progress = self._progress(group, topic, queue_id)
+            await yield_sometimes(queue_id)
+            progress = self._progress.queue(group, topic, queue_id)
             behind_count += progress.behind_count
             if queue_id < queue_count_max:
                 queues.append(progress)
@@ -231,19 +247,6 @@ class NodeDashboard(MessageBrowser):
             queue_count=queue_count,
         )
 
-    def _progress(self, group: str, topic: str, queue_id: int) -> GroupQueue:
-        queue = self._store.queues.get(topic, queue_id)
-        shown = Queue(queue_id, 0, 0) if queue is None else queue_range(queue)
-        committed = self._tables.offsets.get(group, topic, queue_id)
-        pulled = self._tables.reads.position(group, topic, queue_id)
-        begins_at = shown.min_offset if committed is None else max(committed, shown.min_offset)
-        behind_count = max(0, shown.max_offset - begins_at)
-        return GroupQueue(shown, committed, None if pulled < 0 else pulled, behind_count)
-
-    def _readable_queues(self, topic: str) -> int:
-        config = self._tables.topics.get_readable(topic)
-        return 0 if config is None else config.read_queue_nums
-
 
 def _in_flight(popped: GroupInFlight, now_ms: int) -> str:
     if popped.oldest_pop_ms is None:
@@ -252,15 +255,5 @@ def _in_flight(popped: GroupInFlight, now_ms: int) -> str:
     return f"{popped.in_flight_count:,}, the oldest for {age}"
 
 
-def _topics_of(online: ConsumerGroup | None, committed_topics: Iterable[str]) -> list[str]:
-    """Returns the subscribed topics of a connected group, otherwise those with committed offsets."""
-    return sorted(online.subscriptions if online is not None and online.subscriptions else committed_topics)
-
-
 def _queue_count(config: TopicConfig) -> int:
     return max(config.read_queue_nums, config.write_queue_nums)
-
-
-async def _yield_sometimes(queue_id: int) -> None:
-    if queue_id % QUEUES_PER_SLICE == 0:
-        await trio.lowlevel.checkpoint()

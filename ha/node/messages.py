@@ -25,6 +25,8 @@ from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of records after which a search for a key reads no further message."""
+PREVIEW_BYTES = 256
+"""Bytes of a body that a list of messages shows."""
 _LATEST_MS = (1 << 63) - 1
 
 _WHY_NONE = {
@@ -154,6 +156,8 @@ def queue_range(queue: ConsumeQueue, offset_at: int | None = None) -> Queue:
 
 def _line(record: MessageRecord) -> MessageLine:
     properties = record.property_map()
+    is_secret = record.topic == TABLES_TOPIC  # passwords
+    begin, is_cut, _ = (b"", False, "") if is_secret else _shown_body(record, PREVIEW_BYTES)
     return MessageLine(
         topic=record.topic,
         queue_id=record.queue_id,
@@ -165,6 +169,8 @@ def _line(record: MessageRecord) -> MessageLine:
         unique_id=properties.get(UNIQ_KEY, ""),
         tags=properties.get(TAGS, ""),
         keys=properties.get(KEYS, ""),
+        body_begin=begin,
+        is_body_cut=is_cut,
     )
 
 

@@ -35,6 +35,7 @@ from .addresses import NodePorts, advertise, take_ports
 from .config_warnings import warn_about
 from .dashboard import NodeDashboard
 from .healing import heal
+from .history import History
 from .member import open_membership, switch_master
 from .metrics import samples
 from .name_server import OwnNameServer
@@ -116,14 +117,16 @@ async def _serving(
         node.broker.admin.info.own_addresses = partial(own_addresses, node)
         node.registration = _registration(node, client, name_servers)
         neighbours = Neighbours(node, client)
+        history = History(node.store, node.broker.tables, wall_clock_ms=node.platform.wall_clock_ms)
         nursery.start_soon(neighbours.serve)
+        nursery.start_soon(history.serve)
         if node.ha_client is not None and not config.is_member:
             nursery.start_soon(follow_master, node, node.ha_client)
             nursery.start_soon(sync_tables, node, node.ha_client)
         async with _open_grpc(node, ports.grpc):
             async with (
                 _registered(node.registration),
-                _open_admin(node, ports.admin, access.admin_token, neighbours),
+                _open_admin(node, ports.admin, access.admin_token, NodeDashboard(node, history, neighbours.known)),
                 _open_otlp(node),
                 open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
             ):
@@ -203,14 +206,14 @@ async def _registered(registration: NameServerRegistration) -> AsyncIterator[Non
 
 
 def _open_admin(
-    node: Node, port: Port, token: SecretStr | None, neighbours: Neighbours
+    node: Node, port: Port, token: SecretStr | None, dashboard: NodeDashboard
 ) -> AbstractAsyncContextManager[None]:
     view = AdminView(
         status=partial(describe, node),
         not_ready=node.not_ready,
         metrics=partial(samples, node),
         switch=partial(switch_master, node) if node.config.is_member else None,
-        dashboard=NodeDashboard(node, neighbours.known),
+        dashboard=dashboard,
     )
     key = AdminKey(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, key, node.platform.run_blocking)

@@ -30,6 +30,8 @@ LINE = MessageLine(
     unique_id="",
     tags="",
     keys=KEY,
+    body_begin=BODY,
+    is_body_cut=False,
 )
 
 
@@ -94,6 +96,12 @@ class Source:
 
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
         return FoundMessages([LINE], is_cut=False)
+
+    async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
+        return FoundMessages([LINE] if key == KEY else [], is_cut=False)
+
+    async def topic_names(self, count: int) -> Sequence[str]:
+        return ["t"][:count]
 
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
         return MessageDetail(

@@ -2,7 +2,15 @@
 
 import pytest
 
-from ha.admin.dashboard.bodies import BODY_SHOWN_MAX, HEX_SHOWN_MAX, ShownBody, in_line, show_body
+from ha.admin.dashboard.bodies import (
+    BODY_SHOWN_MAX,
+    HEX_SHOWN_MAX,
+    PREVIEW_LENGTH_MAX,
+    ShownBody,
+    in_line,
+    preview_body,
+    show_body,
+)
 
 
 def shown(body: bytes, *, is_cut: bool = False, as_hex: bool = False) -> ShownBody:
@@ -19,6 +27,10 @@ def shown(body: bytes, *, is_cut: bool = False, as_hex: bool = False) -> ShownBo
         (b'{"a":1,"a":1e999,"b":[]}', "JSON", '{\n  "a": 1,\n  "a": 1e999,\n  "b": []\n}'),
         (b" [1, 2]", "JSON", "[\n  1,\n  2\n]"),
         ('{"a":"\u202e"}'.encode(), "JSON", '{\n  "a": "⟨U+202E⟩"\n}'),
+        (rb'["Z\u00fcrich \ud83d\ude00 \u003cb\u003e"]', "JSON", '[\n  "Zürich 😀 <b>"\n]'),
+        # What would end a string, hide or be no character stays as it is written.
+        (rb'["\u0022\u005c\u000a\u007f \\u00fc \u202e"]', "JSON",
+         '[\n  "\\u0022\\u005c\\u000a\\u007f \\\\u00fc ⟨U+202E⟩"\n]'),
         (b'{"a":', "text", '{"a":'),
         (b"17", "text", "17"),
         (b"\xff\x00A", "hex", "000000  ff 00 41                                          ·​·A".replace("\u200b", "")),
@@ -57,3 +69,20 @@ def test_a_dump_is_bounded() -> None:
 
 def test_in_a_line_there_are_no_lines() -> None:
     assert in_line("a\nb\tc\u2028") == "a␊b␉c⟨U+2028⟩"
+
+
+@pytest.mark.parametrize(
+    ("begin", "is_cut", "line"),
+    [
+        (b"", False, ""),
+        (b"one\n  two\tthree", False, "one two three"),
+        ("ü€".encode()[:3], True, "ü…"),
+        (rb'{"city": "Z\u00fcrich"}', False, '{"city": "Zürich"}'),
+        (b"\x00<script>\xe2\x80\xae", False, "␀<script>⟨U+202E⟩"),
+        (b"\xff" * 3, False, "ff ff ff"),
+        (b"\xff" * 17, False, "ff " * 16 + "…"),
+        (b"x" * 500, False, "x" * PREVIEW_LENGTH_MAX + "…"),
+    ],
+)
+def test_bodies_in_lists(begin: bytes, is_cut: bool, line: str) -> None:
+    assert preview_body(begin, is_cut=is_cut) == line

@@ -192,7 +192,7 @@ def test_pages_work_without_scripts(viewer: Viewer, nodes: Cluster) -> None:
     expect(page.get_by_text("Ready: this node serves as ASYNC_MASTER.")).to_be_visible()
     page.get_by_role("link", name="Messages").click()
     page.get_by_label("Key, unique id").fill("order-7")
-    page.get_by_label("Topic (for keys").fill("orders")
+    page.get_by_label("Topic (empty: all)").fill("orders")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name="1", exact=True).click()
     expect(page.locator("pre")).to_contain_text('"order": 7')
@@ -324,6 +324,7 @@ def test_a_thousand_topics(viewer: Viewer, nodes: Cluster) -> None:
     page.get_by_label("Stored at").fill("2999-01-01")
     page.get_by_role("button", name="Show where").click()
     expect(rows.first.locator("td").nth(3)).to_have_text(held)  # all are older
+    expect(page.locator("dl time")).to_contain_text(re.compile(r"^20\d\d-.* UTC$"))  # of the last message
 
 
 def test_messages_are_found_by_offset_key_id_and_time(viewer: Viewer, nodes: Cluster) -> None:
@@ -347,8 +348,12 @@ def test_messages_are_found_by_offset_key_id_and_time(viewer: Viewer, nodes: Clu
     expect(page.get_by_text("No message of orders has the key")).to_be_visible()
     go(page, f"{nodes.master}/dashboard/messages?q={nodes.ids['binary']}")
     expect(page.locator("pre.hex")).to_be_visible()
-    go(page, f"{nodes.master}/dashboard/messages?q=no-id")
-    expect(page.get_by_text("Not a message ID")).to_be_visible()
+    go(page, f"{nodes.master}/dashboard/messages?q=order-14")
+    expect(page.locator("tbody td").first).to_have_text("orders")
+    assert page.locator("datalist option").count() == 500
+    assert page.locator("datalist option[value=orders]").count() == 1
+    go(page, f"{nodes.master}/dashboard/queue?topic=orders&queue=2&offset=3")
+    expect(page.locator("tbody td.preview").first).to_have_text('{"order": 14, "city": "Zürich"}')
     go(page, f"{nodes.master}/dashboard/queue?topic=orders&queue=0&at=2999-01-01")
     expect(page.get_by_text("The queue ends here")).to_be_visible()
     go(page, f"{nodes.master}/dashboard/queue?topic=orders&queue=0&at=2001-01-01")

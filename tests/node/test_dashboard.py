@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -13,20 +14,27 @@ import ha
 from ha.admin.dashboard.source import GroupDetail, MessageDetail, Missing, QueuePart, TopicDetail
 from ha.node import Node
 from ha.node.dashboard import NodeDashboard
+from ha.node.history import GROUP_COUNT_MAX, QUEUE_COUNT_MAX, SAMPLE_COUNT_MAX, TOPIC_COUNT_MAX, History
+from ha.node.messages import PREVIEW_BYTES
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import Compression, compressed
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.record import Message, encode_host
+from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.commitlog import UNLIMITED
 from tests.node.test_library import config
 
 PLAIN = b"a body that a client compressed " * 100
 
 
+def history_of(node: Node) -> History:
+    return History(node.store, node.broker.tables, wall_clock_ms=lambda: round(trio.current_time() * 1000))
+
+
 @asynccontextmanager
 async def master(root: Path) -> AsyncIterator[tuple[Node, NodeDashboard]]:
     async with ha.open_master(config(root)) as node:
-        yield node, NodeDashboard(node)
+        yield node, NodeDashboard(node, history_of(node))
 
 
 async def put(node: Node, body: bytes, sys_flag: int = 0, *, topic: str = "t", queue_id: int = 0) -> int:
@@ -184,6 +192,98 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         assert isinstance(await dashboard.topic("nothing", begin=0, count=1), Missing)
 
 
+async def test_lists_show_how_bodies_begin(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        await put(node, b"short")
+        await put(node, zlib.compress(PLAIN), SysFlag.COMPRESSED)
+        part = await dashboard.queue("t", 0, 0, 10)
+        assert isinstance(part, QueuePart)
+        assert [(line.body_begin, line.is_body_cut) for line in part.messages] == [
+            (b"short", False),
+            (PLAIN[:PREVIEW_BYTES], True),
+        ]
+        # Records of the tables contain passwords.
+        await put(node, b"password", topic=TABLES_TOPIC)
+        part = await dashboard.queue(TABLES_TOPIC, 0, 0, 10)
+        assert isinstance(part, QueuePart)
+        assert [line.body_begin for line in part.messages] == [b""]
+
+
+async def test_a_topic_s_last_message_and_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        await put(node, b"x", queue_id=3)
+        last = await detail(dashboard, await put(node, b"y", queue_id=1))
+        [topic] = (await dashboard.topics("t", with_system=False, begin=0, count=1)).topics
+        assert (topic.last_ms, topic.per_s) == (last.line.store_timestamp_ms, None)
+        history = dashboard._history
+        await history.take_sample()
+        assert history.per_s("t") is None
+        await put(node, b"z")
+        monkeypatch.setattr(trio, "current_time", lambda now=trio.current_time: now() + 10)
+        await history.take_sample()
+        assert history.per_s("t") == pytest.approx(0.1, rel=0.3)
+        assert history.per_s("nothing") is None
+
+
+async def test_the_lag_of_groups_over_time(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        history, offsets = dashboard._history, node.broker.offsets
+        for number in range(3):
+            await put(node, b"x")
+            offsets.commit("billing", "t", 0, 1)
+            await history.take_sample()
+            assert [point.behind_count for point in history.lag("billing")] == list(range(number + 1))
+        group = await dashboard.group("billing", topic_count_max=1, queue_count_max=1)
+        assert isinstance(group, GroupDetail)
+        assert [point.behind_count for point in group.lag] == [0, 1, 2]
+        for _ in range(SAMPLE_COUNT_MAX):
+            await history.take_sample()
+        assert [point.behind_count for point in history.lag("billing")] == [2] * SAMPLE_COUNT_MAX
+        offsets.remove(group="billing")
+        await history.take_sample()
+        assert history.lag("billing") == ()
+
+
+async def test_series_are_limited(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        await put(node, b"x")
+        for number in range(GROUP_COUNT_MAX + 3):
+            node.broker.offsets.commit(f"g{number}", "t", 0, 0)
+        table = dict(node.broker.tables.topics.table)
+        one = next(iter(table.values()))
+        for number in range(TOPIC_COUNT_MAX + 3):
+            node.broker.tables.topics._table[f"x{number}"] = one
+        history = dashboard._history
+        await history.take_sample()
+        assert (len(history._lags), len(history._counts)) == (GROUP_COUNT_MAX, TOPIC_COUNT_MAX)
+        large = msgspec.structs.replace(one, write_queue_nums=QUEUE_COUNT_MAX, read_queue_nums=QUEUE_COUNT_MAX)
+        for name in list(node.broker.tables.topics.table):
+            node.broker.tables.topics._table[name] = large
+        history = history_of(node)
+        await history.take_sample()
+        assert (len(history._lags), len(history._counts)) == (1, 1)
+
+
+async def test_a_key_is_found_in_all_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        for topic in ("r", "s", "t"):
+            message = Message(topic=topic, queue_id=0, body=topic.encode(), properties=b"KEYS\x01k\x02")
+            result = await node.put(message)
+        with trio.fail_after(30):
+            while node.store.log.dispatched_offset.value <= result.physical_offset:
+                await node.store.log.dispatched_offset.wait_beyond(node.store.log.dispatched_offset.value)
+        assert list(await dashboard.topic_names(2)) == ["r", "s"]
+        found = await dashboard.with_key_anywhere("k", 10)
+        assert ([line.topic for line in found.messages], found.is_cut) == (["t", "s", "r"], False)
+        found = await dashboard.with_key_anywhere("k", 2)
+        assert ([line.topic for line in found.messages], found.note) == (
+            ["s", "r"],
+            "Searched 2 of 3 topics, by name. Enter a topic to search the others.",
+        )
+        monkeypatch.setattr("ha.node.dashboard.SEARCH_S", 0.0)
+        assert (await dashboard.with_key_anywhere("k", 10)).note.startswith("Searched 0 of 3 topics")
+
+
 @pytest.mark.parametrize(("is_guarded", "is_open"), [(False, True), (True, False)])
 async def test_content_is_as_open_as_the_remoting_port(tmp_path: Path, is_guarded: bool, is_open: bool) -> None:
     acl_file = tmp_path / "acl.yml"
@@ -191,4 +291,4 @@ async def test_content_is_as_open_as_the_remoting_port(tmp_path: Path, is_guarde
     acl_file.chmod(0o600)
     keys = {"acl_enable": True, "acl_file": str(acl_file)} if is_guarded else {}
     async with ha.open_master(config(tmp_path / "store", **keys)) as node:
-        assert NodeDashboard(node).is_content_open == is_open
+        assert NodeDashboard(node, history_of(node)).is_content_open == is_open

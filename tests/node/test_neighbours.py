@@ -50,6 +50,19 @@ async def test_master_and_slaves_know_each_other(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_brokers_that_are_asked_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.node.neighbours.BROKER_COUNT_MAX", 1)
+    async with (
+        ha.open_master(config(tmp_path / "m")) as master,
+        ha.open_slave(slave_config(tmp_path / "s1", master, broker_id=1)),
+        ha.open_slave(slave_config(tmp_path / "s2", master, broker_id=2)),
+        open_remoting_client() as client,
+    ):
+        neighbours = Neighbours(master, client)
+        assert len(await neighbours._brokers()) == 2
+        assert [each.name for each in await neighbours._ask()] == ["a:1"]
+
+
 async def test_an_admin_port_on_all_addresses_is_reported_by_the_broker_s_own(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path, admin_bind_address="0.0.0.0", broker_ip1="127.0.0.9")) as node:
         port = node.admin_address.rpartition(":")[2]

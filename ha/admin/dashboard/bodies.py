@@ -6,13 +6,20 @@ characters, and marks that change the writing direction or have no width.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 BODY_SHOWN_MAX = 32 * 1024
 """Maximum bytes of a body on its page."""
 HEX_SHOWN_MAX = 8 * 1024
 """The same for a hex dump, which is five times as long."""
+PREVIEW_LENGTH_MAX = 120
+"""Maximum characters of a body in a list."""
 _ROW = 16
+_ESCAPE = re.compile(
+    r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|.)", re.DOTALL
+)
 
 _KEPT = frozenset("\n\t")
 _INVISIBLE = (
@@ -58,10 +65,38 @@ def show_body(body: bytes, *, is_cut: bool, as_hex: bool) -> ShownBody:
     if not is_cut and body.lstrip()[:1] in (b"{", b"["):
         try:
             # Formatted without decoding, which would change numbers and repeated keys.
-            return ShownBody("JSON", msgspec.json.format(body, indent=2).decode().translate(_VISIBLE), len(body))
+            text = _decode_escapes(msgspec.json.format(body, indent=2).decode())
+            return ShownBody("JSON", text.translate(_VISIBLE), len(body))
         except (msgspec.DecodeError, RecursionError):
             pass
     return ShownBody("text", text.translate(_VISIBLE), len(text.encode()))
+
+
+def preview_body(begin: bytes, *, is_cut: bool) -> str:
+    """Formats the beginning of a body as one line: text with single spaces, or the first bytes as hex."""
+    text = _text(begin, is_cut=is_cut)
+    if text is None:
+        return f"{begin[:_ROW].hex(' ')}{' …' if is_cut or len(begin) > _ROW else ''}"
+    if text.lstrip()[:1] in ("{", "["):
+        text = _decode_escapes(text)
+    line = in_line(" ".join(text.split()))
+    if is_cut or len(line) > PREVIEW_LENGTH_MAX:
+        line = f"{line[:PREVIEW_LENGTH_MAX]}…"
+    return line
+
+
+def _decode_escapes(json: str) -> str:
+    """Replaces the escapes of characters in JSON, except those of control characters, quotes and backslashes."""
+    return _ESCAPE.sub(_decode_escape, json)
+
+
+def _decode_escape(match: re.Match[str]) -> str:
+    high, low, single = match.groups()
+    if high is not None:
+        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
+    code = int(single, 16) if single is not None else 0
+    is_kept = code < 0x20 or code in (0x22, 0x5C, 0x7F) or 0xD800 <= code < 0xE000
+    return match[0] if is_kept else chr(code)
 
 
 def _text(body: bytes, *, is_cut: bool) -> str | None:

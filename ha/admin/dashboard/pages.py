@@ -34,6 +34,7 @@ from .assets import UNCACHED, serve_asset
 from .bodies import BODY_SHOWN_MAX, show_body
 from .drawing import draw, surroundings
 from .formats import parse_time_ms
+from .lag_chart import lag_chart
 from .live import POLL_S, Flow, LiveView
 from .login import Login
 from .source import DashboardSource, Missing, Neighbour
@@ -48,6 +49,8 @@ FOUND_MAX = 32
 GROUP_TOPICS_MAX = 50
 GROUP_QUEUES_MAX = 64
 PROPERTIES_MAX = 200
+TOPICS_PROPOSED_MAX = 500
+"""Topics that the search for messages proposes."""
 TEXT_LENGTH_MAX = 300
 """Maximum characters of an input field"""
 
@@ -186,17 +189,21 @@ class Dashboard:
 
     async def _messages(self, request: Request) -> Response:
         topic, wanted = _text(request, "topic"), _text(request, "q")
-        found, trouble = None, ""
-        if wanted and topic:
-            if not self._shows_content(request):
-                return self._page(request, "withheld.html", 403)
-            found = await self._source.with_key(topic, wanted, FOUND_MAX)
-        if wanted and (found is None or not found.messages):
+        found = None
+        if wanted:
             place = await self._offset_of(wanted)
-            if not isinstance(place, Missing):
+            is_id = not topic and not wanted.isdecimal()  # a number may also be a key
+            if self._shows_content(request) and (isinstance(place, Missing) or not is_id):
+                if topic:
+                    found = await self._source.with_key(topic, wanted, FOUND_MAX)
+                else:
+                    found = await self._source.with_key_anywhere(wanted, FOUND_MAX)
+            if (found is None or not found.messages) and not isinstance(place, Missing):
                 return RedirectResponse(f"{DASHBOARD_PATH}/message?offset={place}", 303, UNCACHED)
-            trouble = "" if found is not None else f"{place.reason} To search for a key or unique ID, enter its topic."
-        return self._page(request, "messages.html", topic=topic, wanted=wanted, found=found, trouble=trouble)
+            if found is None:
+                return self._page(request, "withheld.html", 403)
+        names = await self._source.topic_names(TOPICS_PROPOSED_MAX)
+        return self._page(request, "messages.html", topic=topic, wanted=wanted, found=found, topic_names=names)
 
     async def _offset_of(self, wanted: str) -> int | Missing:
         """Returns the physical offset that `wanted` is, or that it identifies as a message ID."""
@@ -235,7 +242,7 @@ class Dashboard:
         )
         if isinstance(detail, Missing):
             return self._missing(request, detail)
-        return self._page(request, "group.html", detail=detail)
+        return self._page(request, "group.html", detail=detail, chart=lag_chart(detail.lag))
 
     # ---- common
 

@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..credentials import DASHBOARD_PATH
 from .assets import asset_url
-from .bodies import in_line
+from .bodies import in_line, preview_body
 from .formats import FILTERS
 
 
@@ -22,7 +22,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters.update(FILTERS, in_line=in_line)
+        environment.filters.update(FILTERS, in_line=in_line, preview=preview_body)
         environment.globals.update(asset_url=asset_url, root=DASHBOARD_PATH)
         self._templates = {name: environment.get_template(name) for name in environment.list_templates()}
 

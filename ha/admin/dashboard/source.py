@@ -48,7 +48,8 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic in a list. `message_count`: messages in its queues."""
+    """A topic in a list. `message_count`: messages in its queues. `per_s`: messages stored per second in the last
+    minute, None if unknown. `last_ms`: store time of the newest message, None if there is none or it can't be read."""
 
     name: str
     kind: str
@@ -57,6 +58,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     is_readable: bool
     is_writable: bool
     message_count: int
+    per_s: float | None
+    last_ms: int | None
 
 
 class Topics(msgspec.Struct, frozen=True):
@@ -87,7 +90,7 @@ class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a list. `message_size`: size of its record."""
+    """A message in a list. `message_size`: size of its record. `body_begin`: of the decompressed body."""
 
     topic: str
     queue_id: int
@@ -99,6 +102,8 @@ class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
     unique_id: str
     tags: str
     keys: str
+    body_begin: bytes
+    is_body_cut: bool
 
 
 class QueuePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,10 +116,11 @@ class QueuePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
-    """Result of a search for a key. `is_cut`: there may be older messages."""
+    """Result of a search for a key. `is_cut`: there may be more messages; `note` says where, if not just older ones."""
 
     messages: Sequence[MessageLine]
     is_cut: bool
+    note: str = ""
 
 
 class MessageDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +191,15 @@ class GroupMember(msgspec.Struct, frozen=True):
     seen_age_s: float
 
 
+class LagPoint(msgspec.Struct, frozen=True):
+    """The lag of a group at a time."""
+
+    at_ms: int
+    behind_count: int
+
+
 class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, its members, and its progress."""
+    """A group, its members, and its progress. `lag`: over the last hour, oldest first; empty if it is not sampled."""
 
     name: str
     settings: Mapping[str, str]
@@ -194,6 +207,7 @@ class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
     member_count: int
     topics: Sequence[GroupTopic]
     topic_count: int
+    lag: Sequence[LagPoint]
 
 
 class DashboardSource(Protocol):
@@ -226,6 +240,12 @@ class DashboardSource(Protocol):
 
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
         """Returns the newest messages of a topic with a key or unique ID, newest first."""
+
+    async def topic_names(self, count: int) -> Sequence[str]:
+        """Returns the names of the first `count` topics that are not the system's, sorted."""
+
+    async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
+        """Returns the newest messages of any topic that is not the system's with a key or unique ID, newest first."""
 
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
         """Returns the message at a physical offset."""
