@@ -27,6 +27,7 @@ from ha.broker.detour import real_message
 from ha.broker.limited_log import LimitedLog
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
+from ha.broker.queue_times import bounds
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import DelayOffsets
@@ -274,24 +275,23 @@ class DelayService:
     def _head(self, level: _Level, queue: ConsumeQueue | None) -> tuple[int, Sequence[QueueEntry]]:
         """Queue offset of the level's next message, and the entries from there on; none if nothing waits."""
         offset = self._offsets.get(level.level)
-        if queue is None:
-            return offset, ()
+        first, end = bounds(queue)
         # A new master knows its progress before all of the queue is dispatched.
-        end = max(queue.max_offset, self._store.log.next_queue_offset(SCHEDULE_TOPIC, level.level - 1))
-        right = min(max(offset, queue.min_offset), end)
+        end = max(end, self._store.log.next_queue_offset(SCHEDULE_TOPIC, level.level - 1))
+        right = min(max(offset, first), end)
         if right != offset:
-            # Retention deleted messages that still waited, or the log was truncated after a crash.
+            # Retention deleted messages that still waited, or the end of the log was lost.
             logger.error(
                 "delay.offset_corrected level=%d from=%d to=%d min=%d max=%d",
                 level.level,
                 offset,
                 right,
-                queue.min_offset,
+                first,
                 end,
             )
             self._offsets.set(level.level, right)
         level.clock.forget_before(right)
-        return right, queue.read(right, BATCH_COUNT_MAX)
+        return right, () if queue is None else queue.read(right, BATCH_COUNT_MAX)
 
     async def _deliver(self, level: _Level, queue: ConsumeQueue, offset: int, due_count: int) -> bool:
         """Delivers up to `due_count` messages from `offset` on; returns False if they can't be read yet."""

@@ -40,6 +40,7 @@ from ha.broker.detour import message_of, parse_int, real_message
 from ha.broker.limited_log import LimitedLog
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
+from ha.broker.queue_times import bounds
 from ha.broker.timer_index import TimerIndex
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol.properties import (
@@ -200,15 +201,15 @@ class TimerService:
         """Adds new messages of the queue to the index."""
         self._is_blocked = False
         queue = self._store.queues.get(TIMER_TOPIC, 0)
+        # A new master may know progress for messages that it has not dispatched yet.
+        end = max(bounds(queue)[1], self._store.log.next_queue_offset(TIMER_TOPIC, 0))
+        for key in (FIRST, SEEN):
+            if self._progress.get(key) > end:  # the end of the log was lost
+                logger.error("timer.offset_corrected from=%d to=%d", self._progress.get(key), end)
+                self._progress.set(key, end)
+        self._indexed_to = min(self._indexed_to, end)
         if queue is None:
             return
-        # A new master may know progress for messages that it has not dispatched yet.
-        end = max(queue.max_offset, self._store.log.next_queue_offset(TIMER_TOPIC, 0))
-        if self._indexed_to > end:  # the end of the log was lost
-            logger.error("timer.offset_corrected from=%d to=%d", self._indexed_to, end)
-            self._indexed_to = end
-            for key in (FIRST, SEEN):
-                self._progress.set(key, min(self._progress.get(key), end))
         self._indexed_to = max(self._indexed_to, self._progress.get(FIRST), queue.min_offset)
         while self._indexed_to < queue.max_offset:
             entries = queue.read(self._indexed_to, READ_COUNT_MAX)
@@ -441,7 +442,8 @@ class TimerService:
                     read = await self._reader.read(queue, at, end - at)
                 except OSError as error:
                     self._log.write("timer.unreadable offset=%d reason=%r", at, str(error))
-                    break
+                    at += 1
+                    continue
                 if read.status is ReadStatus.FOUND:
                     for raw in split(read.body):
                         try:
@@ -454,7 +456,6 @@ class TimerService:
                     found.update(dict.fromkeys(range(at, min(read.next_offset, end))))
                 else:
                     self._log.write("timer.unreadable offset=%d reason=%r", at, read.status.value)
-                    break
                 at = max(read.next_offset, at + 1)
         return found
 

@@ -295,6 +295,17 @@ async def test_deleted_messages_are_skipped(tmp_path: Path, autojump_clock: obje
         assert record.body == b"next"
 
 
+async def test_a_lost_log_hides_no_new_message(tmp_path: Path, autojump_clock: object) -> None:
+    """The disk has kept the progress of a level, and none of its messages."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "delayOffset.json").write_text('{"offsetTable":{2:77}}')
+    async with open_node(tmp_path, **LEVELS) as node:
+        await node.send(b"new", i=delay(2))
+        with trio.fail_after(60):
+            [(_, record)] = await arrivals(node)
+        assert record.body == b"new"
+
+
 async def test_refused_put_is_retried(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         await node.send(b"%d" % number, i=delay(1))

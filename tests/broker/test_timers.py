@@ -6,6 +6,7 @@ Times are virtual and exact. Properties and remarks are those of RocketMQ 5.5.0 
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import trio
 
+from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
 from ha.protocol.properties import encode_properties, java_hash
 from ha.protocol.record import MessageRecord, timer_code
@@ -169,6 +171,78 @@ async def test_a_message_is_delivered_that_is_due_before_what_was_delivered(
         await node.send(b"now", i=properties(TIMER_DELAY_SEC=5), e=0)
         [(_, record)] = await arrivals(node, offset=1)
         assert record.body == b"now"
+
+
+async def test_a_restart_after_the_clock_was_set_back_repeats_nothing_that_was_due_later(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """TIME only grows: "ahead" counts as delivered although messages that are due before it are still pending."""
+    clock = WallClock()
+    async with open_node(tmp_path, wall_clock_ms=clock) as node:
+        await node.send(b"far", i=properties(TIMER_DELAY_SEC=3600), e=0)
+        clock.start_ms += 60_000
+        await node.send(b"ahead", i=properties(TIMER_DELAY_SEC=5), e=0)
+        await arrivals(node)
+        clock.start_ms -= 60_000
+        for delay_s in (5, 40):
+            await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        await arrivals(node, offset=1)
+    async with open_node(tmp_path, wall_clock_ms=clock) as node:
+        await trio.sleep(80)
+        await node.dispatched()
+        found = [record.body for record in node.records(await node.pull())]
+        assert (found.count(b"ahead"), found.count(b"40")) == (1, 1)
+
+
+async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_restart(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is delivered meanwhile; neither TIME nor FIRST passes the first."""
+    monkeypatch.setattr("ha.broker.timers.READ_COUNT_MAX", 1)  # so that FIRST is determined at once
+    async with open_node(tmp_path) as node:
+        began = trio.current_time()
+        for delay_s in (5, 10):
+            await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+        read = node.broker.timers._reader.read
+
+        async def read_others(queue: Any, offset: int, count_max: int) -> QueueRead:
+            if offset == 0:
+                return QueueRead(ReadStatus.OFFSET_FOUND_NULL, 0, 0, 2)
+            return await read(queue, offset, count_max)
+
+        monkeypatch.setattr(node.broker.timers._reader, "read", read_others)
+        [(at, record)] = await arrivals(node)
+        assert record.body == b"10"
+        assert at - began == pytest.approx(10, abs=0.01)
+    async with open_node(tmp_path) as node:
+        with trio.fail_after(60):
+            found = await arrivals(node, offset=1)
+        assert found[0][1].body == b"5"
+
+
+@pytest.mark.parametrize(("left_count", "is_first_pending"), [(0, False), (1, False), (1, True)])
+async def test_a_lost_end_of_the_log_hides_no_new_message(
+    tmp_path: Path, autojump_clock: object, left_count: int, is_first_pending: bool
+) -> None:
+    """The disk has kept the progress, and of the timer messages only `left_count`; and the clock was ahead."""
+    clock, progress = WallClock(), Path("config/delayOffset.json")
+    async with open_node(tmp_path / "before", wall_clock_ms=clock) as node:
+        clock.start_ms += HOUR_MS
+        if is_first_pending:
+            await node.send(b"left", i=properties(TIMER_DELAY_SEC=7200), e=0)
+        for _ in range(3):
+            await node.send(b"lost", i=properties(TIMER_DELAY_SEC=1), e=0)
+        await arrivals(node, 3)
+    clock.start_ms -= HOUR_MS
+    async with open_node(tmp_path / "after", wall_clock_ms=clock) as node:
+        for _ in range(left_count):
+            await node.send(b"left", i=properties(TIMER_DELAY_SEC=3600), e=0)
+    shutil.copy(tmp_path / "before" / progress, tmp_path / "after" / progress)
+    async with open_node(tmp_path / "after", wall_clock_ms=clock) as node:
+        await node.send(b"new", i=properties(TIMER_DELAY_SEC=5), e=0)
+        with trio.fail_after(60):
+            [(_, record)] = await arrivals(node)
+        assert record.body == b"new"
 
 
 async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restart(
