@@ -14,7 +14,7 @@ from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
 from ha.broker.put_request import PutRequest
 from ha.causes import Cause
-from ha.protocol.pop_records import decode_pop_record
+from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record
 from ha.protocol.record import Message, decode_record
 from ha.protocol.topic_names import POP_TOPIC
 from tests.broker.node import Node, StalledSync, open_node
@@ -188,6 +188,11 @@ async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: ob
         node.store.retention.disk_used_ratio = 0.99
         assert await node.store.retention.clean() > 0
         assert node.store.log.segments[0].start > first_segment
+        records = node.store.queues.get(POP_TOPIC, 0)
+        assert records is not None
+        [end] = records.read(records.max_offset - 1, 1)
+        assert end.tags_code == SNAPSHOT_END_CODE
+        assert node.store.log.flushed_offset.value >= end.physical_offset + end.size, "before the file is deleted"
         assert node.broker.pop.statistics().in_flight_count == len(messages)
     async with open_node(tmp_path, store_changes=store) as node:
         await trio.sleep(0.1)

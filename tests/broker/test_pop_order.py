@@ -85,6 +85,27 @@ async def test_change_of_the_invisible_time_keeps_the_pop_time(node: Node, autoj
     assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 0 1"
 
 
+async def test_queue_is_blocked_until_its_last_message_is_visible(node: Node, autojump_clock: object) -> None:
+    """As ConsumerOrderInfoManager.OrderInfo.needBlock: one invisible message suffices."""
+    messages = await pop_messages(node, **ORDER, maxMsgNums=3, invisibleTime=2000)
+    began = trio.current_time()
+    await change(node, messages[1], 8000)
+    again = popped_of(await pop(node, **ORDER, maxMsgNums=3, pollTime=9000))
+    assert trio.current_time() - began == pytest.approx(8.0, abs=0.002)
+    assert bodies(again) == [b"0", b"1", b"2"]
+
+
+async def test_request_for_all_queues_waits_for_the_first_that_is_free(node: Node, autojump_clock: object) -> None:
+    await node.send(b"other", e=1)
+    began = trio.current_time()
+    for queue_id, invisible_ms in ((0, 6000), (1, 3000)):
+        fields = {**ORDER, "queueId": queue_id, "invisibleTime": invisible_ms}
+        assert await pop_messages(node, **fields)
+    answer = await pop(node, **{**ORDER, "queueId": -1}, pollTime=9000)
+    assert trio.current_time() - began == pytest.approx(3.0, abs=0.002)
+    assert bodies(popped_of(answer)) == [b"other"]
+
+
 async def test_waiting_request_is_woken_by_the_last_ack(node: Node, autojump_clock: object) -> None:
     messages = await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=60_000)
     began = trio.current_time()
@@ -105,6 +126,16 @@ async def test_notification_waits_for_a_blocked_queue(node: Node, autojump_clock
     fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "pollTime": 1000, "bornTime": 0}
     assert (await node.ask(200054, **fields, order=True)).ext_fields["hasMsg"] == "false"
     assert (await node.ask(200054, **fields, order=False)).ext_fields["hasMsg"] == "true"
+
+
+async def test_notification_comes_when_a_blocked_queue_is_free(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=3000)
+    answer = await node.ask(
+        200054, consumerGroup="g", topic="TT", queueId=0, pollTime=9000, bornTime=0, order=True, attemptId="other"
+    )
+    assert answer.ext_fields["hasMsg"] == "true"
+    assert trio.current_time() - began == pytest.approx(3.0, abs=0.002)
 
 
 async def test_other_queues_are_not_blocked(node: Node, autojump_clock: object) -> None:

@@ -184,12 +184,16 @@ class PopRequests:
         """Holds a pop that found nothing; returns the code of its answer if that is not possible."""
         if not self._may_wait(hold, request.poll_time):
             return ResponseCode.POLLING_TIMEOUT
+        return None if self._hold(hold, taken.blocked_until_ms) else ResponseCode.POLLING_FULL
+
+    def _hold(self, hold: PopHold, blocked_until_ms: int | None) -> bool:
+        """Holds a request until it is woken, a blocked queue is free, or its time ends; returns whether it may wait."""
         hold.deadline = hold.ends_at
-        if taken.blocked_until_ms is not None:
-            blocked_s = max(0, taken.blocked_until_ms - self._wall_clock_ms()) / 1000
+        if blocked_until_ms is not None:
+            blocked_s = max(0, blocked_until_ms - self._wall_clock_ms()) / 1000
             hold.deadline = min(hold.ends_at, trio.current_time() + blocked_s)
         hold.is_waiting = True
-        return None if self.holds.add(hold) else ResponseCode.POLLING_FULL
+        return self.holds.add(hold)
 
     def _may_wait(self, hold: PopHold, poll_time_ms: int) -> bool:
         return (
@@ -258,28 +262,33 @@ class PopRequests:
     async def _notify(self, hold: PopHold, request: NotificationRequest) -> None:
         state = await self._log.wait_ready()
         config = self._topics.get(request.topic)
-        has_messages = config is not None and self._has_messages(state, request, config)
+        has_messages, blocked_until_ms = False, None
+        if config is not None:
+            has_messages, blocked_until_ms = self._look(state, request, config)
         is_full = False
         if not has_messages and self._may_wait(hold, request.poll_time):
-            hold.deadline, hold.is_waiting = hold.ends_at, True
-            if self.holds.add(hold):
+            if self._hold(hold, blocked_until_ms):
                 return
             is_full = True
         header: Header = NotificationResponse(has_msg=has_messages, polling_full=is_full)
         hold.connection.reply(hold.command, hold.command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields()))
 
-    def _has_messages(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> bool:
+    def _look(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> tuple[bool, int | None]:
+        """Whether there are messages to pop, and if not, when the first blocked queue is free; None if none is."""
         now_ms = self._wall_clock_ms()
+        blocked_until_ms = None
         for source in self._taker.sources(request, config, is_order=request.order):
             queue = state.get((request.consumer_group, source.topic, source.queue_id))
             if request.order and queue is not None and queue.order is not None:
                 order = queue.order
-                if not order.is_same_attempt(request.attempt_id) and order.due_ms(now_ms) is not None:
+                due_ms = None if order.is_same_attempt(request.attempt_id) else order.due_ms(now_ms)
+                if due_ms is not None:
+                    blocked_until_ms = min(blocked_until_ms or due_ms, due_ms)
                     continue
             begin, end = self._taker.position(state, request.consumer_group, source)
             if begin < end:
-                return True
-        return False
+                return True, None
+        return False, blocked_until_ms
 
     async def polling_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """200055: how many requests of a group wait for a queue."""

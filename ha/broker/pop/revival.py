@@ -76,8 +76,8 @@ class Revival:
         self._own_host = encode_host(core.options.host, core.options.port)
         self._earlier = trio.Event()
         self._sleeps_until_ms = math.inf
-        self._unreadable: dict[tuple[int, int], float] = {}
-        """(id of the batch, offset) of each due message that can't be read -> trio time of the first attempt"""
+        self._unreadable: dict[_Due, float] = {}
+        """Each due message that can't be read -> trio time of the first attempt"""
         self.revived_counts: Counter[str] = Counter()
         """Messages delivered again since the start, by group"""
         self.lost_count = 0
@@ -124,7 +124,7 @@ class Revival:
                 if each.offset not in records:
                     self._postpone(state, each)
                     continue
-                self._unreadable.pop((id(batch), each.offset), None)
+                self._unreadable.pop(each, None)
                 record = records[each.offset]
                 if record is None:
                     self._drop(state, [each], "its record was deleted")
@@ -135,6 +135,8 @@ class Revival:
         await self._put(state, copies)
         if self._pop_log.state is not state:
             return
+        for each in [each for each in self._unreadable if not state.is_in_flight(each.batch, each.offset)]:
+            del self._unreadable[each]  # acknowledged meanwhile
         now_ms = self._wall_clock_ms()
         for batch in batches:
             state.reschedule(batch, now_ms + int(1000 * RETRY_S))
@@ -235,15 +237,15 @@ class Revival:
 
     def _postpone(self, state: PopState, due: _Due) -> None:
         """Tries a message again later; drops it after `UNREADABLE_S_MAX` without damage that could explain it."""
-        key, now = (id(due.batch), due.offset), trio.current_time()
-        since = self._unreadable.setdefault(key, now)
+        now = trio.current_time()
+        since = self._unreadable.setdefault(due, now)
         _, topic, queue_id = due.batch.queue.key
         queue = self._store.queues.get(topic, queue_id)
         is_dispatched = queue is not None and due.offset < queue.max_offset
         if not is_dispatched or not all(damage.is_hopeless for damage in self._store.damage.open):
-            self._unreadable[key] = now
+            self._unreadable[due] = now
         elif now - since >= UNREADABLE_S_MAX:
-            del self._unreadable[key]
+            del self._unreadable[due]
             self._drop(state, [due], "its record can't be read")
 
     def _drop(self, state: PopState, due: Sequence[_Due], reason: str) -> None:
