@@ -136,22 +136,31 @@ class Site:
 
 
 @asynccontextmanager
+async def open_front(node: Node, clock: Callable[[], int], options: FrontOptions | None = None) -> AsyncIterator[Front]:
+    """A front over the node's broker during the block."""
+    backend = OwnBroker(node.broker, node.broker.processor)
+    guard = node.broker.acl_guard
+    access = None if guard is None else GuardedCalls(guard)
+    front = backend.front = Front(
+        backend, options or FrontOptions(), client_id="front", wall_clock_ms=clock, access=access
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(front.serve_clients)
+        yield front
+        nursery.cancel_scope.cancel()
+    backend.end()
+
+
+@asynccontextmanager
 async def open_site(folder: Path, options: FrontOptions | None = None, **changes: Any) -> AsyncIterator[Site]:
     """A broker with a gRPC port during the block; `changes` are BrokerOptions."""
     clock = lambda: time.time_ns() // 1_000_000  # noqa: E731
     node_opened = open_node(folder, wall_clock_ms=clock, **changes)
-    async with node_opened as node, open_poller() as poller, trio.open_nursery() as nursery:
-        backend = OwnBroker(node.broker, node.broker.processor)
-        guard = node.broker.acl_guard
-        access = None if guard is None else GuardedCalls(guard)
-        front = backend.front = Front(
-            backend, options or FrontOptions(), client_id="front", wall_clock_ms=clock, access=access
-        )
+    async with node_opened as node, open_poller() as poller, open_front(node, clock, options) as front:
         server = GrpcServer(front, poller=poller)
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(front.serve_clients)
-        await nursery.start(server.serve, [listener])
-        with trio.fail_after(90):
-            yield Site(node, front, server, f"127.0.0.1:{listener.socket.getsockname()[1]}")
-        nursery.cancel_scope.cancel()
-        backend.end()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.serve, [listener])
+            with trio.fail_after(90):
+                yield Site(node, front, server, f"127.0.0.1:{listener.socket.getsockname()[1]}")
+            nursery.cancel_scope.cancel()
