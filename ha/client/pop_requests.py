@@ -6,6 +6,8 @@ MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), po
 
 from __future__ import annotations
 
+import uuid
+
 from ha.client.client import Client
 from ha.client.messages import MessageQueue, ReadFrom
 from ha.client.push_options import StartFrom
@@ -32,10 +34,17 @@ class PopRequests:
 
     All methods raise BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
 
-    def __init__(self, client: Client, group: str, start_from: StartFrom) -> None:
+    def __init__(self, client: Client, group: str, start_from: StartFrom, *, is_ordered: bool = False) -> None:
+        """`is_ordered`: a broker gives out a queue's next messages only after those that it gave out before are
+        acknowledged, or visible again."""
         self._client = client
         self._group = group
         self._init_mode = _FROM_FIRST if start_from is StartFrom.FIRST else _FROM_LAST
+        self._is_ordered = is_ordered
+        self._lost_attempts: dict[MessageQueue, list[str]] = {}
+        """Attempt ids of ordered pops whose response did not arrive, by source: the next pop of the source repeats one,
+        and gets the messages of the lost response instead of waiting for their invisible time. At most as many as pops
+        of the source ran at the same time"""
         self._requests = QueueRequests(client, group, ReadFrom.MASTER)
 
     async def pop(
@@ -49,7 +58,27 @@ class PopRequests:
     ) -> list[Popped]:
         """Takes messages (200050), once; none after `wait_s` without any, or when the broker holds too many polls.
 
-        If the connection is lost, or this is cancelled, messages may have been taken; they become visible again."""
+        If the connection is lost, or this is cancelled, messages may have been taken; they become visible again. In
+        order mode the next call for the same source gets them."""
+        if not self._is_ordered:
+            return await self._pop(source, subscription, message_count_max, invisible_ms, wait_s, attempt_id=None)
+        lost = self._lost_attempts.setdefault(source, [])
+        attempt_id = lost.pop() if lost else uuid.uuid4().hex
+        try:
+            return await self._pop(source, subscription, message_count_max, invisible_ms, wait_s, attempt_id)
+        except BaseException:
+            lost.append(attempt_id)
+            raise
+
+    async def _pop(
+        self,
+        source: MessageQueue,
+        subscription: SubscriptionData,
+        message_count_max: int,
+        invisible_ms: int,
+        wait_s: float,
+        attempt_id: str | None,
+    ) -> list[Popped]:
         header = PopMessageRequest(
             consumer_group=self._group,
             topic=source.topic,
@@ -61,6 +90,8 @@ class PopRequests:
             init_mode=self._init_mode,
             exp_type=subscription.expression_type,
             exp=subscription.sub_string,
+            order=self._is_ordered,
+            attempt_id=attempt_id,
         )
         answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
         if answered.answer.code in _NOTHING_CODES:
@@ -77,6 +108,7 @@ class PopRequests:
             born_time=_BORN_NOW,
             exp_type=subscription.expression_type,
             exp=subscription.sub_string,
+            order=self._is_ordered,
         )
         answered = await self._wait(source, RequestCode.NOTIFICATION, header, wait_s)
         answer = self._successful(answered, source.topic)

@@ -17,7 +17,7 @@ class MessageModel(Enum):
 
 
 class ConsumeMode(Enum):
-    """Concurrency of handlers within a queue."""
+    """Whether the messages of a queue are handled in order. A SimpleConsumer receives them in this order."""
 
     CONCURRENTLY = "CONCURRENTLY"
     """Messages of a queue are handled concurrently; the broker redelivers failed ones later."""

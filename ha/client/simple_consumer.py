@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 import anyio
+import msgspec
 
 from ha.client.arrivals import Arrivals
 from ha.client.backoff import Backoff
@@ -21,7 +22,7 @@ from ha.client.messages import MessageQueue
 from ha.client.options import ClientOptions
 from ha.client.pop_requests import ALL_QUEUES, PopRequests
 from ha.client.popped_message import INVISIBLE_S_MAX, Lease, PoppedMessage, popped_message
-from ha.client.push_options import StartFrom
+from ha.client.push_options import ConsumeMode, StartFrom
 from ha.client.queue_requests import UNAVAILABLE_CODES
 from ha.client.received import received
 from ha.client.send_back import SendBack
@@ -57,6 +58,10 @@ class SimpleConsumer(ClientUser):
     Unless it is acknowledged by then, it is delivered again, like one that was given back by `nack`. Members share
     messages, not queues, so there may be more members than queues, and messages of a queue are handled out of order.
 
+    With `mode` ORDERLY, brokers give out a queue's next messages only after those that they gave out before are
+    acknowledged; one that was given back, or not acknowledged in time, is delivered again before later ones. All
+    members of the group have to use the same mode.
+
     `subscriptions` and `start_from` are those of PushConsumer. A message that was delivered again more than
     `reconsume_times_max` times becomes a dead letter (topic %DLQ%group) when it is received. The other arguments are
     those of Producer.
@@ -68,6 +73,7 @@ class SimpleConsumer(ClientUser):
         *,
         group: str,
         subscriptions: Mapping[str, str | Sql92],
+        mode: ConsumeMode = ConsumeMode.CONCURRENTLY,
         start_from: StartFrom = StartFrom.LAST,
         reconsume_times_max: int = RECONSUME_TIMES_MAX,
         options: ClientOptions | None = None,
@@ -77,7 +83,8 @@ class SimpleConsumer(ClientUser):
         self._subscriptions = checked_subscriptions(group, subscriptions, self._client.wall_clock_ms())
         self._group = group
         self._reconsume_times_max = reconsume_times_max
-        self._requests = PopRequests(self._client, group, start_from)
+        self._is_ordered = mode is ConsumeMode.ORDERLY
+        self._requests = PopRequests(self._client, group, start_from, is_ordered=self._is_ordered)
         self._send_back = SendBack(self._client, group, reconsume_times_max)
         self._next_source = 0
         self._buffer: deque[PoppedMessage] = deque()
@@ -109,10 +116,13 @@ class SimpleConsumer(ClientUser):
     ) -> list[PoppedMessage]:
         """Receives 1 to `max_messages` (at most 32) messages, or none if none arrive within `wait_s`.
 
-        For `invisible_s` no other member of the group gets them. Failed connections are retried for
-        request_timeout_s; with several brokers, as long as all fail. If this is cancelled, messages on their way here
-        stay invisible for `invisible_s`. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut,
-        ConnectionFailed, and ValueError for arguments that brokers would not accept."""
+        For `invisible_s` no other member of the group gets them. With mode ORDERLY, handle those of a queue in the
+        order of the list, and if you give one back, give back the later ones of its queue, too.
+
+        Failed connections are retried for request_timeout_s; with several brokers, as long as all fail. If this is
+        cancelled, messages on their way here stay invisible for `invisible_s`; with mode ORDERLY, the next call gets
+        them. Raises BrokerError (e.g. 26, no such group), RouteNotFound, RequestTimedOut, ConnectionFailed, and
+        ValueError for arguments that brokers would not accept."""
         if not 1 <= max_messages <= RECEIVE_COUNT_MAX:
             raise ValueError(f"max_messages={max_messages}; accepted: 1 … {RECEIVE_COUNT_MAX}")
         if not 0.001 <= invisible_s <= INVISIBLE_S_MAX:
@@ -147,9 +157,10 @@ class SimpleConsumer(ClientUser):
 
         `max_messages` (at most 32) and `invisible_s` are those of the underlying `receive`: up to `max_messages` wait
         here, invisible to others. One whose time is over before its turn is left out; it is delivered again. Leaving
-        the consumer's block gives back those that wait. Brokers that can't be reached are tried again for ever. Raises
-        the other errors of `receive`."""
-        return Messages(self, max_messages, invisible_s)
+        the consumer's block gives back those that wait. With mode ORDERLY, messages are received one at a time, so that
+        tasks that share the iteration get messages of different queues. Brokers that can't be reached are tried again
+        for ever. Raises the other errors of `receive`."""
+        return Messages(self, 1 if self._is_ordered else max_messages, invisible_s)
 
     async def ack(self, message: PoppedMessage) -> None:
         """As `message.ack()`."""
@@ -256,8 +267,11 @@ class SimpleConsumer(ClientUser):
         return messages
 
     def _message(self, source: MessageQueue, popped: Popped) -> PoppedMessage:
-        queue = MessageQueue(source.topic, source.broker_name, popped.record.queue_id)
-        message = received(popped.record, queue, self._client.options.message_size_max)
+        record = popped.record
+        if record.reconsume_times != popped.attempts_before:  # in order mode it is not in the record
+            record = msgspec.structs.replace(record, reconsume_times=popped.attempts_before)
+        queue = MessageQueue(source.topic, source.broker_name, record.queue_id)
+        message = received(record, queue, self._client.options.message_size_max)
         return popped_message(message, self._lease(source, popped))
 
     def _lease(self, source: MessageQueue, popped: Popped) -> Lease:

@@ -12,7 +12,9 @@ from ha.client import (
     BrokerError,
     ClientOptions,
     ConnectionFailed,
+    ConsumeMode,
     Message,
+    MessageQueue,
     PoppedMessage,
     Producer,
     PullConsumer,
@@ -60,6 +62,58 @@ async def test_fields_of_a_pop(world: PopWorld) -> None:
         "exp": "a || b",
         "order": "false",
     }
+
+
+async def cancelled_receives(world: PopWorld, consumer: SimpleConsumer, count: int) -> None:
+    """Receives in as many tasks, which are cancelled once the broker has all requests."""
+    before = len(world.broker.of(POP))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(consumer.receive)
+        while len(world.broker.of(POP)) < before + count:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+
+
+@on_both_backends(open_world)
+async def test_ordered_pops_state_an_attempt_each(world: PopWorld) -> None:
+    world.broker.put(b"a")
+    async with world.consumer(mode=ConsumeMode.ORDERLY) as consumer:
+        await consumer.receive()
+        await consumer.receive(wait_s=0)
+    first, second = world.broker.of(POP)
+    assert (first["order"], second["order"]) == ("true", "true")
+    assert first["attemptId"] != second["attemptId"]
+
+
+@on_both_backends(open_world)
+async def test_attempt_is_repeated_until_its_response_arrives(world: PopWorld) -> None:
+    """So that a broker gives out the messages of a lost response again."""
+
+    async def hang_up() -> None:
+        await world.servers[0].disconnect()
+
+    async with world.consumer(mode=ConsumeMode.ORDERLY) as consumer:
+        lost = iter([anyio.sleep_forever(), hang_up()])
+        world.broker.overrides[POP] = lambda command: next(lost, None)
+        await cancelled_receives(world, consumer, 1)
+        world.broker.put(b"x")
+        assert bodies(await consumer.receive(wait_s=60)) == [b"x"]
+        world.broker.put(b"y")
+        assert bodies(await consumer.receive(wait_s=60)) == [b"y"]
+    cancelled, disconnected, answered, following = (fields["attemptId"] for fields in world.broker.of(POP))
+    assert cancelled == disconnected == answered != following
+
+
+@on_both_backends(open_world)
+async def test_attempts_at_the_same_time_differ(world: PopWorld) -> None:
+    async with world.consumer(mode=ConsumeMode.ORDERLY) as consumer:
+        for _ in range(2):
+            await cancelled_receives(world, consumer, 2)
+    attempts = [fields["attemptId"] for fields in world.broker.of(POP)]
+    assert len(attempts) == 4
+    assert len(set(attempts[:2])) == 2
+    assert set(attempts[2:]) == set(attempts[:2])
 
 
 @on_both_backends(open_world)
@@ -378,6 +432,90 @@ def test_life_of_a_message_on_a_broker(tmp_path: Path) -> None:
             [message] = await consumer.receive(invisible_s=10)
             await message.ack()
             assert await consumer.receive(wait_s=60) == []
+
+    run_with_our_broker(tmp_path, body)
+
+
+def test_order_on_a_broker(tmp_path: Path) -> None:
+    """Of each queue the next message comes when the one before is acknowledged, also if that has failed or was lost."""
+
+    async def body(node: Node, options: ClientOptions) -> None:
+        await node.broker.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
+        async with Producer(NAMES, options=options) as producer:
+            for number in range(3):
+                for queue_id in range(2):
+                    queue = MessageQueue("T", "b0", queue_id)
+                    await producer.send(Message("T", b"%d %d" % (queue_id, number)), queue=queue)
+        got: list[bytes] = []
+        in_hand: set[int] = set()
+        async with (
+            SimpleConsumer(
+                NAMES,
+                group="g",
+                subscriptions={"T": "*"},
+                mode=ConsumeMode.ORDERLY,
+                start_from=StartFrom.FIRST,
+                options=options,
+            ) as consumer,
+            anyio.create_task_group() as tasks,
+        ):
+            messages = consumer.messages(invisible_s=30)
+
+            async def work() -> None:
+                async for message in messages:
+                    queue_id = message.queue.queue_id
+                    assert queue_id not in in_hand
+                    in_hand.add(queue_id)
+                    await anyio.sleep(1)
+                    in_hand.remove(queue_id)
+                    got.append(message.body)
+                    if message.body == b"0 1" and message.reconsume_times < 2:
+                        await message.nack(5)
+                    else:
+                        await message.ack()
+                    if len(got) == 8:
+                        tasks.cancel_scope.cancel()
+
+            for _ in range(3):
+                tasks.start_soon(work)
+        by_queue = [[each for each in got if each.startswith(b"%d" % queue_id)] for queue_id in range(2)]
+        assert by_queue == [[b"0 0", b"0 1", b"0 1", b"0 1", b"0 2"], [b"1 0", b"1 1", b"1 2"]]
+
+    run_with_our_broker(tmp_path, body)
+
+
+def test_order_survives_a_cancelled_receive(tmp_path: Path) -> None:
+    """Its messages come again at once, and not only after their invisible time."""
+
+    async def body(node: Node, options: ClientOptions) -> None:
+        async with (
+            Producer(NAMES, options=options) as producer,
+            SimpleConsumer(
+                NAMES,
+                group="g",
+                subscriptions={"T": "*"},
+                mode=ConsumeMode.ORDERLY,
+                start_from=StartFrom.FIRST,
+                reconsume_times_max=2,
+                options=options,
+            ) as consumer,
+        ):
+            await producer.send(Message("T", b"x"))
+            reply = node.broker.pop.requests._send_taken
+            node.broker.pop.requests._send_taken = lambda *_: None  # type: ignore[method-assign]
+            with anyio.move_on_after(5):
+                await consumer.receive(wait_s=60)
+            node.broker.pop.requests._send_taken = reply  # type: ignore[method-assign]
+            started = anyio.current_time()
+            for times in range(3):
+                [message] = await consumer.receive(wait_s=60)
+                assert message.reconsume_times == times
+                await message.nack()
+            assert anyio.current_time() - started < 1
+            assert await consumer.receive(wait_s=60) == []
+            async with PullConsumer(NAMES, options=options) as reader:
+                [queue] = await reader.queues("%DLQ%g")
+                assert [each.body for each in (await reader.pull(queue, 0)).messages] == [b"x"]
 
     run_with_our_broker(tmp_path, body)
 

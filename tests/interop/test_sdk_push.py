@@ -424,11 +424,9 @@ async def test_conditions_on_properties(cluster: SdkCluster) -> None:
             pass
 
 
-def simple(cluster: SdkCluster, *topics: str, wanted: str | Sql92 = "*") -> SimpleConsumer:
-    subscriptions = dict.fromkeys(topics, wanted)
-    return SimpleConsumer(
-        cluster.name_server, group=cluster.name("g"), subscriptions=subscriptions, start_from=StartFrom.FIRST
-    )
+def simple(cluster: SdkCluster, *topics: str, wanted: str | Sql92 = "*", **arguments: Any) -> SimpleConsumer:
+    usual = {"group": cluster.name("g"), "start_from": StartFrom.FIRST}
+    return SimpleConsumer(cluster.name_server, subscriptions=dict.fromkeys(topics, wanted), **{**usual, **arguments})
 
 
 async def receive_all(consumer: SimpleConsumer, count: int, **arguments: Any) -> list[PoppedMessage]:
@@ -463,6 +461,40 @@ async def test_simple_consumer_settles_messages(cluster: SdkCluster) -> None:
         with pytest.raises(ReceiptExpired, match="longer invisible_s"):
             await ended.ack()
         assert await consumer.receive(wait_s=5) == []
+
+
+async def send_in_order(cluster: SdkCluster, topic: str, *bodies: bytes) -> None:
+    async with Producer(cluster.name_server) as producer:
+        for body in bodies:
+            await producer.send(Message(topic, body))
+
+
+@on_both_backends()
+async def test_simple_consumer_keeps_the_order_of_a_queue(cluster: SdkCluster) -> None:
+    """Also of a message that failed, and of one that was given out to a request that was cancelled."""
+    topic = cluster.name("order")
+    async with Admin(cluster.name_server) as admin:
+        await admin.create_topic(topic, queue_count=1)
+    await send_in_order(cluster, topic, *numbered(3))
+    arguments: dict[str, Any] = {"group": cluster.name("g"), "mode": ConsumeMode.ORDERLY}
+    async with simple(cluster, topic, **arguments) as consumer, simple(cluster, topic, **arguments) as other:
+        [first] = await consumer.receive(1, invisible_s=60, wait_s=10)
+        assert await other.receive(wait_s=0.5) == []
+        await first.nack(1)
+        again = await other.receive(2, invisible_s=60, wait_s=10)
+        assert [(message.body, message.reconsume_times) for message in again] == [(b"m0", 1), (b"m1", 0)]
+        for message in reversed(again):
+            assert await consumer.receive(wait_s=0) == []
+            await message.ack()
+        [last] = await consumer.receive(wait_s=10)
+        assert last.body == b"m2"
+        await last.ack()
+        with anyio.move_on_after(1):
+            await consumer.receive(invisible_s=60, wait_s=30)
+        await send_in_order(cluster, topic, b"cancelled", b"next")
+        assert await other.receive(wait_s=1) == []
+        [message] = await consumer.receive(1, wait_s=10)
+        assert (message.body, message.reconsume_times) == (b"cancelled", 0)
 
 
 @on_both_backends()
