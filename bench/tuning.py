@@ -37,12 +37,12 @@ RATE = 200
 @contextmanager
 def told(node: Node, **keys: object) -> Iterator[None]:
     """Adds keys to the command line of starts in the block."""
-    before = node.arguments
-    node.arguments = [*before, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]
+    before = node.command
+    node.command = [*before, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]
     try:
         yield
     finally:
-        node.arguments = before
+        node.command = before
 
 
 def transfers(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

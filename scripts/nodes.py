@@ -1,98 +1,48 @@
 """Starts, queries and stops halog processes on free ports, for the demo and the benchmarks.
 
-Does not import the package: the demo and the benchmarks use the processes that a user starts.
+They are the processes that a user starts.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import signal
-import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from ha.cli.cluster.processes import STOP_TIMEOUT_S, NodeError, NodeProcess, reserved_ports
+
+__all__ = ["Cluster", "Node", "NodeError", "cluster", "log_range", "reserved_ports", "wait_until_attached"]
+
 READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
-_PORTS = range(20_000, 25_000, 4)  # a broker opens listenPort - 2, too
 
 
-class NodeError(Exception):
-    """A process failed to start, respond or stop; the message names it and shows the end of its log."""
-
-
-class Node:
-    """A halog process. Its stderr goes to `<directory>/<name>.log`; its READY line is parsed into `ready`."""
+class Node(NodeProcess):
+    """A halog process. Its stderr goes to `<directory>/<name>.log`."""
 
     def __init__(self, name: str, arguments: list[str], directory: Path, admin_token: str = "") -> None:
-        self.name = name
+        super().__init__(name, [sys.executable, *arguments], directory / f"{name}.log")
         self.admin_token = admin_token
-        self.arguments = arguments
-        self.log_file = directory / f"{name}.log"
-        self.ready: dict[str, str] = {}
-        self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process ID."""
-        assert self._process is not None
-        return self._process.pid
 
     def start(self, timeout_s: float = READY_TIMEOUT_S) -> float:
         """Starts the process and returns the seconds until its READY line."""
         started = time.monotonic()
-        with self.log_file.open("a") as log:
-            self._process = process = subprocess.Popen(
-                [sys.executable, *self.arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops all processes in order
-            )
-        assert process.stdout is not None
-        with _alarm(timeout_s, f"{self.name} was not READY within {timeout_s:g} s\n{self.log_tail()}"):
-            line = process.stdout.readline()
-        if not line.startswith("READY"):
-            raise NodeError(f"{self.name} did not start (exit code {process.wait()})\n{self.log_tail()}")
-        self.ready = dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
+        self.spawn()
+        self.wait_ready(timeout_s)
         return time.monotonic() - started
 
     def stop(self) -> float:
         """Sends SIGTERM and returns the seconds until the process exits. NodeError unless it exits with 0."""
-        assert self._process is not None
         started = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            code = self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise NodeError(
-                f"{self.name} did not stop within {STOP_TIMEOUT_S:g} s of SIGTERM\n{self.log_tail()}"
-            ) from None
-        if code != 0:
-            raise NodeError(f"{self.name} stopped with exit code {code} instead of 0\n{self.log_tail()}")
+        self.send_signal(signal.SIGTERM)
+        self.wait_exit(STOP_TIMEOUT_S)
         return time.monotonic() - started
-
-    def kill(self) -> None:
-        """Sends SIGKILL if the process still runs."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def log_tail(self) -> str:
-        """Returns the last lines of the log."""
-        lines = self.log_file.read_text(errors="replace").splitlines()[-12:] if self.log_file.exists() else []
-        return "\n".join(f"    {self.name}: {line}" for line in lines)
 
     def status(self) -> dict[str, Any]:
         """Returns the status page of the admin port."""
@@ -202,44 +152,3 @@ def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: in
         if time.monotonic() > give_up:
             raise NodeError(f"the slave did not attach within {timeout_s:g} s\n{nodes.slave.log_tail()}")
         time.sleep(0.05)  # HTTP offers no notification
-
-
-@contextmanager
-def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Yields free ports on 127.0.0.1 that no concurrent call of this function returns during the block.
-
-    A node opens its ports seconds after they are chosen, and again at each start. To reserve them until then, this
-    function keeps the UDP ports with the same numbers bound.
-
-    The ports are outside the range that the system uses for outgoing connections.
-    """
-    with ExitStack() as stack:
-        found: list[int] = []
-        for port in random.sample(_PORTS, len(_PORTS)):
-            if len(found) == count:
-                break
-            with suppress(OSError), ExitStack() as claim, socket.socket() as probe:
-                held = claim.enter_context(socket.socket(type=socket.SOCK_DGRAM))
-                held.bind(("127.0.0.1", port))
-                probe.bind(("127.0.0.1", port))
-                stack.enter_context(claim.pop_all())
-                found.append(port)
-        if len(found) < count:
-            raise NodeError(f"fewer than {count} free ports between {_PORTS[0]} and {_PORTS[-1]}")
-        yield found
-
-
-@contextmanager
-def _alarm(timeout_s: float, message: str) -> Iterator[None]:
-    """Raises NodeError(message) if the block takes too long, even in a system call. Main thread only."""
-
-    def expired(_signal: int, _frame: object) -> None:
-        raise NodeError(message)
-
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

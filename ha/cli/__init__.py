@@ -55,6 +55,7 @@ COMMANDS = {
         "ha.cli.bench:bench",
         "Send messages to TOPIC and measure throughput and latency.",
     ),
+    "cluster": ("ha.cli.cluster:app", "Run several broker groups on this machine."),
     "consume": ("ha.cli.consume:consume", "Print the messages of TOPIC."),
     "doctor": (
         "ha.cli.doctor:doctor",

@@ -1,0 +1,174 @@
+"""`ha cluster …`: runs several broker groups on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+from rich.table import Table
+
+from ha.cli.admin_pages import AdminFlags
+from ha.cli.asking import Json
+from ha.cli.cluster.layout import GROUPS_MAX, REPLICAS_MAX, LocalNode, add_nodes, name_server_of, read_nodes
+from ha.cli.cluster.processes import NodeError
+from ha.cli.cluster.running import START_MISSING, LocalCluster, locked, runner_of, stop_runner, wait_settled
+from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
+from ha.cli.showing import notices, output, print_json
+from ha.cli.status import status as show_status
+
+app = cyclopts.App(name="cluster", help="Run several broker groups on this machine.", help_format="markdown")
+
+Directory = Annotated[Path, Parameter(name="--dir", help="Directory with the cluster's configurations, logs and data.")]
+Timeout = Annotated[float, Parameter(help="Timeout for all nodes together, in seconds.")]
+_DIRECTORY = Path("halog-cluster")
+
+
+@app.command
+def up(
+    *,
+    groups: Annotated[int | None, Parameter(help="Number of groups. Default: those that exist, or 1.")] = None,
+    replicas: Annotated[
+        int | None,
+        Parameter(help="Nodes per group, including the master. Default: those that exist, or 2, with --failover 3."),
+    ] = None,
+    failover: Annotated[
+        bool, Parameter(negative=(), help="Let each group elect its master, with an etcd that this command starts.")
+    ] = False,
+    dir_: Directory = _DIRECTORY,
+    timeout: Timeout = 120.0,
+    json: Json = False,
+) -> int:
+    """Run a name server and broker groups on this machine until Ctrl-C or `ha cluster down`.
+
+    The first start creates the directory with a configuration per node, on free ports of 127.0.0.1. Later starts use
+    the same ports, data, and your changes to the configurations. With a higher number of groups or replicas, nodes are
+    added. If the cluster already runs, the process that runs it starts the nodes that are missing, and this command
+    ends when they are ready.
+
+    Exit codes: 0 stopped, or the missing nodes run; 1 a node did not start, or all ended; 2 usage; 69 a port is in use.
+    """
+    for name, value, limit in (("groups", groups, GROUPS_MAX), ("replicas", replicas, REPLICAS_MAX)):
+        if value is not None and not 1 <= value <= limit:
+            raise UsageError(f"--{name} must be from 1 to {limit}")
+    _check(timeout)
+    dir_.mkdir(parents=True, exist_ok=True)
+    try:
+        runner = runner_of(dir_)
+        if runner is None:
+            with _interruptible() as wakeup, locked(dir_):
+                return _run(dir_, add_nodes(dir_, groups, replicas, failover=failover), wakeup, timeout, json=json)
+        nodes = add_nodes(dir_, groups, replicas, failover=failover)
+        signal.pidfd_send_signal(runner, START_MISSING)
+        os.close(runner)
+        wait_settled(nodes, timeout)
+        _show(nodes, json=json)
+    except NodeError as error:
+        notices().print(f"ha: {error.what}")
+        return EXIT_UNREACHABLE if error.exit_code == EXIT_UNREACHABLE else EXIT_REFUSED
+    return EXIT_DONE
+
+
+def _run(directory: Path, nodes: list[LocalNode], wakeup: int, timeout_s: float, *, json: bool) -> int:
+    cluster = LocalCluster(directory.absolute(), lambda line: notices().print(f"ha: {line}"))
+
+    def start_missing() -> None:
+        try:
+            cluster.start(timeout_s)
+        except (NodeError, UsageError) as error:
+            notices().print(f"ha: {error.what if isinstance(error, NodeError) else error}")
+
+    started = time.monotonic()
+    try:
+        nodes = cluster.start(timeout_s)
+        wait_settled(nodes, timeout_s - (time.monotonic() - started))
+        _show(nodes, json=json)
+        cluster.serve(wakeup, start_missing)
+    except KeyboardInterrupt:
+        return EXIT_DONE
+    finally:
+        cluster.close()
+    return EXIT_REFUSED
+
+
+@contextmanager
+def _interruptible() -> Iterator[int]:
+    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe that gets a byte for each START_MISSING."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def wake(_number: int, _frame: object) -> None:
+        os.write(writable, b"!")
+
+    handlers = {signal.SIGTERM: interrupt, START_MISSING: wake}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield readable
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(readable)
+        os.close(writable)
+
+
+def _show(nodes: list[LocalNode], *, json: bool) -> None:
+    servers = name_server_of(nodes)
+    brokers = [node for node in nodes if node.is_broker]
+    if json:
+        rows = {node.name: {"remoting": node.address(), "admin": node.address("adminListenPort")} for node in brokers}
+        print_json({"name_server": servers, "brokers": rows})
+        return
+    table = Table("broker", "remoting", "admin", box=None)
+    for node in brokers:
+        table.add_row(node.name, node.address(), node.address("adminListenPort"))
+    console = output()
+    console.print(table)
+    console.print(f"The cluster is ready. For clients and ha: export NAMESRV_ADDR={servers}")
+    sys.stdout.flush()
+
+
+@app.command
+def down(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 60.0, json: Json = False) -> int:
+    """Stop the cluster that `ha cluster up` runs. Its data stays.
+
+    Exit codes: 0 it has stopped, or did not run; 2 usage; 69 it is still stopping after --timeout.
+    """
+    _check(timeout)
+    runner = runner_of(dir_)
+    is_stopped = runner is None or stop_runner(runner, timeout)
+    if json:
+        print_json({"was_running": runner is not None, "is_stopped": is_stopped})
+    elif runner is None:
+        notices().print(f"ha: the cluster in {dir_} does not run")
+    if not is_stopped:
+        notices().print(f"ha: the cluster in {dir_} is still stopping after {timeout:g} s")
+        return EXIT_UNREACHABLE
+    return EXIT_DONE
+
+
+@app.command
+def status(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 3.0, json: Json = False) -> int:
+    """Show the nodes of the cluster in a directory, like `ha status`, with the same exit codes.
+
+    Nodes that don't run are errors, also those that the name server no longer knows.
+    """
+    _check(timeout)
+    nodes = read_nodes(dir_)
+    name_server_of(nodes)
+    admins = tuple(node.address("adminListenPort") for node in nodes if node.is_broker)
+    return show_status(json=json, admins=AdminFlags(admin=admins, timeout=timeout))
+
+
+def _check(timeout: float) -> None:
+    if not 0 < timeout <= 3600:
+        raise UsageError("--timeout must be greater than 0 and at most 3600 s")

@@ -1,0 +1,170 @@
+"""The nodes of a cluster on this machine, kept in one directory as their configuration files.
+
+    namesrv.conf                     the name server
+    etcd.yml                         etcd, only with failover groups
+    broker-a-0.conf, broker-a-1.conf master and slave of the first group; with failover, IDs start at 1
+    NAME.log, NAME/                  log and store of a node
+    cluster.lock                     held by the process that runs the cluster
+
+A configuration is written once, with ports that were free, and then belongs to the user. So a cluster has the same
+addresses and settings whenever it runs.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from ha.cli.cluster.processes import reserved_ports
+from ha.cli.exits import UsageError
+from ha.config.properties_file import parse_properties
+
+GROUPS_MAX = len(string.ascii_lowercase)
+REPLICAS_MAX = 9
+LOCK_FILE = "cluster.lock"
+NAME_SERVER = "namesrv"
+ETCD = "etcd"
+_SEGMENT_SIZE = 128 << 20
+"""Size of a commitlog file in bytes. RocketMQ's 1 GiB is allocated at once, by each node."""
+_HOST = "127.0.0.1"
+
+
+class LocalNode(msgspec.Struct, frozen=True):
+    """A node, and the keys of its configuration."""
+
+    name: str
+    keys: dict[str, str]
+
+    @property
+    def module(self) -> str:
+        """Its entry point; "" for etcd."""
+        if self.name == ETCD:
+            return ""
+        if self.name == NAME_SERVER:
+            return "ha.namesrv"
+        if self.keys.get("etcdEndpoints"):
+            return "ha.member"
+        return "ha.slave" if self.keys.get("brokerRole") == "SLAVE" else "ha.master"
+
+    @property
+    def is_broker(self) -> bool:
+        """Whether it is neither the name server nor etcd."""
+        return self.name not in (ETCD, NAME_SERVER)
+
+    @property
+    def stage(self) -> int:
+        """Nodes start in this order, and stop in reverse: a master has a slave until its last send is acknowledged."""
+        if not self.is_broker:
+            return 0 if self.name == ETCD else 1
+        return 2 if self.module == "ha.slave" else 3
+
+    def address(self, key: str = "listenPort") -> str:
+        """Returns the address of one of its ports."""
+        return f"{_HOST}:{self.keys.get(key, '')}"
+
+
+def read_nodes(directory: Path) -> list[LocalNode]:
+    """Returns the nodes in the order in which they start. UsageError for a file that can't be read."""
+    nodes = [LocalNode(ETCD, {})] if (directory / f"{ETCD}.yml").exists() else []
+    for file in sorted(directory.glob("*.conf")):
+        try:
+            nodes.append(LocalNode(file.stem, dict(parse_properties(file.read_text()))))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{file}: {error}") from None
+    return sorted(nodes, key=lambda node: (min(node.stage, 2), node.name))
+
+
+def name_server_of(nodes: Sequence[LocalNode]) -> str:
+    """Returns the address of the name server. UsageError if there is none."""
+    for node in nodes:
+        if node.name == NAME_SERVER:
+            return node.address()
+    raise UsageError(f"{NAME_SERVER}.conf is missing; ha cluster up creates a cluster in an empty directory")
+
+
+def add_nodes(directory: Path, groups: int | None, replicas: int | None, *, failover: bool) -> list[LocalNode]:
+    """Writes the configurations that are missing for this many groups, and returns all nodes. UsageError.
+
+    None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). Nodes are never removed.
+    """
+    known = read_nodes(directory)
+    if known:
+        name_server_of(known)
+        failover = any(node.name == ETCD for node in known)
+    elif any(file.name != LOCK_FILE for file in directory.iterdir()):
+        raise UsageError(f"{directory} contains other files; use an empty directory")
+    ids_of: dict[str, set[str]] = {}
+    for node in known:
+        if node.is_broker:
+            ids_of.setdefault(node.keys.get("brokerName", ""), set()).add(node.keys.get("brokerId", ""))
+    held = max(map(len, ids_of.values()), default=3 if failover else 2)
+    replicas = held if replicas is None else replicas
+    groups = max(1, len(ids_of)) if groups is None else groups
+    if ids_of and (groups < len(ids_of) or replicas < held):
+        raise UsageError(
+            f"{directory} has {len(ids_of)} groups of {held} replicas; to remove a node, stop the cluster and delete "
+            "its files"
+        )
+    free = (f"broker-{letter}" for letter in string.ascii_lowercase if f"broker-{letter}" not in ids_of)
+    names = [*ids_of, *islice(free, groups - len(ids_of))]
+    ids = [str(number) for number in (range(1, replicas + 1) if failover else range(replicas))]
+    missing = [(name, id_) for name in names for id_ in ids if id_ not in ids_of.get(name, ())]
+    with reserved_ports(3 * len(missing) + (0 if known else 3), _ports_of(known, directory)) as ports:
+        if not known:
+            known = _add_services(directory, ports, failover=failover)
+        for name, broker_id in missing:
+            role = "SLAVE" if broker_id != "0" and not failover else "SYNC_MASTER" if replicas > 1 else "ASYNC_MASTER"
+            keys = {
+                "brokerName": name,
+                "brokerId": broker_id,
+                "brokerRole": role,
+                "namesrvAddr": name_server_of(known),
+                **({"etcdEndpoints": etcd_url(directory)} if failover else {}),
+                "listenPort": str(ports.pop()),
+                "haListenPort": str(ports.pop()),
+                "adminListenPort": str(ports.pop()),
+                "storePathRootDir": f"{name}-{broker_id}",
+                "mappedFileSizeCommitLog": str(_SEGMENT_SIZE),
+            }
+            _write(directory / f"{name}-{broker_id}.conf", keys)
+    return read_nodes(directory)
+
+
+def _add_services(directory: Path, ports: list[int], *, failover: bool) -> list[LocalNode]:
+    """Writes the configurations of the name server and etcd, whose ports are the last ones of `ports`."""
+    keys = {"bindAddress": _HOST, "listenPort": str(ports.pop())}
+    client, peer = ports.pop(), ports.pop()
+    if failover:
+        urls = {"client": f"http://{_HOST}:{client}", "peer": f"http://{_HOST}:{peer}"}
+        lines = [f"name: {ETCD}", f"data-dir: {ETCD}", f"initial-cluster: {ETCD}={urls['peer']}"]
+        lines += [f"listen-{kind}-urls: {url}" for kind, url in urls.items()]
+        lines += [f"advertise-client-urls: {urls['client']}", f"initial-advertise-peer-urls: {urls['peer']}"]
+        (directory / f"{ETCD}.yml").write_text("\n".join(lines) + "\n")
+    _write(directory / f"{NAME_SERVER}.conf", keys)
+    return read_nodes(directory)
+
+
+def _ports_of(nodes: Sequence[LocalNode], directory: Path) -> set[int]:
+    """Returns the ports of nodes, which need not run and so may look free."""
+    texts = [value for node in nodes for key, value in node.keys.items() if key.endswith("istenPort")]
+    if any(node.name == ETCD for node in nodes):
+        texts += re.findall(r":(\d+)$", (directory / f"{ETCD}.yml").read_text(), re.MULTILINE)
+    return {int(text) for text in texts if text.isdecimal()}
+
+
+def etcd_url(directory: Path) -> str:
+    """Returns the URL for etcd's clients. UsageError."""
+    for line in (directory / f"{ETCD}.yml").read_text().splitlines():
+        key, _, url = line.partition(": ")
+        if key == "listen-client-urls":
+            return url
+    raise UsageError(f"{directory / f'{ETCD}.yml'} has no listen-client-urls")
+
+
+def _write(file: Path, keys: dict[str, str]) -> None:
+    file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))

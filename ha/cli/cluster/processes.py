@@ -1,0 +1,184 @@
+"""Starts and stops the processes of nodes, and chooses ports for them. Only to be used from the main thread."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+STOP_TIMEOUT_S = 20.0
+_LINE_SIZE_MAX = 65536
+_LOG_TAIL_SIZE_MAX = 16384
+_PORTS = range(20_000, 25_000, 4)  # a broker opens listenPort - 2, too
+
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that starts this one has ended")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command to which the kernel sends SIGTERM when its parent ends, even by SIGKILL (PR_SET_PDEATHSIG, 1).
+
+A pipe that a node watches for its parent's end would need a task in every server. This needs none, also works for etcd,
+and is set in the child before it runs the command, so that no node is ever without it. The kernel takes the end of the
+starting thread for that of the parent, so only the main thread starts nodes.
+"""
+
+
+class NodeError(Exception):
+    """A process failed to start, respond or stop. The text says which and how, and shows the end of its log."""
+
+    def __init__(self, what: str, log_tail: str = "", exit_code: int | None = None) -> None:
+        super().__init__(f"{what}\n{log_tail}" if log_tail else what)
+        self.what = what
+        self.exit_code = exit_code
+
+
+class NodeProcess:
+    """A process that prints a READY line when it serves. Its stderr is appended to `log_file`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_file: Path,
+        *,
+        directory: Path | None = None,
+        has_ready: bool = True,
+    ) -> None:
+        """`command` starts with the path of its program, and runs in `directory`. `has_ready`: prints a READY line."""
+        self.name = name
+        self.command = command
+        self.log_file = log_file
+        self.ready: dict[str, str] = {}
+        """Fields of the READY line"""
+        self._directory = directory
+        self._has_ready = has_ready
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process ID."""
+        return self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    @property
+    def _popen(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process
+
+    def spawn(self) -> None:
+        """Starts the process."""
+        self.ready = {}
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), *self.command],
+                cwd=self._directory,
+                stdout=subprocess.PIPE if self._has_ready else log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops all processes in order
+            )
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Waits for the READY line. NodeError."""
+        line = self._read_line(time.monotonic() + timeout_s)
+        if line is None:
+            raise NodeError(f"{self.name} was not READY within {timeout_s:g} s", self.log_tail())
+        if not line.startswith("READY"):
+            code = self._popen.wait()
+            raise NodeError(f"{self.name} did not start (exit code {code})", self.log_tail(), code)
+        self.ready = dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
+
+    def _read_line(self, deadline: float) -> str | None:
+        """Returns the first line of its output, or what there is at its end; None at the deadline."""
+        stdout = self._popen.stdout
+        assert stdout is not None
+        line = b""
+        while not line.endswith(b"\n") and len(line) < _LINE_SIZE_MAX:
+            readable, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not readable:
+                return None
+            byte = os.read(stdout.fileno(), 1)
+            if not byte:
+                break
+            line += byte
+        return line.decode(errors="replace")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal, if the process still runs."""
+        self._popen.send_signal(number)
+
+    def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Waits for the end of the process after SIGTERM. NodeError unless it exits with 0."""
+        try:
+            code = self._popen.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            raise NodeError(f"{self.name} did not stop within {timeout_s:g} s of SIGTERM", self.log_tail()) from None
+        if code != 0:
+            raise NodeError(f"{self.name} stopped with exit code {code} instead of 0", self.log_tail(), code)
+
+    def kill(self) -> None:
+        """Sends SIGKILL if the process still runs."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def log_tail(self) -> str:
+        """Returns the last lines of the log, each with the name of the process."""
+        return "\n".join(f"    {self.name}: {line}" for line in self._log_lines()[-12:])
+
+    def last_error(self) -> str:
+        """Returns the last line of the log, which says why a node ended."""
+        lines = self._log_lines()
+        return lines[-1].partition(": ")[2] if lines else ""
+
+    def _log_lines(self) -> list[str]:
+        if not self.log_file.exists():
+            return []
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL_SIZE_MAX))
+            return log.read().decode(errors="replace").splitlines()
+
+
+@contextmanager
+def reserved_ports(count: int, others: Collection[int] = ()) -> Iterator[list[int]]:
+    """Yields free ports on 127.0.0.1, none of `others`, that no concurrent call returns during the block. NodeError.
+
+    A node opens its ports seconds after they are chosen, and again at each start. To reserve them until then, this
+    function keeps the UDP ports with the same numbers bound.
+
+    The ports are outside the range that the system uses for outgoing connections.
+    """
+    with ExitStack() as stack:
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                break
+            if port in others:
+                continue
+            with suppress(OSError), ExitStack() as claim, socket.socket() as probe:
+                held = claim.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+                held.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
+                stack.enter_context(claim.pop_all())
+                found.append(port)
+        if len(found) < count:
+            raise NodeError(f"fewer than {count} free ports between {_PORTS[0]} and {_PORTS[-1]}")
+        yield found

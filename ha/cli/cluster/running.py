@@ -1,0 +1,221 @@
+"""Runs the nodes of a cluster on this machine until a signal, in one process that holds the directory's lock.
+
+The lock says whether the cluster runs, and its file which process runs it. It ends with the process, so nothing is left
+to be checked after a crash.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from itertools import groupby
+from pathlib import Path
+
+from ha.cli.admin_pages import Page, fetch_pages
+from ha.cli.cluster.layout import ETCD, LOCK_FILE, LocalNode, etcd_url, read_nodes
+from ha.cli.cluster.processes import STOP_TIMEOUT_S, NodeError, NodeProcess
+from ha.cli.exits import UsageError
+
+START_MISSING = signal.SIGUSR1
+"""Makes the process that runs a cluster start the nodes that don't run, such as new ones."""
+_POLL_S = 0.1
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds the directory's lock during the block. UsageError if another process does."""
+    with (directory / LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"the cluster in {directory} already runs; ha cluster down stops it") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def runner_of(directory: Path) -> int | None:
+    """Returns a pidfd of the process that runs the cluster, for the caller to close; None if it does not run."""
+    try:
+        with (directory / LOCK_FILE).open() as file, suppress(ProcessLookupError, ValueError):
+            descriptor = os.pidfd_open(int(file.read()))
+            # The process held the lock after the pidfd was opened, so it is the one that wrote its ID.
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return descriptor
+            os.close(descriptor)
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def stop_runner(descriptor: int, timeout_s: float) -> bool:
+    """Stops the cluster of this pidfd, and returns whether it ended in time."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+    return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+class LocalCluster:
+    """Processes of the nodes in a directory. `close` ends them all; the kernel does if this process is killed."""
+
+    def __init__(self, directory: Path, report: Callable[[str], None]) -> None:
+        """`report` is called with a line for the user when a node ends or does not stop cleanly."""
+        self._directory = directory
+        self._report = report
+        self._running: dict[str, tuple[LocalNode, NodeProcess]] = {}
+
+    def start(self, timeout_s: float) -> list[LocalNode]:
+        """Starts the nodes that don't run, and waits until they serve. Returns all nodes. NodeError, UsageError.
+
+        Brokers start together, after what they need.
+        """
+        deadline = time.monotonic() + timeout_s
+        nodes = read_nodes(self._directory)
+        for _, stage in groupby(nodes, key=lambda node: min(node.stage, 2)):
+            started = [(node, self._spawn(node)) for node in stage if node.name not in self._running]
+            for node, process in started:
+                self._wait_ready(node, process, max(0.1, deadline - time.monotonic()))
+        return nodes
+
+    def _wait_ready(self, node: LocalNode, process: NodeProcess, timeout_s: float) -> None:
+        try:
+            if node.name == ETCD:
+                _wait_etcd(process, etcd_url(self._directory), timeout_s)
+            else:
+                process.wait_ready(timeout_s)
+        except NodeError as error:
+            if process.exit_code is not None:
+                del self._running[node.name]
+                process.kill()
+            what = f"{error.what}: {process.last_error()} (log: {process.log_file})"
+            raise NodeError(what, exit_code=error.exit_code) from None
+
+    def _spawn(self, node: LocalNode) -> NodeProcess:
+        if node.name == ETCD:
+            program = shutil.which(ETCD)
+            if program is None:
+                raise UsageError(
+                    "etcd is not on the PATH, and failover needs it; on Debian: apt-get install etcd-server"
+                )
+            command = [program, "--config-file", f"{ETCD}.yml"]
+        else:
+            command = [sys.executable, "-P", "-m", node.module, "--config", f"{node.name}.conf"]
+        process = NodeProcess(
+            node.name,
+            command,
+            self._directory / f"{node.name}.log",
+            directory=self._directory,
+            has_ready=node.name != ETCD,
+        )
+        self._running[node.name] = node, process
+        process.spawn()
+        return process
+
+    def serve(self, wanted: int, start_missing: Callable[[], None]) -> None:
+        """Reports each node that ends, until all have ended; the others go on.
+
+        Calls `start_missing` when the descriptor `wanted` has data, which it reads.
+        """
+        while self._running:
+            ends = {os.pidfd_open(process.pid): name for name, (_, process) in self._running.items()}
+            try:
+                readable, _, _ = select.select([wanted, *ends], [], [])
+            finally:
+                for descriptor in ends:
+                    os.close(descriptor)
+            for name in [ends[descriptor] for descriptor in readable if descriptor in ends]:
+                _, process = self._running.pop(name)
+                self._report(f"{name} ended: {_ending(process)}; {process.last_error()} (log: {process.log_file})")
+                process.kill()
+            if wanted in readable:
+                os.read(wanted, 4096)
+                start_missing()
+
+    def close(self) -> None:
+        """Stops the nodes in order, each stage within STOP_TIMEOUT_S, and kills those that don't stop."""
+        try:
+            by_stage = sorted(self._running.values(), key=lambda each: -each[0].stage)
+            for _, stage in groupby(by_stage, key=lambda each: each[0].stage):
+                stopping = [process for _, process in stage]
+                for process in stopping:
+                    process.send_signal(signal.SIGTERM)
+                deadline = time.monotonic() + STOP_TIMEOUT_S
+                for process in stopping:
+                    with _reporting(self._report):
+                        process.wait_exit(deadline - time.monotonic())
+        finally:
+            for _, process in self._running.values():
+                process.kill()
+            self._running.clear()
+
+
+@contextmanager
+def _reporting(report: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except NodeError as error:
+        report(error.what)
+
+
+def _ending(process: NodeProcess) -> str:
+    code = process.exit_code
+    return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+
+
+def _wait_etcd(process: NodeProcess, url: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if process.exit_code is not None:
+            raise NodeError(f"etcd did not start (exit code {process.exit_code})", process.log_tail())
+        with suppress(OSError, HTTPException), urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+            if b"true" in answer.read(4096):
+                return
+        if time.monotonic() > deadline:
+            raise NodeError(f"etcd did not respond within {timeout_s:g} s", process.log_tail())
+        time.sleep(_POLL_S)  # HTTP offers no notification
+
+
+def wait_settled(nodes: Sequence[LocalNode], timeout_s: float) -> None:
+    """Waits until every broker is ready and registered, and every group has a master with its slaves in sync.
+
+    NodeError with the reason for the first that is not.
+    """
+    deadline = time.monotonic() + timeout_s
+    brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}
+    while True:
+        masterless = {node.keys.get("brokerName", "") for node in brokers.values()}
+        faults = []
+        for address, page in fetch_pages(list(brokers)).items():
+            if why := _fault(page):
+                faults.append(f"{brokers[address].name}: {why}")
+            if isinstance(page, Page) and page.node.role != "SLAVE":
+                masterless.discard(page.node.broker_name)
+        faults += [f"{name} has no master" for name in sorted(masterless)]
+        if not faults:
+            return
+        if time.monotonic() > deadline:
+            raise NodeError(f"the cluster is not ready within {timeout_s:g} s; {faults[0]}")
+        time.sleep(_POLL_S)  # HTTP offers no notification
+
+
+def _fault(page: Page | str) -> str:
+    if isinstance(page, str):
+        return page
+    node = page.node
+    if not node.is_ready:
+        return node.not_ready_reason or "not ready"
+    if not all(server.is_registered for server in node.name_servers):
+        return "not registered at the name server"
+    return node.degraded_reason or ""

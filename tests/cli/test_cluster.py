@@ -1,0 +1,238 @@
+"""`ha cluster`: several groups on this machine, as processes, which end with the process that runs them."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.cli import run
+from ha.cli.cluster.layout import add_nodes, read_nodes
+from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_ports
+from ha.cli.cluster.running import locked, runner_of
+from tests.cli.cluster import wait_until
+
+TIMEOUT_S = 300
+
+
+def ha(*words: str) -> list[str]:
+    return [sys.executable, "-m", "ha.cli", *words]
+
+
+@contextmanager
+def up(directory: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """`ha cluster up`, and what it prints when it is ready."""
+    command = ha("cluster", "up", "--dir", str(directory), "--json", "--timeout", str(TIMEOUT_S), *words)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        watchdog = threading.Timer(TIMEOUT_S, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in iter(process.stdout.readline, ""):
+                lines.append(line)
+                if line == "}\n":
+                    break
+            yield process, json.loads("".join(lines))
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+def nodes_of(directory: Path) -> set[int]:
+    """Processes that run nodes in `directory`."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                is_here = (entry / "cwd").readlink() == directory
+            except OSError:
+                continue
+            if is_here:
+                found.add(int(entry.name))
+    return found
+
+
+def described(topic: str, capsys: pytest.CaptureFixture[str], names: str) -> dict[str, int]:
+    """Messages of a topic by broker name."""
+    assert run(["topic", "describe", topic, "--json", "--servers", names]) == 0
+    counts: dict[str, int] = {}
+    for queue in json.loads(capsys.readouterr().out)["queues"]:
+        counts[queue["broker"]] = counts.get(queue["broker"], 0) + queue["max_offset"] - queue["min_offset"]
+    return counts
+
+
+@pytest.mark.processes
+def test_a_cluster_runs_grows_and_keeps_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "cluster"
+    with up(directory, "--groups", "1", "--replicas", "2") as (runner, told):
+        names = told["name_server"]
+        assert list(told["brokers"]) == ["broker-a-0", "broker-a-1"]
+        assert len(nodes_of(directory)) == 3
+        assert run(["cluster", "status", "--dir", str(directory), "--json", "--timeout", "10"]) == 0
+        pages = json.loads(capsys.readouterr().out)
+        assert [page["role"] for page in pages.values()] == ["SYNC_MASTER", "SLAVE"]
+        assert pages[told["brokers"]["broker-a-0"]["admin"]]["ha"]["in_sync"] == 1
+
+        assert run(["cluster", "up", "--dir", str(directory), "--groups", "2", "--replicas", "1"]) == 2
+        assert "has 1 groups of 2 replicas" in capsys.readouterr().err
+        grown = ["cluster", "up", "--dir", str(directory), "--groups", "2", "--json", "--timeout", str(TIMEOUT_S)]
+        assert run(grown) == 0
+        assert list(json.loads(capsys.readouterr().out)["brokers"])[2:] == ["broker-b-0", "broker-b-1"]
+        lines = tmp_path / "lines"
+        lines.write_text("message\n" * 16)
+        assert run(["produce", "orders", "--file", str(lines), "--servers", names]) == 0
+        capsys.readouterr()
+        assert described("orders", capsys, names) == {"broker-a": 8, "broker-b": 8}
+
+        runner.send_signal(signal.SIGKILL)  # it can't stop its nodes
+        assert runner.wait() == -signal.SIGKILL
+        wait_until(lambda: not nodes_of(directory))
+    with up(directory) as (runner, again):
+        assert (again["name_server"], list(again["brokers"])) == (
+            names,
+            [f"broker-{at}" for at in ("a-0", "a-1", "b-0", "b-1")],
+        )
+        assert described("orders", capsys, names) == {"broker-a": 8, "broker-b": 8}
+        os.kill(next(iter(nodes_of(directory))), signal.SIGKILL)  # the others go on, and stop as usual
+        assert run(["cluster", "down", "--dir", str(directory), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"was_running": True, "is_stopped": True}
+        assert runner.wait(TIMEOUT_S) == 0
+        assert not nodes_of(directory)
+    assert run(["cluster", "down", "--dir", str(directory)]) == 0
+    assert "does not run" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    nodes = add_nodes(tmp_path, 1, 1, failover=False)
+    taken = next(node for node in nodes if node.is_broker).address("haListenPort")
+    host, port = taken.split(":")
+    with socket.create_server((host, int(port))):
+        assert run(["cluster", "up", "--dir", str(tmp_path), "--timeout", str(TIMEOUT_S)]) == 69
+    said = capfd.readouterr()
+    log = tmp_path / "broker-a-0.log"
+    assert said.out == ""
+    assert said.err == (
+        f"ha: broker-a-0 did not start (exit code 69): haListenPort: can't listen on {taken}: "
+        f"Address already in use (log: {log})\n"
+    )
+    assert not nodes_of(tmp_path)
+
+
+# ---- the directory
+
+
+def test_nodes_are_added_and_what_is_there_stays(tmp_path: Path) -> None:
+    first = add_nodes(tmp_path, 2, 2, failover=False)
+    assert [node.name for node in first] == ["namesrv", "broker-a-0", "broker-a-1", "broker-b-0", "broker-b-1"]
+    assert [node.module for node in first] == ["ha.namesrv", "ha.master", "ha.slave", "ha.master", "ha.slave"]
+    changed = tmp_path / "broker-a-0.conf"
+    changed.write_text(changed.read_text() + "flushDiskType=SYNC_FLUSH\n")
+    more = add_nodes(tmp_path, 3, None, failover=False)
+    assert [node for node in more if node in first] == [node for node in first if node.name != "broker-a-0"]
+    assert [node.name for node in more if node not in first] == ["broker-a-0", "broker-c-0", "broker-c-1"]
+    assert more[1].keys == {**first[1].keys, "flushDiskType": "SYNC_FLUSH"}
+    assert add_nodes(tmp_path, None, None, failover=False) == more == read_nodes(tmp_path)
+    ports = [node.keys[key] for node in more for key in node.keys if key.endswith("istenPort")]
+    assert len(set(ports)) == len(ports) == 1 + 3 * 6
+
+
+def test_ports_of_nodes_that_do_not_run_are_not_chosen_again() -> None:
+    random.seed(7)
+    with reserved_ports(5) as ports:
+        pass
+    random.seed(7)
+    with reserved_ports(5, ports) as others:
+        assert not set(ports) & set(others)
+
+
+def test_one_replica_is_an_async_master(tmp_path: Path) -> None:
+    [_, only] = add_nodes(tmp_path, 1, 1, failover=False)
+    assert only.keys["brokerRole"] == "ASYNC_MASTER"
+
+
+def test_members_of_a_failover_group_know_etcd(tmp_path: Path) -> None:
+    nodes = add_nodes(tmp_path, 1, None, failover=True)
+    assert [node.name for node in nodes] == ["etcd", "namesrv", "broker-a-1", "broker-a-2", "broker-a-3"]
+    assert {node.module for node in nodes[2:]} == {"ha.member"}
+    [url] = {node.keys["etcdEndpoints"] for node in nodes[2:]}
+    assert f"listen-client-urls: {url}\n" in (tmp_path / "etcd.yml").read_text()
+    later = add_nodes(tmp_path, 2, None, failover=False)  # the directory knows that it is one of failover groups
+    assert [node.keys["etcdEndpoints"] for node in later[5:]] == [url] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["up", "--groups", "0"], "--groups must be from 1 to 26"),
+        (["up", "--replicas", "10"], "--replicas must be from 1 to 9"),
+        (["up", "--timeout", "0"], "--timeout must be greater than 0"),
+        (["up"], "contains other files"),
+        (["status"], "namesrv.conf is missing"),
+    ],
+)
+def test_usage_errors(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis").write_text("years of work")
+    assert run(["cluster", *words, "--dir", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir() if file.name != "cluster.lock"] == ["thesis"]
+
+
+# ---- processes
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", str(1 << 30), "1"], ids=["empty", "no number", "gone", "another"])
+def test_a_lock_file_that_nobody_holds_names_no_process(text: str, tmp_path: Path) -> None:
+    assert runner_of(tmp_path) is None
+    (tmp_path / "cluster.lock").write_text(text)
+    assert runner_of(tmp_path) is None
+    with locked(tmp_path):
+        found = runner_of(tmp_path)
+        assert found is not None
+        fields = Path(f"/proc/self/fdinfo/{found}").read_text().split()
+        assert int(fields[fields.index("Pid:") + 1]) == os.getpid()
+        os.close(found)
+    assert runner_of(tmp_path) is None
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
+    started = []
+
+    def start(script: str) -> NodeProcess:
+        process = NodeProcess("node", [sys.executable, "-S", "-c", script], tmp_path / "node.log")
+        started.append(process)
+        process.spawn()
+        return process
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+def test_what_a_process_says_of_its_start(process: Callable[..., NodeProcess]) -> None:
+    ready = process("print('READY role=SLAVE remoting=h:1', flush=True); import time; time.sleep(600)")
+    ready.wait_ready(60)
+    assert ready.ready == {"role": "SLAVE", "remoting": "h:1"}
+    ready.send_signal(signal.SIGTERM)
+    with pytest.raises(NodeError, match="node stopped with exit code -15 instead of 0"):
+        ready.wait_exit(60)
+    failed = process("import sys; print('ha.slave: listenPort: taken', file=sys.stderr); sys.exit(69)")
+    with pytest.raises(
+        NodeError, match=r"did not start \(exit code 69\)\n    node: ha.slave: listenPort: taken"
+    ) as caught:
+        failed.wait_ready(60)
+    assert (caught.value.exit_code, failed.last_error()) == (69, "listenPort: taken")
+    silent = process("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+    with pytest.raises(NodeError, match=r"not READY within 0.1 s"):
+        silent.wait_ready(0.1)
