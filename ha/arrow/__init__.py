@@ -1,26 +1,25 @@
-"""Reads a store directory as Arrow record batches, without its broker. Uses NumPy and pyarrow; no Spark, no Trio."""
+"""Reads a store directory, without its broker. Uses NumPy; no Spark, no Trio.
+
+`LogReader` finds the records; they become Arrow record batches (ha/arrow/batches.py), which needs pyarrow, or rows of
+Python objects (ha/arrow/rows.py). These names are imported on first use, so that what needs no pyarrow does without.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-import pyarrow as pa
-
-from ha.arrow.decode import decode_batches, decode_pull_body
-from ha.arrow.log_reader import LogReader, QueueRange
-from ha.arrow.queues import QueueId
-from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
-from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema, check_columns
-from ha.arrow.walking import Damage
-from ha.protocol.store_files import BLANK_SIZE
+if TYPE_CHECKING:
+    from ha.arrow.decode import decode_batches, decode_pull_body
+    from ha.arrow.log_reader import LogReader, QueueRange
+    from ha.arrow.queues import QueueId
+    from ha.arrow.read_options import DEFAULT_COLUMNS, ReadCounts, ReadOptions, RowFilter
+    from ha.arrow.reading import read_arrow
+    from ha.arrow.schema import COLUMNS, arrow_schema, check_columns
+    from ha.arrow.walking import Damage
 
 __all__ = [
-    "BLANK_SIZE",
     "COLUMNS",
     "DEFAULT_COLUMNS",
-    "ENTRY_DTYPE",
     "Damage",
     "LogReader",
     "QueueId",
@@ -35,42 +34,27 @@ __all__ = [
     "read_arrow",
 ]
 
-
-def read_arrow(
-    path: str | Path,
-    *,
-    topic: str | Iterable[str] | None = None,
-    columns: Iterable[str] = DEFAULT_COLUMNS,
-    where: RowFilter | None = None,
-    broker_name: str | None = None,
-    options: ReadOptions | None = None,
-) -> pa.RecordBatchReader:
-    """Return the current messages of a store directory as a stream of record batches.
-
-    With `topic` (one or several), the queues one after the other, otherwise the whole log in physical order. `where`
-    filters the rows; `columns` and `where` replace those in `options`. StoreUnreadable if `path` is not a store,
-    OptionError for an unknown column; the stream raises the errors of `LogReader.read_queue`.
-
-        ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
-    """
-    names = check_columns(columns)
-    settings = _with(options or ReadOptions(), names, where or RowFilter())
-    reader = LogReader(path, broker_name=broker_name)
-    topics = None if topic is None else {topic} if isinstance(topic, str) else set(topic)
-    return pa.RecordBatchReader.from_batches(arrow_schema(names), _batches(reader, topics, settings))
+_HOMES = {
+    "COLUMNS": "schema",
+    "DEFAULT_COLUMNS": "read_options",
+    "Damage": "walking",
+    "LogReader": "log_reader",
+    "QueueId": "queues",
+    "QueueRange": "log_reader",
+    "ReadCounts": "read_options",
+    "ReadOptions": "read_options",
+    "RowFilter": "read_options",
+    "arrow_schema": "schema",
+    "check_columns": "schema",
+    "decode_batches": "decode",
+    "decode_pull_body": "decode",
+    "read_arrow": "reading",
+}
 
 
-def _with(options: ReadOptions, columns: tuple[str, ...], where: RowFilter) -> ReadOptions:
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-    return msgspec.structs.replace(options, columns=columns, where=where)
-
-
-def _batches(reader: LogReader, topics: set[str] | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    with reader:
-        if topics is None:
-            yield from reader.read_range(reader.min_offset, reader.end_offset(), options)
-            return
-        for key in reader.queues():
-            if key.topic in topics:
-                begin, end = reader.queue_range(*key)
-                yield from reader.read_queue(*key, begin, end, options)
+    return getattr(import_module(f"ha.arrow.{_HOMES[name]}"), name)

@@ -16,17 +16,18 @@ import pyarrow.compute as pc
 from isal.isal_zlib import crc32
 
 from ha.arrow.arrays import from_numpy, from_texts
-from ha.arrow.heads import Heads
+from ha.arrow.heads import Heads, Int64s
 from ha.arrow.places import Mask, Places, queue_mask
-from ha.arrow.plain import MILLISECONDS_MAX, inflate, passes, plain_rows
+from ha.arrow.plain import MILLISECONDS_MAX, inflate, passes
 from ha.arrow.properties import PropertyTable
 from ha.arrow.read_options import ReadCounts, ReadOptions
+from ha.arrow.rows import rows_at
 from ha.arrow.schema import COLUMNS, PROPERTY_COLUMNS, QUEUE_COLUMNS, TIMESTAMP, arrow_schema
-from ha.arrow.slices import Int64s, as_text, patched, take_slices
+from ha.arrow.slices import as_text, patched, take_slices
 from ha.errors import CorruptLog, RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, decode_record
+from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN
 
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
@@ -135,9 +136,7 @@ class _Decoder:
         )
         heads = Heads(self.raw, positions, self.base_offset, check_parts=check_parts)
         if places is not None:
-            agrees = heads.total_size == places.sizes
-            same = (heads.field("queue_id") == places.queue_ids) & (heads.field("queue_offset") == places.queue_offsets)
-            heads.sound &= agrees & (same | ~np.asarray(places.is_strict))
+            places.check(heads)
         if self.options.checks_crc:
             heads.has_wrong_crc = self._wrong_crcs(heads)
         is_damaged = ~heads.sound | heads.has_wrong_crc
@@ -240,7 +239,7 @@ class _Decoder:
         wide = {name: column.take(index) for name, column in columns.items()}
         known: dict[str, pa.Array] = {"brokerName": _constant(self.broker_name, len(sound)), "crcOk": from_numpy(sound)}
         if places is not None:
-            known["topic"] = places.topic_array()
+            known["topic"] = _topic_array(places)
             known["queueId"] = from_numpy(places.queue_ids.astype(np.int32))
             known["queueOffset"] = from_numpy(places.queue_offsets)
             known["physicalOffset"] = from_numpy(places.physical_offsets)
@@ -269,7 +268,7 @@ class _Decoder:
 
     def _from_places(self, places: Places) -> pa.RecordBatch:
         known: dict[str, Callable[[], pa.Array]] = {
-            "topic": places.topic_array,
+            "topic": lambda: _topic_array(places),
             "brokerName": lambda: _constant(self.broker_name, len(places)),
             "queueId": lambda: from_numpy(places.queue_ids.astype(np.int32)),
             "queueOffset": lambda: from_numpy(places.queue_offsets),
@@ -319,7 +318,7 @@ class _Decoder:
 
     def _topics(self, heads: Heads, places: Places | None) -> pa.Array:
         if places is not None and bool(np.all(places.is_strict)):
-            return places.topic_array()
+            return _topic_array(places)
         return as_text(take_slices(self.buffer, heads.topic_at, heads.topic_size))
 
     def _bodies(self, heads: Heads) -> pa.Array:
@@ -393,16 +392,11 @@ class _Decoder:
         rows: list[dict[str, object]] = []
         size = 0
         for row in range(len(heads)):
-            if not heads.sound[row]:
-                rows.append({"physicalOffset": self._physical_offset(heads, places, row), "crcOk": False})
-                continue
-            record = decode_record(self.buffer, int(heads.positions[row]), verify_crc=False)
-            found = plain_rows(record, self.broker_name, self.options.message_size_max)
-            if record.sys_flag & SysFlag.COMPRESSED:
+            found = rows_at(row, self.buffer, heads, places, self.base_offset, self.broker_name, self.options)
+            if heads.sound[row] and heads.sys_flag[row] & SysFlag.COMPRESSED:
                 size += sum(len(each["body"]) for each in found if isinstance(each["body"], bytes))
                 self._check_inflated(size, len(heads))
-            rows.extend(found)
-        rows = [row for row in rows if passes(where, row)]
+            rows.extend(row for row in found if passes(where, row))
         self.counts.rows += len(rows)
         columns = [pa.array([row.get(name) for row in rows], COLUMNS[name]) for name in self.options.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -431,6 +425,11 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
 
 def _kept(heads: Heads, places: Places | None, rows: Mask) -> tuple[Heads, Places | None]:
     return heads.keep(rows), None if places is None else places.keep(rows)
+
+
+def _topic_array(places: Places) -> pa.Array:
+    """Return the topic of each entry's queue."""
+    return from_texts(places.topics).take(from_numpy(places.topic_numbers))
 
 
 def _timestamps(ms: Int64s) -> pa.Array:

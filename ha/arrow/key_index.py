@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Int64s
 from ha.protocol.store_files import (
     INDEX_ENTRY,
     INDEX_ENTRY_SIZE,

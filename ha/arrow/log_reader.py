@@ -4,6 +4,9 @@ How far to read: a node adds a record to a consume queue only when it is complet
 the log. So the end of the last queued record is the confirmed end, whatever the size of the files. Entries after it may
 be stale (RocketMQ does not clear what it truncates): the last entries count only if they agree with their record.
 
+The reader chooses runs of records; `ha.arrow.batches` decodes them into record batches. Only that needs pyarrow, and
+imports it when it is used.
+
 A node that starts after a crash removes entries that a power failure may have torn, and writes them again. A read that
 was planned before, such as a Spark task, waits for them.
 """
@@ -13,27 +16,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
-from ha.arrow.arrays import from_texts
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.decode import decode_batches
-from ha.arrow.heads import Heads
+from ha.arrow.heads import Heads, Int64s
 from ha.arrow.key_index import KeyHits, find_keys
-from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
+from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, RecordRun, is_scheduled, merged_places, queue_places
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, ENTRY_DTYPE, Entries, QueueFiles, QueueId, Queues
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.segments import Segment, Segments, is_set_aside
 from ha.arrow.settled import settled_end
-from ha.arrow.slices import Int64s
 from ha.arrow.walking import Damage, Walker
 from ha.errors import RecordsGone, StoreUnreadable
 from ha.protocol.properties import tags_code
 from ha.protocol.store_files import BLANK_SIZE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _BLOCK_ENTRIES = 65_536
 _RANGE_BYTES = 64 << 20
@@ -229,6 +231,15 @@ class LogReader:
         RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped.
         CorruptLog only if `options.on_damage` is "fail".
         """
+        return self._batches(self.queue_runs(topic, queue_id, begin, end, options), options)
+
+    def _batches(self, runs: Iterator[RecordRun], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        from ha.arrow.batches import batches_of
+
+        return batches_of(runs, self.broker_name, options, self.counts)
+
+    def queue_runs(self, topic: str, queue_id: int, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
+        """Yield the records that `read_queue` decodes."""
         where = options.where
         key = QueueId(topic, queue_id)
         if where.topics is not None and topic not in where.topics:
@@ -237,9 +248,6 @@ class LogReader:
             return
         begin = begin if where.queue_offset_begin is None else max(begin, where.queue_offset_begin)
         end = end if where.queue_offset_end is None else min(end, where.queue_offset_end)
-        yield from _coalesced(self._queue_batches(key, begin, end, options), options)
-
-    def _queue_batches(self, key: QueueId, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         queue = self._queues.get(key)
         if begin >= end:
             return
@@ -247,7 +255,7 @@ class LogReader:
             self._gone(key, begin, end, "the queue does not exist", options)
             return
         if queue.dtype is BATCH_ENTRY_DTYPE:
-            yield from self._batch_queue_batches(key, queue, begin, end, options)
+            yield from self._batch_queue_runs(key, queue, begin, end, options)
             return
         hits = self._hits({key.topic}, options)
         position = begin
@@ -261,7 +269,7 @@ class LogReader:
                 end = stop
             position = stop
             places = queue_places(key, start, entries)
-            yield from self._place_batches(places, entries["tags_code"], hits, options)
+            yield from self._place_runs(places, entries["tags_code"], hits, options)
 
     def _batches_within(self, key: QueueId, queue: QueueFiles, begin: int, end: int) -> tuple[Entries, Int64s]:
         """Return a batch queue's entries that hold any of the queue offsets [begin, end), and their first offsets."""
@@ -270,9 +278,9 @@ class LogReader:
         chosen = (bases < end) & (bases + entries["batch_size"] > begin)
         return entries[chosen], bases[chosen]
 
-    def _batch_queue_batches(
+    def _batch_queue_runs(
         self, key: QueueId, queue: QueueFiles, begin: int, end: int, options: ReadOptions
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[RecordRun]:
         entries, bases = self._batches_within(key, queue, begin, end)
         if not len(entries) or bases[0] > begin:
             self._gone(key, begin, int(bases[0]) if len(bases) else end, "their queue entries were deleted", options)
@@ -280,26 +288,27 @@ class LogReader:
         narrowed = msgspec.structs.replace(options, where=where)
         places = Places(
             key.topic,
+            np.zeros(len(entries), np.int64),
             np.full(len(entries), key.queue_id, np.int64),
             bases,
             entries["physical_offset"].astype(np.int64),
             entries["size"].astype(np.int64),
             is_batch=True,
         )
-        yield from self._place_batches(places, None, None, narrowed)
+        yield from self._place_runs(places, None, None, narrowed)
 
     def read_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Yield every queued record with begin <= physical offset < end once, in physical order, of all topics.
 
         Errors as in `read_queue`. Messages of batch queues are not included: read those by queue.
         """
+        return self._batches(self.range_runs(begin, end, options), options)
+
+    def range_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
+        """Yield the records that `read_range` decodes."""
         where = options.where
         begin = begin if where.physical_begin is None else max(begin, where.physical_begin)
         end = end if where.physical_end is None else min(end, where.physical_end)
-        yield from _coalesced(self._range_batches(begin, end, options), options)
-
-    def _range_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        where = options.where
         if begin < end:
             self._wait_settled(end)
             self._gone(None, max(begin, self.end_offset()), end, "the queues end before them", options)
@@ -315,7 +324,6 @@ class LogReader:
         if begin < self.min_offset < end or (end <= self.min_offset and begin < end):
             self._gone(None, begin, min(self.min_offset, end), "the segments were deleted", options)
             begin = self.min_offset
-        names = from_texts([key.topic for key in chosen])
         cursors = {key: self._queues[key].search(begin, ends[key]) for key in chosen}
         for low in range(begin, end, _RANGE_BYTES):
             high = min(end, low + _RANGE_BYTES)
@@ -332,13 +340,13 @@ class LogReader:
                     starts.append(start)
                     owners.append(number)
             if pieces:
-                places, codes = merged_places(chosen, names, pieces, starts, owners)
-                yield from self._place_batches(places, codes, hits, options)
+                places, codes = merged_places(chosen, pieces, starts, owners)
+                yield from self._place_runs(places, codes, hits, options)
 
-    def _place_batches(
+    def _place_runs(
         self, places: Places, codes: Int64s | None, hits: KeyHits | None, options: ReadOptions
-    ) -> Iterator[pa.RecordBatch]:
-        """Decode the records at `places`, segment by segment, in pieces within the options' bounds."""
+    ) -> Iterator[RecordRun]:
+        """Yield the records at `places`, segment by segment, in pieces within the options' bounds."""
         chosen = places.sizes != BLANK_SIZE
         where = options.where
         if where.tags is not None and codes is not None:
@@ -367,16 +375,7 @@ class LogReader:
             last = row + int(np.searchsorted(places.physical_offsets[row:], segment.end))
             for low, high in _pieces(places.sizes[row:last], options.batch_rows, options.batch_bytes):
                 some = places.keep(np.arange(row + low, row + high))
-                yield from decode_batches(
-                    buffer,
-                    some.physical_offsets - segment.start,
-                    base_offset=segment.start,
-                    broker_name=self.broker_name,
-                    options=options,
-                    places=some,
-                    counts=self.counts,
-                    file=segment.path,
-                )
+                yield RecordRun(segment, buffer, some.physical_offsets - segment.start, some, options)
             row = last
 
     def walk(self, begin: int, end: int, *, on_damage: str = "fail") -> Iterator[Int64s]:
@@ -390,9 +389,10 @@ class LogReader:
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Read like `read_range`, but by walking the sizes, with records that are in no queue (transaction ends)."""
-        yield from _coalesced(self._walk_batches(begin, end, options), options)
+        return self._batches(self.walk_runs(begin, end, options), options)
 
-    def _walk_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    def walk_runs(self, begin: int, end: int, options: ReadOptions) -> Iterator[RecordRun]:
+        """Yield the records that `walk_range` decodes."""
         for offsets in self.walk(begin, end, on_damage="fail" if options.on_damage == "fail" else "skip"):
             mapped = self._segments.mapped_at(int(offsets[0]))
             if mapped is None:
@@ -400,15 +400,7 @@ class LogReader:
             segment, buffer = mapped
             sizes = np.diff(offsets, append=offsets[-1])
             for low, high in _pieces(sizes, options.batch_rows, options.batch_bytes):
-                yield from decode_batches(
-                    buffer,
-                    offsets[low:high] - segment.start,
-                    base_offset=segment.start,
-                    broker_name=self.broker_name,
-                    options=options,
-                    counts=self.counts,
-                    file=segment.path,
-                )
+                yield RecordRun(segment, buffer, offsets[low:high] - segment.start, None, options)
 
     def bytes_at(self, begin: int, end: int) -> Iterator[memoryview]:
         """Yield the log's raw bytes [begin, end), one view per segment; stops where a segment is missing."""
@@ -419,7 +411,7 @@ class LogReader:
                 return
             segment, buffer = mapped
             stop = min(end, segment.end)
-            yield memoryview(buffer)[at - segment.start : stop - segment.start]
+            yield buffer[at - segment.start : stop - segment.start]
             at = stop
 
     def segments(self) -> list[Segment]:
@@ -506,8 +498,8 @@ class LogReader:
         return None if options.where.keys is None else self.key_hits(topics, options.where.keys)
 
     def _rows_gone(self, places: Places, first: int, last: int, options: ReadOptions) -> None:
-        if isinstance(places.topics, str):
-            key = QueueId(places.topics, int(places.queue_ids[first]))
+        if places.is_one_queue:
+            key = QueueId(places.topics[0], int(places.queue_ids[first]))
             begin, end = int(places.queue_offsets[first]), int(places.queue_offsets[last - 1]) + 1
             self._gone(key, begin, end, "their commitlog segment was deleted", options)
         else:
@@ -544,23 +536,3 @@ def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int,
         high = max(low + 1, min(high, low + rows_max))
         yield low, high
         low = high
-
-
-def _coalesced(batches: Iterator[pa.RecordBatch], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Join the small batches that a selective filter leaves, to avoid the overhead of each."""
-    waiting: list[pa.RecordBatch] = []
-    count = size = 0
-    for batch in batches:
-        if not len(batch):
-            continue
-        if waiting and (count + len(batch) > options.batch_rows or size + batch.nbytes > options.batch_bytes):
-            yield pa.concat_batches(waiting)
-            waiting, count, size = [], 0, 0
-        waiting.append(batch)
-        count += len(batch)
-        size += batch.nbytes
-        if count * 2 > options.batch_rows or size * 2 > options.batch_bytes:
-            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-            waiting, count, size = [], 0, 0
-    if waiting:
-        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)

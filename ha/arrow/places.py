@@ -1,4 +1,4 @@
-"""Consume-queue entries of the rows to be read.
+"""Consume-queue entries of the rows to be read, and runs of records.
 
 A place is one queue entry: queue, queue offset, physical offset and size of the record. Places of many queues are
 merged into physical order for reads of the whole log.
@@ -6,17 +6,16 @@ merged into physical order for reads of the whole log.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from ha.arrow.arrays import from_numpy, from_texts, to_mask
+from ha.arrow.heads import Heads, Int64s
 from ha.arrow.queues import Entries, QueueId
-from ha.arrow.read_options import RowFilter
-from ha.arrow.slices import Int64s
+from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.arrow.segments import Segment
 from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -30,7 +29,8 @@ class Places:
 
     def __init__(
         self,
-        topics: pa.Array | str,
+        topics: str | Sequence[str],
+        topic_numbers: Int64s,
         queue_ids: Int64s,
         queue_offsets: Int64s,
         physical_offsets: Int64s,
@@ -39,31 +39,37 @@ class Places:
         is_strict: Mask | bool = True,
         is_batch: bool = False,
     ) -> None:
-        """`is_strict`: the record must have the same queue and queue offset (not so for light queues, %LMQ%).
+        """`topics`: the topic of all rows, or those that `topic_numbers` points to.
+
+        `is_strict`: the record must have the same queue and queue offset (not so for light queues, %LMQ%).
 
         `is_batch`: a place may hold several messages, so the number of rows is known only from the records.
         """
         self.is_batch = is_batch
-        self.topics = topics
+        self.is_one_queue = isinstance(topics, str)
+        self.topics = [topics] if isinstance(topics, str) else topics
+        self.topic_numbers = topic_numbers
         self.queue_ids = queue_ids
         self.queue_offsets = queue_offsets
         self.physical_offsets = physical_offsets
         self.sizes = sizes
         self.is_strict = is_strict
 
-    def topic_array(self) -> pa.Array:
-        """Return the queue's topic for each row."""
-        if isinstance(self.topics, str):
-            return from_texts([self.topics]).take(from_numpy(np.zeros(len(self.sizes), np.int64)))
-        return self.topics
+    def in_topics(self, wanted: Container[str]) -> Mask:
+        """Return a mask of the rows whose queue's topic is in `wanted`."""
+        return np.array([topic in wanted for topic in self.topics], bool)[self.topic_numbers]
+
+    def check(self, heads: Heads) -> None:
+        """Mark the records as unsound that are not those of their entries."""
+        agrees = heads.total_size == self.sizes
+        same = (heads.field("queue_id") == self.queue_ids) & (heads.field("queue_offset") == self.queue_offsets)
+        heads.sound &= agrees & (same | ~np.asarray(self.is_strict))
 
     def keep(self, chosen: Mask | Int64s) -> Places:
         """Return the chosen rows only."""
-        topics = self.topics
-        if not isinstance(topics, str):
-            topics = topics.filter(from_numpy(chosen)) if chosen.dtype == bool else topics.take(from_numpy(chosen))
         return Places(
-            topics,
+            self.topics[0] if self.is_one_queue else self.topics,
+            self.topic_numbers[chosen],
             self.queue_ids[chosen],
             self.queue_offsets[chosen],
             self.physical_offsets[chosen],
@@ -74,6 +80,20 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+
+class RecordRun(NamedTuple):
+    """Records of one segment, chosen for a read but not decoded, at most as many as the options allow in a batch."""
+
+    segment: Segment
+    buffer: memoryview
+    """The segment's bytes"""
+    positions: Int64s
+    """Of the records in `buffer`"""
+    places: Places | None
+    """Queue entries of the records; None if they were found by walking the log"""
+    options: ReadOptions
+    """The options of the read; `where` may be narrowed"""
 
 
 def queue_mask(where: RowFilter, places: Places) -> Mask | None:
@@ -90,10 +110,7 @@ def queue_mask(where: RowFilter, places: Places) -> Mask | None:
     if where.queue_ids is not None:
         masks.append(np.isin(places.queue_ids, list(where.queue_ids)))
     if where.topics is not None:
-        if isinstance(places.topics, str):
-            masks.append(np.full(len(places), places.topics in where.topics))
-        else:
-            masks.append(to_mask(pc.is_in(places.topics, from_texts(sorted(where.topics)))))
+        masks.append(places.in_topics(where.topics))
     return np.logical_and.reduce(masks) if masks else None
 
 
@@ -102,6 +119,7 @@ def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
     count = len(entries)
     return Places(
         key.topic,
+        np.zeros(count, np.int64),
         np.full(count, key.queue_id, np.int64),
         np.arange(start, start + count, dtype=np.int64),
         entries["physical_offset"].astype(np.int64),
@@ -111,7 +129,7 @@ def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
 
 
 def merged_places(
-    keys: Sequence[QueueId], names: pa.Array, pieces: list[Entries], starts: list[int], owners: list[int]
+    keys: Sequence[QueueId], pieces: list[Entries], starts: list[int], owners: list[int]
 ) -> tuple[Places, Int64s]:
     """Merge the entries of many queues into physical order, each record once."""
     counts = [len(piece) for piece in pieces]
@@ -137,7 +155,8 @@ def merged_places(
     queue_ids = np.array([key.queue_id for key in keys], np.int64)
     strict = np.array([not key.topic.startswith(LIGHT_QUEUE_PREFIX) for key in keys])
     places = Places(
-        names.take(from_numpy(owner)),
+        [key.topic for key in keys],
+        owner,
         queue_ids[owner],
         offsets[order],
         physical[order],
@@ -149,6 +168,4 @@ def merged_places(
 
 def is_scheduled(places: Places) -> Mask:
     """Return a mask of the rows whose tags code is a delivery time, and not the hash of their tags."""
-    if isinstance(places.topics, str):
-        return np.full(len(places), places.topics in (SCHEDULE_TOPIC, TIMER_TOPIC))
-    return to_mask(pc.is_in(places.topics, from_texts([SCHEDULE_TOPIC, TIMER_TOPIC])))
+    return places.in_topics((SCHEDULE_TOPIC, TIMER_TOPIC))

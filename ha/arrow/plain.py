@@ -31,20 +31,24 @@ def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
     return plain
 
 
-def plain_rows(record: MessageRecord, broker_name: str, body_size_max: int) -> list[dict[str, object]]:
+def plain_rows(
+    record: MessageRecord, broker_name: str, body_size_max: int, *, decompress: bool = True
+) -> list[dict[str, object]]:
     """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs. A compressed
-    body is null if it is damaged or longer than `body_size_max` bytes."""
-    is_batch = bool(record.sys_flag & SysFlag.INNER_BATCH)
+    body is null if it is damaged or longer than `body_size_max` bytes. Without `decompress` it is as stored, and a
+    compressed inner batch is one row."""
+    is_compressed = bool(record.sys_flag & SysFlag.COMPRESSED)
+    is_split = bool(record.sys_flag & SysFlag.INNER_BATCH) and (decompress or not is_compressed)
     crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
     body: bytes | None = record.body
-    if record.sys_flag & SysFlag.COMPRESSED:
+    if is_compressed and decompress:
         try:
             body = inflate(record.body, record.sys_flag, body_size_max)
         except RemoteProtocolError:
-            body, crc_ok = None, False
+            body = None
     parts = [(record.flag, body, record.properties)]
     first = record.queue_offset
-    if is_batch and body is not None:
+    if is_split and body is not None:
         try:
             first = _inner_base(record)
             parts = [(flag, inner, properties) for flag, inner, properties in decode_batch(body)]
@@ -64,7 +68,7 @@ def plain_rows(record: MessageRecord, broker_name: str, body_size_max: int) -> l
                 "physicalOffset": record.physical_offset,
                 "storeSize": record.total_size,
                 "body": inner,
-                "bodySize": None if inner is None else len(inner),
+                "bodySize": len(inner) if is_split and inner is not None else len(record.body),
                 "bodyCRC": record.body_crc,
                 "tags": known.get("TAGS"),
                 "keys": None if keys is None else [word for word in keys.split(KEY_SEPARATOR) if word],

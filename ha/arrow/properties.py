@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ha.arrow.arrays import from_numpy, to_ints, to_mask
-from ha.arrow.slices import Int64s, as_text, interleaved, patched, take_slices, values_of
+from ha.arrow.heads import Int64s
+from ha.arrow.slices import as_text, interleaved, patched, take_slices, values_of
 from ha.arrow.split import piece_bounds, usual_pieces
 from ha.protocol.properties import decode_properties, find_property
 

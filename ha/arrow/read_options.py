@@ -7,8 +7,24 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from ha.arrow.schema import DEFAULT_COLUMNS
 from ha.protocol.compression import BODY_SIZE_MAX
+
+DEFAULT_COLUMNS: tuple[str, ...] = (
+    "topic",
+    "brokerName",
+    "queueId",
+    "queueOffset",
+    "physicalOffset",
+    "body",
+    "tags",
+    "keys",
+    "bornTimestamp",
+    "storeTimestamp",
+    "flag",
+    "sysFlag",
+    "reconsumeTimes",
+    "uniqKey",
+)
 
 T = TypeVar("T")
 

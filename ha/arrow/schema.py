@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from ha.arrow.read_options import DEFAULT_COLUMNS
 from ha.errors import OptionError
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -40,24 +41,6 @@ COLUMNS: dict[str, pa.DataType] = {
     "uniqKey": pa.string(),  # the client's unique id
     "crcOk": pa.bool_(),  # false: the record is damaged
 }
-
-DEFAULT_COLUMNS: tuple[str, ...] = (
-    "topic",
-    "brokerName",
-    "queueId",
-    "queueOffset",
-    "physicalOffset",
-    "body",
-    "tags",
-    "keys",
-    "bornTimestamp",
-    "storeTimestamp",
-    "flag",
-    "sysFlag",
-    "reconsumeTimes",
-    "uniqKey",
-)
-"""The default columns."""
 
 QUEUE_COLUMNS = frozenset({"topic", "brokerName", "queueId", "queueOffset", "physicalOffset", "storeSize"})
 """Columns known from the consume queue: reading only these touches no record."""

@@ -15,9 +15,8 @@ from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Int64s
 from ha.errors import StoreUnreadable
 from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
 from ha.protocol.store_files import segment_start
@@ -55,7 +54,7 @@ class Segments:
         self.directory = directory
         self._segments: list[Segment] = []
         self._starts: list[int] = []
-        self._mapped: OrderedDict[int, pa.Buffer] = OrderedDict()
+        self._mapped: OrderedDict[int, memoryview] = OrderedDict()
         self._inodes: dict[int, int] = {}
         self.refresh()
 
@@ -111,7 +110,7 @@ class Segments:
         segment = self._segments[index]
         return segment if physical_offset < segment.end else None
 
-    def buffer(self, segment: Segment) -> pa.Buffer | None:
+    def buffer(self, segment: Segment) -> memoryview | None:
         """Return the segment's mapped bytes; None if the file is gone. OSError of the system."""
         kept = self._mapped.get(segment.start)
         if kept is not None:
@@ -125,13 +124,13 @@ class Segments:
             mapped = mmap.mmap(descriptor, segment.size, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
-        buffer = pa.py_buffer(mapped)
+        buffer = memoryview(mapped)
         self._mapped[segment.start] = buffer
         while len(self._mapped) > MAPPED_MAX:
             self._mapped.popitem(last=False)
         return buffer
 
-    def mapped_at(self, physical_offset: int) -> tuple[Segment, pa.Buffer] | None:
+    def mapped_at(self, physical_offset: int) -> tuple[Segment, memoryview] | None:
         """Return the segment that holds this offset, with its mapped bytes; None if there is none."""
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
@@ -142,7 +141,7 @@ class Segments:
         while (mapped := self.mapped_at(physical_offset)) is not None:
             segment, buffer = mapped
             at = physical_offset - segment.start
-            head = memoryview(buffer)[at : at + _SIZE_AND_MAGIC.size]
+            head = buffer[at : at + _SIZE_AND_MAGIC.size]
             magic = _SIZE_AND_MAGIC.unpack(head)[1] if len(head) == _SIZE_AND_MAGIC.size else FILLER_MAGIC
             if magic != FILLER_MAGIC:
                 return magic in (MAGIC_V1, MAGIC_V2)
@@ -156,7 +155,7 @@ class Segments:
             return None
         segment, buffer = mapped
         at = physical_offset - segment.start
-        return bytes(memoryview(buffer)[at : at + size])
+        return bytes(buffer[at : at + size])
 
     def close(self) -> None:
         """Unmap the files; batches that still use one keep it."""
@@ -172,10 +171,9 @@ class Walk(NamedTuple):
     """"" at the requested end, "filler" after the segment's last record, else why the bytes there are not a record"""
 
 
-def walk_sizes(buffer: pa.Buffer, begin: int, end: int) -> Walk:
+def walk_sizes(buffer: memoryview, begin: int, end: int) -> Walk:
     """Follow the record sizes from `begin` (bytes) until a record starts at or after `end`."""
-    view = memoryview(buffer)
-    limit = len(view)
+    limit = len(buffer)
     last = limit - _SIZE_AND_MAGIC.size
     positions: list[int] = []
     append = positions.append
@@ -186,7 +184,7 @@ def walk_sizes(buffer: pa.Buffer, begin: int, end: int) -> Walk:
         if at > last:
             reason = "the file ends"
             break
-        size, magic = unpack(view, at)
+        size, magic = unpack(buffer, at)
         if magic != MAGIC_V2 and magic != MAGIC_V1:
             reason = "filler" if magic == FILLER_MAGIC else f"magic {magic & 0xFFFFFFFF:08x}"
             break

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ha.arrow.arrays import from_numpy
+from ha.arrow.heads import Int64s
 from ha.protocol.compiled import with_compiled_twin
 
-Int64s = npt.NDArray[np.int64]
 _SPAN_MAX = (1 << 31) - 1
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.heads import HEAD, Heads
+from ha.arrow.heads import HEAD, Heads, Int64s
 from ha.arrow.queues import QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
-from ha.arrow.slices import Int64s
 from ha.errors import CorruptLog
 from ha.protocol.store_files import BLANK_SIZE
 
@@ -109,7 +107,7 @@ class Walker:
         return max(found, physical_offset)
 
 
-def _first_unsound(buffer: pa.Buffer, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
+def _first_unsound(buffer: memoryview, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
     """Return the physical offset of the first of these positions after the confirmed end that holds no record."""
     unconfirmed = positions[positions + base_offset >= confirmed]
     if not len(unconfirmed):

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ha.arrow import ReadOptions, decode_batches
-from ha.arrow.heads import Heads
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Heads, Int64s
 from ha.audit.findings import HOUR_MS, Finding
 from ha.audit.walk import Walked
 from ha.protocol.codes import SysFlag

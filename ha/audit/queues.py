@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 import msgspec
 import numpy as np
 
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Int64s
 
 SPANS_MAX = 1_000
 """Separate spans of one queue kept while folding; beyond this number the oldest hole counts as final."""

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow import LogReader
+from ha.arrow.heads import Int64s
 from ha.arrow.queues import ENTRY_DTYPE, Entries
-from ha.arrow.slices import Int64s
 from ha.audit.compare import compare
 from ha.audit.examined import Examined
 from ha.audit.findings import Findings

@@ -18,8 +18,7 @@ from struct import Struct
 import msgspec
 import numpy as np
 
-from ha.arrow.heads import Heads
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Heads, Int64s
 from ha.errors import RemoteProtocolError, StoreUnreadable
 from ha.protocol.record import FILLER_MAGIC, FILLER_SIZE_MIN, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, verify_record
 from ha.protocol.store_files import segment_start

@@ -64,7 +64,7 @@ COMMANDS = {
     "group": ("ha.cli.group:app", "List, describe, create and delete consumer groups."),
     "log": (
         "ha.cli.log:app",
-        "Read a store directory without its broker. Requires pyarrow: pip install 'halog[spark]'.",
+        "Read a store directory without its broker. verify and diff require the extra `log`.",
     ),
     "offsets": ("ha.cli.offsets:app", "Show and reset the offsets of consumer groups."),
     "produce": ("ha.cli.produce:produce", "Send messages to TOPIC."),

@@ -22,9 +22,9 @@ class UsageError(Exception):
 
 
 @contextmanager
-def needs_extra(command: str) -> Iterator[None]:
-    """Turns a failed import into a UsageError that names the extra `spark`."""
+def needs_extra(command: str, extra: str) -> Iterator[None]:
+    """Turns a failed import into a UsageError that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"{command} needs {error.name}: pip install 'halog[spark]'") from None
+        raise UsageError(f"{command} needs {error.name}: pip install 'halog[{extra}]'") from None

@@ -80,7 +80,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 @contextmanager
 def _session(name: str, where: Where) -> Iterator[SparkSession]:
     settings = _settings(where.conf)
-    with needs_extra("ha spark"):
+    with needs_extra("ha spark", "spark"):
         from ha.spark.session import open_session
     with open_session(f"ha spark {name}", where.master, settings) as session:
         yield session
@@ -98,8 +98,8 @@ def _restarting(job: Callable[[], Made], stop: Event | None = None) -> Made:
 
 def _check_stores(*paths: str) -> None:
     """Raise StoreUnreadable before a JVM is started for a wrong path."""
-    with needs_extra("ha spark"):
-        from ha.arrow import LogReader
+    from ha.arrow import LogReader
+
     for path in paths:
         LogReader(path).close()
 

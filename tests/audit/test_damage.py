@@ -7,7 +7,8 @@ from ha.audit.fold import CopyFold
 from ha.audit.planning import plan_ranges, range_tasks, unjoined_tasks
 from ha.audit.range import CopyFacts, CopyPlace, RangeFacts
 from ha.audit.walk import Damaged, damage_at
-from ha.cli.log.examination import Examination, Span
+from ha.cli.log.examination import Examination
+from ha.cli.log.stores import Span
 
 PLACE = CopyPlace("one", "/one", "b", 0, 40)
 

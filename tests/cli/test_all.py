@@ -237,7 +237,7 @@ def test_version_tells_a_missing_extra_from_a_missing_compiler() -> None:
     )
     assert found, done.stdout
     assert found[1] == found[2]
-    assert found[3] == "ha.arrow.slices, ha.arrow.split"
+    assert found[3] == "ha.arrow.slices"
 
 
 def test_the_list_of_commands_needs_none_of_them() -> None:

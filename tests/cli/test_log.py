@@ -205,6 +205,22 @@ def test_a_body_that_inflates_beyond_the_bound_is_named_and_the_rest_is_there(tm
     assert out.lines("log", "dump", store.root)[1]["body"] == "x" * 1001
 
 
+def test_a_body_that_needs_a_missing_package_is_named_and_the_rest_is_there(
+    tmp_path: Path, out: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ha.arrow.plain.inflated", lambda body, kind, size_max: None)
+    store = StoreWriter(tmp_path / "store")
+    flags = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZSTD
+    store.put(Message("t", 0, b"compressed", sys_flag=flags))
+    store.put(Message("t", 0, b"plain"))
+    first, second = out.lines("log", "dump", store.root)
+    assert "body" not in first
+    assert first["crc_ok"]
+    assert "needs halog[compression]" in first["body_error"]
+    assert second["body"] == "plain"
+    assert len(out.lines("log", "dump", store.root, "--no-body")) == 2
+
+
 def test_a_damaged_record_is_shown_as_one_and_the_rest_is_there(one: Golden, out: Out) -> None:
     record = one.pick(5)
     one.flip(record["offset"] + 88 + 3)

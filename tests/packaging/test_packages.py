@@ -233,17 +233,22 @@ trio.run(main)
 """
     done = run(bare, "python", "-c", program, directory=tmp_path)
     assert done.stdout == "PUT_OK\n", done.stderr
+    dumped = run(bare, "ha", "log", "dump", "data/master", directory=tmp_path)
+    assert dumped.returncode == 0, dumped.stderr
+    assert '"body":"hello"' in dumped.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "code", "extra"),
     [
-        ("ha log verify data", 2, "spark"),
+        ("ha log verify data", 2, "log"),
+        ("ha log diff data data", 2, "log"),
         ("ha spark stats data --to stats", 2, "spark"),
         (f"python -m ha.member {MEMBER}", 78, "failover"),
     ],
 )
 def test_what_needs_an_extra_names_it(words: str, code: int, extra: str, bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "commitlog").mkdir(parents=True)
     done = run(bare, *words.split(), directory=tmp_path)
     assert done.returncode == code, done.stderr
     assert f"pip install 'halog[{extra}]'" in done.stderr

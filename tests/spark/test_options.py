@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema
+from ha.arrow.read_options import DEFAULT_COLUMNS
+from ha.arrow.schema import COLUMNS, arrow_schema
 from ha.errors import OptionError
 from ha.spark.source.options import Kind, SourceOptions, parse_any, parse_options
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, AtTimes

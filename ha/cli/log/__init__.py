@@ -1,7 +1,7 @@
 """`ha log …`: reads a store directory, of halog or RocketMQ, without its broker; the broker may be running.
 
-The commands write nothing and take no lock. They need pyarrow (the extra `spark`), which is imported when a command
-runs. Offsets are physical, in bytes, unless stated otherwise.
+The commands write nothing and take no lock. `verify` and `diff` need pyarrow (the extra `log`). Offsets are physical,
+in bytes, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(
     name="log",
-    help="Read a store directory without its broker. Requires pyarrow: pip install 'halog[spark]'.",
+    help="Read a store directory without its broker. verify and diff require the extra `log`.",
     help_format="markdown",
 )
 
@@ -77,8 +77,8 @@ def dump(
     store; 130 Ctrl-C, with the offset to resume from.
     """
     choice = _choice(from_, to, topic, queue, queue_offset, key, tag, since, until, count, body, max_message_size)
-    with needs_extra("ha log"):
-        from ha.cli.log.dump import dump as run
+    from ha.cli.log.dump import dump as run
+
     errors = notices()
     with stoppable() as stop:
         done = run(path, choice, stop)
@@ -112,7 +112,7 @@ def verify(
     """
     if examples < 1:
         raise UsageError("--examples is 1 or more")
-    with needs_extra("ha log"):
+    with needs_extra("ha log verify", "log"):
         from ha.cli.log.verify import verify as run
     with stoppable() as stop, bars() as show:
         result = run(
@@ -140,7 +140,7 @@ def diff(left: Store, right: Store, *, from_: From = None, to: To = None, json: 
     Exit codes: 0 no difference; 1 they differ; 2 usage; 4 they share no offset, so nothing was compared; 66 no store;
     130 Ctrl-C, with the differences up to then and the options to resume with.
     """
-    with needs_extra("ha log"):
+    with needs_extra("ha log diff", "log"):
         from ha.cli.log.diff import diff as run
     with stoppable() as stop, bars() as show:
         result = run(
@@ -173,9 +173,8 @@ def _choice(
     body: bool,
     max_message_size: int,
 ) -> Choice:
-    with needs_extra("ha log"):
-        from ha.arrow import RowFilter
-        from ha.cli.log.dump import Choice
+    from ha.arrow import RowFilter
+    from ha.cli.log.dump import Choice
 
     if count is not None and count < 1:
         raise UsageError("--count is 1 or more")

@@ -13,9 +13,10 @@ import numpy as np
 
 from ha.arrow import LogReader, ReadOptions
 from ha.audit.range import RangeFacts
-from ha.cli.log.dump import ALL_COLUMNS, as_rows
-from ha.cli.log.examination import Examination, opened, span_of
+from ha.cli.log.dump import shown_rows
+from ha.cli.log.examination import Examination
 from ha.cli.log.places import Place, Places
+from ha.cli.log.stores import opened, span_of
 
 _DIFFERENCES = frozenset({"different", "missing", "extra"})
 _CHUNK_BYTES = 4 << 20
@@ -165,8 +166,8 @@ def _first_byte(readers: list[LogReader], begin: int, end: int) -> int | None:
 
 def _record(reader: LogReader, offset: int) -> dict[str, Any] | None:
     """Return the record at `offset` as `ha log dump` prints it; None if there is none."""
-    for batch in reader.walk_range(offset, offset + 1, ReadOptions(columns=ALL_COLUMNS, on_damage="report")):
-        for row in as_rows(batch):
+    for run in reader.walk_runs(offset, offset + 1, ReadOptions()):
+        for row in shown_rows(run):
             if row["physical_offset"] == offset:
                 return row
     return None

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from ha.arrow import LogReader, ReadOptions, RowFilter
+from ha.arrow.places import RecordRun
 from ha.arrow.queues import ENTRY_DTYPE
-from ha.arrow.schema import TIMESTAMP
-from ha.cli.log.examination import Span, opened, span_of
+from ha.arrow.rows import Row, run_rows
+from ha.cli.log.stores import Span, opened, span_of
 from ha.cli.showing import safe_json
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import BODY_SIZE_MAX
@@ -42,7 +42,7 @@ _NAMES = {
     "body": "body",
 }
 """Columns and their names in JSON, which are those of `ha consume --json` where it has them."""
-ALL_COLUMNS = tuple(_NAMES)
+_TIMES = ("bornTimestamp", "storeTimestamp")
 _BATCH_ROWS, _BATCH_BYTES = 256, 4 << 20
 
 
@@ -76,18 +76,17 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
     with opened(path) as (reader,):
         span = _span(reader, choice)
         done.next_offset = span.begin
-        columns = tuple(name for name in ALL_COLUMNS if choice.with_body or name != "body")
         where = msgspec.structs.replace(choice.where, physical_begin=span.begin, physical_end=span.end)
         options = ReadOptions(
-            columns=columns,
             batch_rows=_BATCH_ROWS,
             batch_bytes=_BATCH_BYTES,
             fail_on_data_loss=False,
+            decompress=choice.with_body,
             message_size_max=choice.message_size_max,
             where=where,
         )
         if not stop.is_set():
-            done.is_complete = _print(_batches(reader, span, choice, options), choice, stop, done)
+            done.is_complete = _print(_runs(reader, span, choice, options), choice, stop, done)
         if done.is_complete:
             done.next_offset = span.end
         done.gaps = [
@@ -108,26 +107,26 @@ def _span(reader: LogReader, choice: Choice) -> Span:
     return span
 
 
-def _batches(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield batches in physical order: through the queues (and the key index) if a topic or key is given, otherwise
+def _runs(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[RecordRun]:
+    """Yield the records in physical order: through the queues (and the key index) if a topic or key is given, otherwise
     from the log itself, with the records that are in no queue. Batch queues follow, queue by queue."""
     if choice.where.topics is None and choice.where.keys is None:
-        yield from reader.walk_range(span.begin, span.end, options)
+        yield from reader.walk_runs(span.begin, span.end, options)
         return
-    yield from reader.read_range(span.begin, span.end, options)
+    yield from reader.range_runs(span.begin, span.end, options)
     for topic, queue_id in reader.queues():
         if choice.where.topics is not None and topic not in choice.where.topics:
             continue
         if reader.entries(topic, queue_id, 0, 0).dtype != ENTRY_DTYPE:
             begin, end = reader.queue_range(topic, queue_id)
-            yield from reader.read_queue(topic, queue_id, begin, end, options)
+            yield from reader.queue_runs(topic, queue_id, begin, end, options)
 
 
-def _print(batches: Iterator[pa.RecordBatch], choice: Choice, stop: threading.Event, done: Dumped) -> bool:
-    """Print the batches; return whether all records were printed."""
+def _print(runs: Iterator[RecordRun], choice: Choice, stop: threading.Event, done: Dumped) -> bool:
+    """Print the records; return whether all were printed."""
     write = sys.stdout.buffer.write
-    for batch in batches:
-        for row in as_rows(batch):
+    for run in runs:
+        for row in shown_rows(run, with_body=choice.with_body):
             if stop.is_set() or done.count == choice.count:
                 return False
             write(safe_json(row) + b"\n")
@@ -138,33 +137,29 @@ def _print(batches: Iterator[pa.RecordBatch], choice: Choice, stop: threading.Ev
     return True
 
 
-def as_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yield each record of a batch as it is printed."""
-    names = batch.schema.names
-    columns = [_values(batch.column(name)) for name in names]
-    shown = [_NAMES[name] for name in names]
-    for values in zip(*columns, strict=True):
-        yield _printable(dict(zip(shown, values, strict=True)))
+def shown_rows(run: RecordRun, *, with_body: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield each message of a run as it is printed."""
+    for row in run_rows(run, ""):
+        yield _printable(row, with_body)
 
 
-def _values(column: pa.Array) -> list[Any]:
-    if column.type == TIMESTAMP:
-        return [None if value is None else value // 1000 for value in column.cast(pa.int64()).to_pylist()]
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def _printable(row: dict[str, Any]) -> dict[str, Any]:
-    if row["properties"] is not None:
-        row["properties"] = dict(row["properties"])
-    body = row.get("body")
+def _printable(row: Row, with_body: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {to: row.get(name) for name, to in _NAMES.items() if with_body or name != "body"}
+    for name in _TIMES:
+        if shown[_NAMES[name]] is not None:
+            shown[_NAMES[name]] //= 1000
+    if shown["properties"] is not None:
+        shown["properties"] = dict(shown["properties"])
+    body = shown.get("body")
     if body is not None:
         try:
-            row["body"] = body.decode()
+            shown["body"] = body.decode()
         except UnicodeDecodeError:
-            del row["body"]
-            row["body_base64"] = body
-    elif "body" in row and row["crc_ok"] and row["sys_flag"] & SysFlag.COMPRESSED:
-        del row["body"]
-        row["body_error"] = "it can't be decompressed: it is damaged, or longer than maxMessageSize"
-    return row
+            del shown["body"]
+            shown["body_base64"] = body
+    elif with_body and shown["crc_ok"] and shown["sys_flag"] & SysFlag.COMPRESSED:
+        del shown["body"]
+        shown["body_error"] = (
+            "it can't be decompressed: it is damaged, longer than maxMessageSize, or needs halog[compression]"
+        )
+    return shown

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -18,18 +16,11 @@ from ha.arrow import LogReader
 from ha.audit.findings import Findings
 from ha.audit.fold import CopyFold
 from ha.audit.range import CopyFacts, CopyPlace, RangeFacts, RangeTask, examine_range
-from ha.cli.exits import UsageError
+from ha.cli.log.stores import Span
 
 RANGE_BYTES = 16 << 20
 """Bytes examined at a time: a Ctrl-C waits for about a tenth of a second."""
 Watch = Callable[[RangeFacts], None]
-
-
-class Span(msgspec.Struct, frozen=True):
-    """Physical offsets [begin, end)."""
-
-    begin: int
-    end: int
 
 
 class Examination:
@@ -88,19 +79,3 @@ class Examination:
 
 def _no_facts(copy: str) -> CopyFacts:
     return CopyFacts(copy, b"", None, None, 0, 0, [], {}, {}, 0, -1, 0, is_gone=True)
-
-
-@contextmanager
-def opened(*paths: Path) -> Iterator[list[LogReader]]:
-    """Open readers of these stores. StoreUnreadable."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
-
-
-def span_of(begin: int, end: int, from_: int | None, to: int | None) -> Span:
-    """Return the part of [begin, end) within --from and --to. UsageError if it is empty and the log is not."""
-    low = begin if from_ is None else max(begin, from_)
-    high = end if to is None else min(end, to)
-    if low >= high and begin < end:
-        raise UsageError(f"the log has no bytes between --from and --to: it holds physical offsets {begin} to {end}")
-    return Span(low, max(low, high))

@@ -14,8 +14,9 @@ from ha.arrow import LogReader
 from ha.audit.findings import KINDS, NOTICES, Finding
 from ha.audit.range import RangeFacts
 from ha.cli.log.checksums import bad_blocks, has_checksums
-from ha.cli.log.examination import Examination, opened, span_of
+from ha.cli.log.examination import Examination
 from ha.cli.log.places import Place, Places
+from ha.cli.log.stores import opened, span_of
 
 _TAIL_BYTES = 64 << 10
 MEANINGS = {

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.read_options import RowFilter
-from ha.arrow.schema import DEFAULT_COLUMNS, QUEUE_COLUMNS
+from ha.arrow.read_options import DEFAULT_COLUMNS, RowFilter
+from ha.arrow.schema import QUEUE_COLUMNS
 from ha.heap import keep_heap
 from ha.spark.source.log_source import LogPartition, LogSource
 from ha.spark.source.offsets import check_topics_exist, ending_positions, starting_positions, subscribed

@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from ha.arrow.read_options import ReadOptions
-from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
+from ha.arrow.read_options import DEFAULT_COLUMNS, ReadOptions
+from ha.arrow.schema import COLUMNS, check_columns
 from ha.errors import OptionError
 from ha.protocol.compression import BODY_SIZE_MAX
 from ha.spark.option_values import (

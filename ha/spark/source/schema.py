@@ -22,7 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
+from ha.arrow.read_options import DEFAULT_COLUMNS
+from ha.arrow.schema import COLUMNS, check_columns
 from ha.errors import OptionError
 from ha.spark.source.kafka_columns import SOURCES, kafka_column
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
 from ha.arrow import ReadOptions, decode_batches
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Int64s
 from ha.audit.examined import Examined
 from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
 from ha.audit.range import CopyPlace

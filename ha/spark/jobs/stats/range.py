@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ha.arrow import LogReader, ReadOptions, RowFilter
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Int64s
 from ha.spark.jobs.stats.sketches import BUCKET_LIMIT, HeavyHitters, LogHistogram, buckets_of
 
 COLUMNS = (

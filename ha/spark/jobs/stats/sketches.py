@@ -17,7 +17,7 @@ from math import ceil, exp, floor, log
 import msgspec
 import numpy as np
 
-from ha.arrow.slices import Int64s
+from ha.arrow.heads import Int64s
 
 RELATIVE_ERROR = 0.01
 _LOG_GROWTH = log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))

@@ -1,0 +1,52 @@
+"""Reads a store directory as one stream of Arrow record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from ha.arrow.log_reader import LogReader
+from ha.arrow.read_options import DEFAULT_COLUMNS, ReadOptions, RowFilter
+from ha.arrow.schema import arrow_schema, check_columns
+
+
+def read_arrow(
+    path: str | Path,
+    *,
+    topic: str | Iterable[str] | None = None,
+    columns: Iterable[str] = DEFAULT_COLUMNS,
+    where: RowFilter | None = None,
+    broker_name: str | None = None,
+    options: ReadOptions | None = None,
+) -> pa.RecordBatchReader:
+    """Return the current messages of a store directory as a stream of record batches.
+
+    With `topic` (one or several), the queues one after the other, otherwise the whole log in physical order. `where`
+    filters the rows; `columns` and `where` replace those in `options`. StoreUnreadable if `path` is not a store,
+    OptionError for an unknown column; the stream raises the errors of `LogReader.read_queue`.
+
+        ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
+    """
+    names = check_columns(columns)
+    settings = _with(options or ReadOptions(), names, where or RowFilter())
+    reader = LogReader(path, broker_name=broker_name)
+    topics = None if topic is None else {topic} if isinstance(topic, str) else set(topic)
+    return pa.RecordBatchReader.from_batches(arrow_schema(names), _batches(reader, topics, settings))
+
+
+def _with(options: ReadOptions, columns: tuple[str, ...], where: RowFilter) -> ReadOptions:
+    return msgspec.structs.replace(options, columns=columns, where=where)
+
+
+def _batches(reader: LogReader, topics: set[str] | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    with reader:
+        if topics is None:
+            yield from reader.read_range(reader.min_offset, reader.end_offset(), options)
+            return
+        for key in reader.queues():
+            if key.topic in topics:
+                begin, end = reader.queue_range(*key)
+                yield from reader.read_queue(*key, begin, end, options)

@@ -1,0 +1,35 @@
+"""Opens store directories, and the part of a log that --from and --to name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ha.arrow import LogReader
+from ha.cli.exits import UsageError
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Physical offsets [begin, end)."""
+
+    begin: int
+    end: int
+
+
+@contextmanager
+def opened(*paths: Path) -> Iterator[list[LogReader]]:
+    """Open readers of these stores. StoreUnreadable."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
+
+
+def span_of(begin: int, end: int, from_: int | None, to: int | None) -> Span:
+    """Return the part of [begin, end) within --from and --to. UsageError if it is empty and the log is not."""
+    low = begin if from_ is None else max(begin, from_)
+    high = end if to is None else min(end, to)
+    if low >= high and begin < end:
+        raise UsageError(f"the log has no bytes between --from and --to: it holds physical offsets {begin} to {end}")
+    return Span(low, max(low, high))
