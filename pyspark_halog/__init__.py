@@ -5,12 +5,13 @@ warns.
 """
 
 import warnings
+from importlib.util import find_spec
 
 __all__ = []
 
-try:
-    from ha.spark.data_source import HalogDataSource as DefaultSource
-except ImportError as error:
-    warnings.warn(f"the data source halog can't be loaded ({error}); install halog[spark]", stacklevel=1)
+if missing := [name for name in ("pyspark", "pyarrow", "numpy") if find_spec(name) is None]:
+    warnings.warn(f"the data source halog needs {', '.join(missing)}; install halog[spark]", stacklevel=1)
 else:
+    from ha.spark.data_source import HalogDataSource as DefaultSource
+
     __all__ += ["DefaultSource"]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from ha.spark.worker_errors import without_traceback
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
     from pyspark.sql.types import StructType
@@ -28,6 +30,7 @@ class HalogDataSource(DataSource):
         """Return the name for `format(…)`."""
         return "halog"
 
+    @without_traceback()
     def schema(self) -> StructType:
         """Return the columns that the options select. OptionError for an option that neither kind of query accepts."""
         from ha.spark.source.options import parse_any
@@ -37,6 +40,7 @@ class HalogDataSource(DataSource):
         refuse_table(self.options)
         return spark_schema(parse_any(self.options).columns)
 
+    @without_traceback()
     def reader(self, schema: StructType) -> HalogReader:
         """Return a batch reader of the columns in `schema`, which may be the user's."""
         from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
@@ -48,6 +52,7 @@ class HalogDataSource(DataSource):
         kind = HalogPushdownReader if pushdown_is_on() else HalogReader
         return kind(parse_options(self.options, "batch"), schema)
 
+    @without_traceback()
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
         """Return a stream reader of the columns in `schema`, which may be the user's."""
         from ha.spark.source.options import parse_options
@@ -57,6 +62,7 @@ class HalogDataSource(DataSource):
         refuse_table(self.options)
         return HalogStreamReader(parse_options(self.options, "stream"), schema)
 
+    @without_traceback()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return a batch writer into a topic."""
         from ha.spark.sink.writers import make_batch_writer
@@ -65,6 +71,7 @@ class HalogDataSource(DataSource):
         refuse_table(self.options)
         return make_batch_writer(self.options, schema, overwrite)
 
+    @without_traceback()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Return a micro-batch writer into a topic."""
         from ha.spark.sink.writers import make_stream_writer

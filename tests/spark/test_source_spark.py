@@ -128,3 +128,4 @@ def test_errors_name_the_option(
     with pytest.raises(PySparkException) as caught:
         (reader if schema is None else reader.schema(schema)).load().count()
     assert message in str(caught.value)
+    assert "Traceback" not in str(caught.value)

@@ -53,6 +53,7 @@ from ha.spark.sink.identity import SinkPart
 from ha.spark.sink.options import SinkOptions, parse_sink_options
 from ha.spark.sink.partition import PartResult, PartWriter, open_clients
 from ha.spark.sink.rows import check_columns
+from ha.spark.worker_errors import without_traceback
 
 _log = logging.getLogger(__name__)
 
@@ -76,12 +77,14 @@ class BatchWriter(DataSourceArrowWriter):
         self._sink = options.sink_id or f"write-{uuid.uuid4()}"
         self._since_ms = None if options.sink_id else time.time_ns() // 1_000_000
 
+    @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         """Store the rows of one partition. Runs on an executor. SinkFailed."""
         context = _context()
         part = SinkPart(self._sink, 0, context.partitionId())
         return _write(self._options, part, iterator, context.attemptNumber() > 0, self._since_ms)
 
+    @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the whole write. SinkFailed if that can't be stored."""
         _commit(self._options, messages)
@@ -97,6 +100,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
+    @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         """Store the rows of one partition. Runs on an executor. SinkFailed."""
         context = _context()
@@ -107,6 +111,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, part, iterator, context.attemptNumber() > 0, None)
 
     # Spark calls these with the arguments by position, and its own names are camel case.
+    @without_traceback()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the micro-batch. SinkFailed if that can't be stored; the query then stops and can be restarted."""
         _commit(self._options, messages)

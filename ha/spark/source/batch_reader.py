@@ -23,6 +23,7 @@ from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.source.pushdown import Pushed, push
 from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
 from ha.spark.source.worker import freeze_imports
+from ha.spark.worker_errors import without_traceback
 
 
 class HalogReader(DataSourceReader):
@@ -35,6 +36,7 @@ class HalogReader(DataSourceReader):
         self.schema: pa.Schema = batch_schema(schema)
         self.pushed = Pushed()
 
+    @without_traceback()
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks for the log as it is now; messages stored later are not read."""
         with closing(open_source(self.options)) as source:
@@ -46,14 +48,16 @@ class HalogReader(DataSourceReader):
             return
         keep_heap()
         options = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
-        for batch in partition.read(options):
-            yield conform(batch, self.schema, self._selected)
+        with without_traceback():
+            for batch in partition.read(options):
+                yield conform(batch, self.schema, self._selected)
         freeze_imports()
 
 
 class HalogPushdownReader(HalogReader):
     """The same with filters, for processes in which Spark pushes them down; elsewhere it refuses this class."""
 
+    @without_traceback()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Takes over the filters that narrow the reading, and returns those that Spark must still apply."""
         self.pushed, left = push(filters, self.columns)

@@ -44,6 +44,7 @@ from ha.spark.source.planning import queue_tasks, report_loss, slices_between, w
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.source.schema import batch_schema, columns_of, conform, read_columns
 from ha.spark.source.worker import freeze_imports
+from ha.spark.worker_errors import without_traceback
 
 logger = logging.getLogger("ha.spark")
 
@@ -248,10 +249,12 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = StreamPlanner(open_source(self.options), self.options)
         return self._planner
 
+    @without_traceback()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a new query starts."""
         return self.planner.initial()
 
+    @without_traceback()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the next batch ends."""
         return self.planner.latest(start, limit)
@@ -264,10 +267,12 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the last known end of the log."""
         return self.planner.report_latest()
 
+    @without_traceback()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the current end as the end of the query."""
         self.planner.freeze()
 
+    @without_traceback()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch."""
         return self.planner.partitions(start, end)
@@ -276,8 +281,9 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield a task's rows."""
         assert isinstance(partition, LogPartition)
         keep_heap()
-        for batch in partition.read(self.options.read_options(self.columns)):
-            yield conform(batch, self.schema, self._selected)
+        with without_traceback():
+            for batch in partition.read(self.options.read_options(self.columns)):
+                yield conform(batch, self.schema, self._selected)
         freeze_imports()
 
     def stop(self) -> None:

@@ -1,0 +1,29 @@
+"""How Spark shows errors that halog raises on purpose in Spark's Python processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ha.errors import HalogError
+
+_HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
+"""Variable of `pyspark.util.handle_worker_exception`, which formats the error for the JVM"""
+_WORKER_MODULE = "pyspark.worker_util"
+"""Imported by each of Spark's Python processes and by no driver"""
+
+
+@contextmanager
+def without_traceback() -> Iterator[None]:
+    """Show a HalogError of the block as its class and text; other errors are bugs, and keep the traceback.
+
+    The process ends with the error, so nothing else is hidden. Also a decorator, but not for generators.
+    """
+    try:
+        yield
+    except HalogError:
+        if _WORKER_MODULE in sys.modules:
+            os.environ[_HIDE_TRACEBACK] = "1"
+        raise
