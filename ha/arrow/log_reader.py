@@ -27,6 +27,7 @@ from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, RecordRun, is_scheduled, merged_places, queue_places
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, ENTRY_DTYPE, Entries, QueueFiles, QueueId, Queues
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
+from ha.arrow.replicas import stored_broker_name
 from ha.arrow.segments import Segment, Segments, is_set_aside
 from ha.arrow.settled import settled_end
 from ha.arrow.walking import Damage, Walker
@@ -64,9 +65,12 @@ class LogReader:
     """
 
     def __init__(self, path: str | Path, *, broker_name: str | None = None) -> None:
-        """`broker_name` (default: the directory's name) fills that column. StoreUnreadable if this is not a store."""
+        """`broker_name` (default: the one that the store states, else the directory's name) fills that column.
+        StoreUnreadable if this is not a store."""
         self.path = Path(path)
-        self.broker_name = self.path.resolve().name if broker_name is None else broker_name
+        if broker_name is None:
+            broker_name = stored_broker_name(self.path) or self.path.resolve().name
+        self.broker_name = broker_name
         commitlog = self.path / "commitlog"
         if not commitlog.is_dir() and not is_set_aside(commitlog):
             if not self.path.exists():

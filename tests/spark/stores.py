@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, MessageRecord, RecordHead, decode_record, scan_record
+from ha.protocol.store_files import BROKER_FILE, BrokerFile
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
 from ha.store.options import StoreOptions
 
@@ -163,3 +165,10 @@ def records_of(path: Path) -> list[MessageRecord]:
             found.append(record)
             position += record.total_size
     return found
+
+
+def named(store: Path, name: str) -> Path:
+    """`store` as a broker with this name leaves it."""
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config" / BROKER_FILE).write_bytes(msgspec.json.encode(BrokerFile(name)))
+    return store

@@ -35,7 +35,7 @@ from ha.arrow import log_reader
 from ha.arrow.queues import QueueFiles
 from ha.arrow.schema import COLUMNS
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
-from ha.protocol.store_files import BROKER_FILE, BrokerFile
+from ha.protocol.store_files import BROKER_FILE
 from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
 from ha.spark.source.local import LocalSource, RangePartition
 from ha.spark.source.log_source import LogPartition, QueueKey
@@ -44,7 +44,7 @@ from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
-from tests.spark.stores import FIXTURES, live_store, make_store, message, records_of
+from tests.spark.stores import FIXTURES, live_store, make_store, message, named, records_of
 from tests.unpacking import unpack_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -321,13 +321,6 @@ def test_equal_names_mean_replicas(tmp_path: Path) -> None:
         find_stores([one, two], ["a"])
     with pytest.raises(StoreUnreadable, match="no directory matches"):
         find_stores([str(tmp_path / "none*")])
-
-
-def named(store: Path, name: str) -> Path:
-    """`store` as a broker with this name leaves it."""
-    (store / "config").mkdir(exist_ok=True)
-    (store / "config" / BROKER_FILE).write_bytes(msgspec.json.encode(BrokerFile(name)))
-    return store
 
 
 def test_master_and_slave_are_read_once_under_their_broker_s_name(tmp_path: Path) -> None:

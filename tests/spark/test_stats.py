@@ -9,9 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
+from ha.protocol.record import Message
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
+from ha.spark.jobs.stats.report import stats_plots
+from tests.arrow.stores import StoreWriter
 from tests.spark.inline import inline_runner
-from tests.spark.stores import FIXTURES, make_store, message
+from tests.spark.stores import FIXTURES, make_store, message, named
 from tests.unpacking import unpack_store
 
 HOUR_MS = 3_600_000
@@ -81,6 +84,34 @@ def test_topics_hours_retries_and_dead_letters(tmp_path: Path) -> None:
     assert count(store, topics=("%DLQ%shop",)).total.messages == 2
     assert count(store, end_ms=total.first_ms).total.messages == 0
     assert count(store, begin_ms=total.first_ms, end_ms=total.last_ms + 1).total.messages == 309
+
+
+@pytest.mark.parametrize(("minutes", "length", "unit"), [(35, 1, "minute"), (179, 1, "minute"), (300, 60, "hour")])
+def test_plots_of_a_short_log_are_by_minute(tmp_path: Path, minutes: int, length: int, unit: str) -> None:
+    begin_ms = 472_223 * HOUR_MS
+    store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
+    for minute in range(minutes + 1):
+        store.put(Message("t" if minute % 5 else "u", minute % 2, b"x"), store_ms=begin_ms + minute * 60_000)
+    result = count(store.root)
+    assert [each.begin_ms for each in result.intervals] == list(
+        range(begin_ms, begin_ms + minutes * 60_000 + 1, length * 60_000)
+    )
+    assert sum(each.figures.messages for each in result.intervals) == minutes + 1
+    second = result.intervals[1]
+    assert second.messages == ({"t": 1} if length == 1 else {"t": 48, "u": 12})
+    assert [hour.hour_ms for hour in result.hours] == list(range(begin_ms, begin_ms + minutes * 60_000 + 1, HOUR_MS)), (
+        "the table is by the hour in any case"
+    )
+    assert sum(row.figures.messages for row in result.rows) == minutes + 1
+    titles = {plot.name: plot.title for plot in stats_plots(result)}
+    assert titles["messages"] == f"Messages by {unit} and topic"
+    assert titles["written"] == f"Log written by {unit}"
+
+
+def test_a_broker_has_the_name_that_its_store_states(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "slave", [message(0)])
+    assert count(store).broker_name == "slave"
+    assert count(named(store, "broker-a")).broker_name == "broker-a"
 
 
 def test_messages_of_a_clock_ahead_are_counted(tmp_path: Path) -> None:

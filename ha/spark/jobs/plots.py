@@ -101,63 +101,69 @@ def _figure(plot: Plot, palette: Palette) -> Figure:
         return figure
 
 
-def _time_axis(axes: Any, times_ms: Sequence[int]) -> None:
+def _time_axis(axes: Any, times_ms: Sequence[int], length_ms: int) -> None:
     locator = AutoDateLocator(minticks=2, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-    axes.set_xlabel("hour of storing (UTC)")
+    axes.set_xlabel("time of storing (UTC)")
     if len(times_ms) == 1:
-        axes.set_xlim(_time(times_ms[0] - 3 * 3_600_000), _time(times_ms[0] + 4 * 3_600_000))
+        axes.set_xlim(_time(times_ms[0] - 3 * length_ms), _time(times_ms[0] + 4 * length_ms))
 
 
 def _time(time_ms: int) -> datetime:
     return datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
-def hourly_bars(
-    name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, *, whole: bool = False
+def timed_bars(
+    name: str,
+    title: str,
+    series: dict[str, dict[int, float]],
+    ylabel: str,
+    length_ms: int,
+    *,
+    whole: bool = False,
 ) -> Plot:
-    """Stacked bars: for each series, a value by the start of the hour (ms). `whole`: counts, so no ticks between
-    integers."""
-    hours = sorted({hour for values in series.values() for hour in values})
+    """Stacked bars: for each series, a value by the start of an interval of `length_ms` (ms). `whole`: counts, so no
+    ticks between integers."""
+    times = sorted({time for values in series.values() for time in values})
 
     def draw(axes: Any, palette: Palette) -> None:
-        bottom = dict.fromkeys(hours, 0.0)
+        bottom = dict.fromkeys(times, 0.0)
         for number, (label, values) in enumerate(series.items()):
-            heights = [values.get(hour, 0.0) for hour in hours]
+            heights = [values.get(time, 0.0) for time in times]
             axes.bar(
-                [_time(hour) for hour in hours],
+                [_time(time) for time in times],
                 heights,
-                width=0.85 / 24,
+                width=0.85 * length_ms / 86_400_000,
                 align="edge",
-                bottom=[bottom[hour] for hour in hours],
+                bottom=[bottom[time] for time in times],
                 color=SERIES[number % len(SERIES)],
                 label=_shortened(label),
             )
-            for hour, height in zip(hours, heights, strict=True):
-                bottom[hour] += height
+            for time, height in zip(times, heights, strict=True):
+                bottom[time] += height
         axes.grid(axis="y", color=palette.grid, linewidth=0.6)
         axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
         if whole:
             axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
         axes.set_ylabel(ylabel)
-        _time_axis(axes, hours)
+        _time_axis(axes, times, length_ms)
         if len(series) > 1 or next(iter(series), ""):
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
     return Plot(name, title, draw)
 
 
-def hourly_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str) -> Plot:
-    """A line for each series, marked at the middle of each hour; logarithmic y-axis."""
-    hours = sorted({hour for values in series.values() for hour in values})
+def timed_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, length_ms: int) -> Plot:
+    """A line for each series, marked at the middle of each interval of `length_ms`; logarithmic y-axis."""
+    times = sorted({time for values in series.values() for time in values})
 
     def draw(axes: Any, palette: Palette) -> None:
         for number, (label, values) in enumerate(series.items()):
-            known = [hour for hour in hours if hour in values]
+            known = [time for time in times if time in values]
             axes.plot(
-                [_time(hour + 1_800_000) for hour in known],
-                [values[hour] for hour in known],
+                [_time(time + length_ms // 2) for time in known],
+                [values[time] for time in known],
                 marker="o",
                 markersize=3.5,
                 linewidth=1.4,
@@ -169,7 +175,7 @@ def hourly_lines(name: str, title: str, series: dict[str, dict[int, float]], yla
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.grid(axis="y", color=palette.grid, linewidth=0.6)
         axes.set_ylabel(ylabel)
-        _time_axis(axes, hours)
+        _time_axis(axes, times, length_ms)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
 
     return Plot(name, title, draw)

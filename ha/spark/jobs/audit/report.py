@@ -8,7 +8,7 @@ import msgspec
 
 from ha.audit.findings import DAMAGE, HOUR_MS, KINDS, Finding
 from ha.spark.jobs.audit.job import EXIT_NOTHING_COMPARED, AuditResult, TopicHour
-from ha.spark.jobs.plots import Mark, Plot, extents, hourly_bars
+from ha.spark.jobs.plots import Mark, Plot, extents, timed_bars
 from ha.spark.jobs.report import Column, Verdict, heading, hour, moment, number, page, paragraph, picture, size, table
 
 ROWS_MAX = 500
@@ -50,7 +50,7 @@ def audit_plots(result: AuditResult) -> list[Plot]:
             at = kinds.setdefault(kind.replace("_", " "), {})
             at[row.hour * HOUR_MS] = at.get(row.hour * HOUR_MS, 0) + count
     if kinds:
-        plots.append(hourly_bars("found", "Findings with a known hour", kinds, "findings", whole=True))
+        plots.append(timed_bars("found", "Findings with a known hour", kinds, "findings", HOUR_MS, whole=True))
     return plots
 
 
@@ -64,7 +64,7 @@ def _records_plot(rows: list[TopicHour]) -> Plot:
         topic = row.topic if row.topic in series else "others"
         at = series.setdefault(topic, {})
         at[row.hour * HOUR_MS] = at.get(row.hour * HOUR_MS, 0) + row.record_count
-    return hourly_bars("records", "Records of the first copy", series, "records", whole=True)
+    return timed_bars("records", "Records of the first copy", series, "records", HOUR_MS, whole=True)
 
 
 def audit_html(result: AuditResult) -> str:

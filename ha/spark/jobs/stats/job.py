@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ha.arrow import LogReader
+from ha.arrow import LogReader, ReadOptions
 from ha.errors import OptionError
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.finished import LogFiles, finished_tasks, task_key
-from ha.spark.jobs.stats.range import HOUR_MS, SEPARATOR, Cell, StatsTask, stats_of_range
+from ha.spark.jobs.stats.range import HOUR_MS, MINUTE_MS, SEPARATOR, Cell, StatsTask, stats_of_range
 from ha.spark.jobs.stats.sketches import RELATIVE_ERROR, HeavyHitters, LogHistogram
 from ha.spark.jobs.waves import Runner, spark_runner
 
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CELLS_MAX = 200_000
-"""Maximum number of (topic, queue, hour) cells; further ones are summed under ALL_QUEUES of their topic and hour."""
+"""Maximum number of (topic, queue, interval) cells; further ones are summed under ALL_QUEUES of their topic and
+interval."""
+_BY_MINUTE_MAX_MS = 3 * HOUR_MS
+_LAST_BYTES = 8 << 20
+"""More than the largest record"""
 ALL_QUEUES = -1
 OTHER_TOPICS = "(other topics)"
 
@@ -101,6 +106,14 @@ class HourFigures(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures
 
 
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """All topics in the interval that starts at `begin_ms`, and each topic's number of messages."""
+
+    begin_ms: int
+    figures: Figures
+    messages: dict[str, int]
+
+
 class Frequent(msgspec.Struct, frozen=True):
     """A tag or a key of a topic: between `count` and `count + error` messages have it."""
 
@@ -130,6 +143,9 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[TopicFigures, ...]
     hours: tuple[HourFigures, ...]
     rows: tuple[QueueHour, ...]
+    interval_ms: int
+    intervals: tuple[Interval, ...]
+    """What the plots show: minutes of a log of less than three hours, otherwise hours"""
     tags: tuple[Frequent, ...]
     keys: tuple[Frequent, ...]
     groups: tuple[GroupTrouble, ...]
@@ -174,6 +190,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
             begin = max(begin, reader.physical_offset_for_time(options.begin_ms))
         if options.end_ms is not None:
             end = max(begin, min(end, reader.physical_offset_for_time(options.end_ms)))
+        interval_ms = _interval_ms(reader, begin, end)
     # The cuts do not depend on what retention deleted, so that a later attempt has the same ranges.
     first = begin - begin % options.range_bytes
     ranges = [(max(at, begin), min(at + options.range_bytes, end)) for at in range(first, end, options.range_bytes)]
@@ -187,6 +204,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
             options.begin_ms,
             options.end_ms,
             options.tracked,
+            interval_ms,
         )
         for low, high in ranges
     ]
@@ -212,8 +230,21 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
         duration_s=time.monotonic() - started_s,
         tags=_frequent(tags, options.top),
         keys=_frequent(keys, options.top),
-        **_tables(cells),
+        interval_ms=interval_ms,
+        **_tables(cells, interval_ms),
     )
+
+
+def _interval_ms(reader: LogReader, begin: int, end: int) -> int:
+    """Return the length of the intervals to count by, from the store times of the first and the last record."""
+    options = ReadOptions(columns=("storeTimestamp",), on_damage="skip", fail_on_data_loss=False)
+    times: list[datetime] = []
+    for low, high, index in ((begin, min(end, begin + _LAST_BYTES), 0), (max(begin, end - _LAST_BYTES), end, -1)):
+        found = [batch.column(0) for batch in reader.read_range(low, high, options) if len(batch)]
+        times += [column[index].as_py() for column in (found[:1] if index == 0 else found[-1:])]
+    if len(times) < 2 or (times[1] - times[0]).total_seconds() * 1000 >= _BY_MINUTE_MAX_MS:
+        return HOUR_MS
+    return MINUTE_MS
 
 
 def _cell(cells: dict[tuple[str, int, int], Cell], key: tuple[str, int, int]) -> Cell:
@@ -224,20 +255,28 @@ def _cell(cells: dict[tuple[str, int, int], Cell], key: tuple[str, int, int]) ->
     return cells.setdefault(key, Cell())
 
 
-def _tables(cells: dict[tuple[str, int, int], Cell]) -> dict[str, Any]:
+def _tables(cells: dict[tuple[str, int, int], Cell], interval_ms: int) -> dict[str, Any]:
     total = Cell()
     by_topic: dict[str, Cell] = {}
     by_hour: dict[int, Cell] = {}
+    by_interval: dict[int, Cell] = {}
+    rows: dict[tuple[str, int, int], Cell] = {}
+    messages: dict[int, dict[str, int]] = {}
     queues: dict[str, set[int]] = {}
-    for (topic, queue_id, hour), cell in cells.items():
+    for (topic, queue_id, interval), cell in cells.items():
+        hour = interval * interval_ms // HOUR_MS
         total.merge(cell)
         by_topic.setdefault(topic, Cell()).merge(cell)
         by_hour.setdefault(hour, Cell()).merge(cell)
+        by_interval.setdefault(interval, Cell()).merge(cell)
+        rows.setdefault((topic, queue_id, hour), Cell()).merge(cell)
+        counts = messages.setdefault(interval, {})
+        counts[topic] = counts.get(topic, 0) + cell.messages
         queues.setdefault(topic, set()).add(queue_id)
     seconds = _seconds(total.first_ms, total.last_ms)
 
-    def of_hour(hour: int, cell: Cell) -> Figures:
-        low, high = max(total.first_ms, hour * HOUR_MS), min(total.last_ms, (hour + 1) * HOUR_MS)
+    def within(begin_ms: int, length_ms: int, cell: Cell) -> Figures:
+        low, high = max(total.first_ms, begin_ms), min(total.last_ms, begin_ms + length_ms)
         return figures(cell, _seconds(low, high))
 
     trouble: dict[str, list[int]] = {}
@@ -252,11 +291,22 @@ def _tables(cells: dict[tuple[str, int, int], Cell]) -> dict[str, Any]:
             for topic in sorted(by_topic, key=lambda topic: (-by_topic[topic].record_bytes, topic))
         ),
         "hours": tuple(
-            HourFigures(hour_ms=hour * HOUR_MS, figures=of_hour(hour, by_hour[hour])) for hour in sorted(by_hour)
+            HourFigures(hour_ms=hour * HOUR_MS, figures=within(hour * HOUR_MS, HOUR_MS, cell))
+            for hour, cell in sorted(by_hour.items())
         ),
         "rows": tuple(
-            QueueHour(topic=topic, queue_id=queue_id, hour_ms=hour * HOUR_MS, figures=of_hour(hour, cell))
-            for (topic, queue_id, hour), cell in sorted(cells.items())
+            QueueHour(
+                topic=topic, queue_id=queue_id, hour_ms=hour * HOUR_MS, figures=within(hour * HOUR_MS, HOUR_MS, cell)
+            )
+            for (topic, queue_id, hour), cell in sorted(rows.items())
+        ),
+        "intervals": tuple(
+            Interval(
+                begin_ms=interval * interval_ms,
+                figures=within(interval * interval_ms, interval_ms, cell),
+                messages=messages[interval],
+            )
+            for interval, cell in sorted(by_interval.items())
         ),
         "size_curve": _curve(total.sizes),
         "latency_ms_curve": _curve(total.latency_ms),

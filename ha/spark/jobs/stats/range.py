@@ -1,4 +1,4 @@
-"""Counts the messages of one physical range by topic, queue and hour, and fills sketches. Runs on the executors.
+"""Counts the messages of one physical range by topic, queue and interval, and fills sketches. Runs on the executors.
 
 Bodies and their CRCs are not read: sizes and times are fixed fields, tags and keys are in the properties.
 """
@@ -28,6 +28,7 @@ COLUMNS = (
 )
 SEPARATOR = "\x01"
 """Separator of topic and tag or key in the values of the heavy hitters; no topic contains it."""
+MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 
 
@@ -42,10 +43,11 @@ class StatsTask(msgspec.Struct, frozen=True):
     begin_ms: int | None
     end_ms: int | None
     tracked: int
+    interval_ms: int
 
 
 class Cell(msgspec.Struct):
-    """One queue in one hour. Sizes in bytes, times in ms."""
+    """One queue in one interval. Sizes in bytes, times in ms."""
 
     messages: int = 0
     record_bytes: int = 0
@@ -79,7 +81,7 @@ class Cell(msgspec.Struct):
 
 
 class RangeStats(msgspec.Struct):
-    """Cells by (topic, queue id, hour since 1970), and the sketches of tags and keys, as topic SEPARATOR value."""
+    """Cells by (topic, queue id, intervals since 1970), and the sketches of tags and keys, as topic SEPARATOR value."""
 
     cells: dict[tuple[str, int, int], Cell]
     tags: HeavyHitters
@@ -99,24 +101,24 @@ def stats_of_range(task: StatsTask) -> RangeStats:
     options = ReadOptions(columns=COLUMNS, on_damage="skip", fail_on_data_loss=False, where=where)
     with LogReader(task.path, broker_name=task.broker_name) as reader:
         for batch in reader.read_range(task.begin, task.end, options):
-            count_batch(batch, found)
+            count_batch(batch, found, task.interval_ms)
         found.damaged = reader.counts.damaged
     return found
 
 
-def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
-    """Count the rows of one batch."""
+def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> None:
+    """Count the rows of one batch, by intervals of `interval_ms`."""
     if not len(batch):
         return
     topics = batch.column("topic").dictionary_encode()
     codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     queue_ids = _ints(batch, "queueId")
     store_ms = _ints(batch, "storeTimestamp") // 1000
-    hours = store_ms // HOUR_MS
+    intervals = store_ms // interval_ms
     # Small numbers of distinct values first: their products can't overflow, and plain integers sort fast.
     queue_values, queue_codes = np.unique(queue_ids, return_inverse=True)
-    hour_values, hour_codes = np.unique(hours, return_inverse=True)
-    wide = (codes * len(queue_values) + queue_codes) * len(hour_values) + hour_codes
+    interval_values, interval_codes = np.unique(intervals, return_inverse=True)
+    wide = (codes * len(queue_values) + queue_codes) * len(interval_values) + interval_codes
     keys, group = np.unique(wide, return_inverse=True)
     count = len(keys)
     latency = store_ms - _ints(batch, "bornTimestamp") // 1000
@@ -133,7 +135,7 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
     latencies = _histograms(group, np.maximum(latency, 0), count)
     names = topics.dictionary.to_pylist()
     for index, key in enumerate(keys.tolist()):
-        rest, hour_code = divmod(key, len(hour_values))
+        rest, interval_code = divmod(key, len(interval_values))
         code, queue_code = divmod(rest, len(queue_values))
         cell = Cell(
             int(messages[index]),
@@ -147,7 +149,7 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
             sizes[index],
             latencies[index],
         )
-        place = (names[code], int(queue_values[queue_code]), int(hour_values[hour_code]))
+        place = (names[code], int(queue_values[queue_code]), int(interval_values[interval_code]))
         found.cells.setdefault(place, Cell()).merge(cell)
     tags = batch.column("tags")
     found.tags.add(_counted(batch.column("topic"), tags))

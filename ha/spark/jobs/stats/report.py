@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ha.spark.jobs.plots import Plot, bytes_scale, distribution, hourly_bars, hourly_lines, ranked_bars, to_png
+from ha.spark.jobs.plots import Plot, bytes_scale, distribution, ranked_bars, timed_bars, timed_lines, to_png
 from ha.spark.jobs.report import Column, Verdict, heading, hour, moment, number, page, paragraph, picture, size, table
 from ha.spark.jobs.stats.job import Figures, Frequent, StatsResult
-from ha.spark.jobs.stats.range import HOUR_MS
+from ha.spark.jobs.stats.range import HOUR_MS, MINUTE_MS
 
 TOPICS_PLOTTED = 6
 RANKED_MAX = 20
 ROWS_MAX = 500
 _PLOTTED_MS = range(HOUR_MS * 24 * 366 * 200)
-"""Upper limit of plotted hours, against damaged store timestamps."""
+"""Upper limit of plotted times, against damaged store timestamps."""
 
 _MS = pa.timestamp("ms", tz="UTC")
 _TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64()}
@@ -63,26 +63,24 @@ def write_stats(result: StatsResult, folder: Path) -> list[Path]:
 
 def stats_plots(result: StatsResult) -> list[Plot]:
     """Return the plots; none for an empty log."""
-    hours = [each for each in result.hours if each.hour_ms in _PLOTTED_MS]
-    if not hours:
+    found = [each for each in result.intervals if each.begin_ms in _PLOTTED_MS]
+    if not found:
         return []
-    scale, unit = bytes_scale(max(h.figures.record_bytes for h in hours))
+    length_ms = result.interval_ms
+    unit_of_time = "minute" if length_ms == MINUTE_MS else "hour"
+    scale, unit = bytes_scale(max(each.figures.record_bytes for each in found))
     topic_scale, topic_unit = bytes_scale(max(topic.figures.record_bytes for topic in result.topics))
+    written = {each.begin_ms: each.figures.record_bytes / scale for each in found}
+    latencies = {
+        "99 %": {each.begin_ms: each.figures.latency_ms_p99 or 0.0 for each in found},
+        "90 %": {each.begin_ms: each.figures.latency_ms_p90 or 0.0 for each in found},
+        "median": {each.begin_ms: each.figures.latency_ms_p50 or 0.0 for each in found},
+    }
+    title = f"Messages by {unit_of_time} and topic"
     return [
-        hourly_bars("messages", "Messages by hour and topic", _by_topic(result), "messages", whole=True),
-        hourly_bars(
-            "written", "Log written by hour", {"": {h.hour_ms: h.figures.record_bytes / scale for h in hours}}, unit
-        ),
-        hourly_lines(
-            "latency",
-            "From born to stored, by hour",
-            {
-                "99 %": {h.hour_ms: h.figures.latency_ms_p99 or 0.0 for h in hours},
-                "90 %": {h.hour_ms: h.figures.latency_ms_p90 or 0.0 for h in hours},
-                "median": {h.hour_ms: h.figures.latency_ms_p50 or 0.0 for h in hours},
-            },
-            "latency (ms)",
-        ),
+        timed_bars("messages", title, _by_topic(result), "messages", length_ms, whole=True),
+        timed_bars("written", f"Log written by {unit_of_time}", {"": written}, unit, length_ms),
+        timed_lines("latency", f"From born to stored, by {unit_of_time}", latencies, "latency (ms)", length_ms),
         distribution("sizes", "Body sizes, as stored", {"": result.size_curve}, "body size (bytes)"),
         distribution("latencies", "From born to stored", {"": result.latency_ms_curve}, "latency (ms)"),
         ranked_bars(
@@ -105,10 +103,11 @@ def stats_plots(result: StatsResult) -> list[Plot]:
 def _by_topic(result: StatsResult) -> dict[str, dict[int, float]]:
     largest = sorted(result.topics, key=lambda topic: -topic.figures.messages)[:TOPICS_PLOTTED]
     series: dict[str, dict[int, float]] = {topic.topic: {} for topic in largest}
-    for row in result.rows:
-        if row.hour_ms in _PLOTTED_MS:
-            at = series.setdefault(row.topic if row.topic in series else "others", {})
-            at[row.hour_ms] = at.get(row.hour_ms, 0.0) + row.figures.messages
+    for each in result.intervals:
+        if each.begin_ms in _PLOTTED_MS:
+            for topic, count in each.messages.items():
+                at = series.setdefault(topic if topic in series else "others", {})
+                at[each.begin_ms] = at.get(each.begin_ms, 0.0) + count
     return series
 
 
