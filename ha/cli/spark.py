@@ -49,7 +49,7 @@ app = cyclopts.App(
 Made = TypeVar("Made")
 
 _NOT_STARTED = "Spark could not start a Python process within 10 s, as the machine is busy"
-_PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"\bha\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 @Parameter(name="*")
@@ -191,7 +191,7 @@ def archive(
     *,
     archive: Annotated[str, Parameter(name="--to", help="Archive directory, created if missing.")],
     broker_name: Annotated[
-        str | None, Parameter(help="Broker name in the archive (default: the store directory's name).")
+        str | None, Parameter(help="Broker name in the archive (default: the broker's own).")
     ] = None,
     format: Literal["parquet", "delta"] = "parquet",
     topics: Annotated[

@@ -27,11 +27,13 @@ from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archiv
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
 from ha.spark.jobs.archive.read import archive_states
+from ha.spark.jobs.audit.job import AuditOptions, audit_with
+from ha.spark.sink.options import COMMIT_TOPIC
 from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows
 from tests.spark.derived_stores import store_options, write_store
-from tests.spark.inline import inline_spark
-from tests.spark.stores import live_store, make_store, message
+from tests.spark.inline import inline_runner, inline_spark
+from tests.spark.stores import live_store, make_store, message, named
 from tests.store.stores import dispatched
 from tests.unpacking import unpack_store
 
@@ -139,6 +141,47 @@ def rebuilt(row: dict[str, Any]) -> bytes:
         store_timestamp_ms=round(row["storeTimestamp"].timestamp() * 1000),
         store_host=host(row["storeHost"]),
     )
+
+
+def test_a_broker_has_its_own_name_unless_the_archive_has_its_directory_s(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "slave", [message(n) for n in range(10)])
+    new, old = tmp_path / "new", tmp_path / "old"
+    assert run(store, old).broker_name == "slave"  # as earlier versions named every broker
+    named(store, "broker-a")
+    make_store(store, [message(n) for n in range(10, 15)])
+    assert run(store, new).broker_name == "broker-a"
+    assert {row["brokerName"] for row in visible(new)} == {"broker-a"}
+    assert run(store, old).rows == 5
+    assert len(visible(old)) == 15
+    assert run(store, old, broker_name="broker-a").rows == 15
+
+
+def test_commits_of_sinks_are_archived_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(numbers: range) -> Path:
+        messages = [message(n, topic=COMMIT_TOPIC if n % 3 == 0 else "flights") for n in numbers]
+        return make_store(tmp_path / "s", messages)
+
+    def topics(target: Path) -> Counter[str]:
+        return Counter(row["topic"] for row in visible(target))
+
+    def is_clean(target: Path) -> bool:
+        options = AuditOptions(paths=(str(store),), archive=str(target))
+        return audit_with(inline_runner(), options).exit_code == 0
+
+    store = put(range(30))
+    everything, named, old = tmp_path / "everything", tmp_path / "named", tmp_path / "old"
+    run(store, everything)
+    run(store, named, topics=(COMMIT_TOPIC,))
+    with monkeypatch.context() as patch:
+        patch.setattr("ha.spark.jobs.archive.base._LEFT_OUT", ())  # as in earlier versions
+        run(store, old)
+    assert topics(everything) == {"flights": 20}
+    assert topics(named) == {COMMIT_TOPIC: 10}
+    put(range(30, 60))
+    for target, expected_topics in ((everything, {"flights": 40}), (old, {"flights": 40, COMMIT_TOPIC: 20})):
+        run(store, target)
+        assert topics(target) == expected_topics
+        assert is_clean(target)
 
 
 def test_an_archive_of_a_rocketmq_store_equals_the_plain_codec(golden_store: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.arrow.oracle import FIXTURES
 from tests.interop.test_sdk import retry_on
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_spark
-from tests.spark.stores import make_store, message
+from tests.spark.stores import make_store, message, named
 from tests.unpacking import unpack_store
 
 pytestmark = pytest.mark.processes
@@ -92,6 +92,15 @@ def assert_all_once(servers: str, topic: str, count: int = 2000) -> None:
     found = stored(servers, topic)
     for queue in range(4):
         assert origins(found[queue]) == [f"flights/broker-s/{queue}/{offset}" for offset in range(count // 4)]
+
+
+def test_a_restore_of_an_earlier_version_goes_on(servers: str, tmp_path: Path) -> None:
+    """Earlier versions named a broker after its directory, and messages already sent are recognized by that name."""
+    store = make_store(tmp_path / "slave", [message(number) for number in range(40)])
+    assert run(store, servers, "t-named", tmp_path).sent == 40
+    named(store, "broker-a")
+    again = run(store, servers, "t-named", tmp_path)
+    assert (again.sent, again.already) == (0, 40)
 
 
 def test_each_message_arrives_once_in_order_and_with_all_its_own(

@@ -23,8 +23,13 @@ from ha.spark.jobs.archive.files import (
 from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State
 from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult
 from ha.spark.jobs.tasks import run_tasks
+from ha.spark.sink.options import COMMIT_TOPIC
 
 _RANGE_BYTES_MIN = 16 << 20
+
+
+_LEFT_OUT = (COMMIT_TOPIC,)
+"""Topics that an archive of all topics does not hold: what sinks have committed says nothing without their log."""
 
 
 class ArchiveJob:
@@ -48,11 +53,14 @@ class ArchiveJob:
             None if options.topics is None else tuple(sorted(options.topics)),
             (*REQUIRED_COLUMNS, *options.extra_columns),
             options.on_damage,
+            _LEFT_OUT if options.topics is None else (),
         )
 
     def recover(self) -> None:
         """Finish what a killed run left, and check that this archive and this log belong together."""
         self.state = self.manifest.recover()
+        if self.state.scope is not None:
+            self.scope = msgspec.structs.replace(self.scope, left_out=self.state.scope.left_out)
         if self.state.scope not in (None, self.scope):
             raise OptionError(
                 "topics, format, extra_columns, on_damage",
@@ -116,6 +124,7 @@ class ArchiveJob:
                 sequence=sequence,
                 number=number,
                 topics=self.scope.topics,
+                left_out=self.scope.left_out,
                 columns=self.scope.columns,
                 on_damage=options.on_damage,
                 files=files,

@@ -90,6 +90,7 @@ class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Number of this task in that commit"""
     topics: tuple[str, ...] | None
+    left_out: tuple[str, ...]
     columns: tuple[str, ...]
     on_damage: str
     files: FileOptions
@@ -133,6 +134,8 @@ def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
     )
     with LogReader(task.path, broker_name=task.broker_name) as reader:
         for batch in reader.read_range(task.begin, task.end, options):
+            if task.left_out:
+                batch = batch.filter(pc.invert(pc.is_in(batch["topic"], pa.array(task.left_out))))
             yield batch.append_column(RAW_PROPERTIES, _raw_properties(batch, reader))
 
 

@@ -21,11 +21,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ha.arrow import LogReader
+from ha.arrow.replicas import stored_broker_name
 from ha.errors import DiskFailed
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.archive.base import ArchiveJob
 from ha.spark.jobs.archive.delta import DeltaJob
-from ha.spark.jobs.archive.manifest import Manifest, no_failure
+from ha.spark.jobs.archive.manifest import Manifest, brokers, no_failure
 from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, archive_path, check
 from ha.spark.jobs.archive.parquet import ParquetJob
 
@@ -49,7 +50,7 @@ def archive(
     stop = stop or threading.Event()
     started = time.monotonic()
     try:
-        with LogReader(options.path, broker_name=options.broker_name) as reader:
+        with LogReader(options.path, broker_name=options.broker_name or _earlier_name(options, target)) as reader:
             manifest = Manifest(target, reader.broker_name, failpoint=failpoint)
             with manifest.locked():
                 kind: type[ArchiveJob] = DeltaJob if options.format == "delta" else ParquetJob
@@ -63,3 +64,9 @@ def archive(
         raise DiskFailed(Path(error.filename or target), "archiving", error.strerror or str(error)) from None
     job.result.seconds = time.monotonic() - started
     return job.result
+
+
+def _earlier_name(options: ArchiveOptions, target: Path) -> str | None:
+    """Return the name of the store's directory if the archive has only that one: earlier versions used it."""
+    name, known = Path(options.path).resolve().name, brokers(target)
+    return name if name in known and stored_broker_name(Path(options.path)) not in known else None

@@ -97,6 +97,8 @@ class Scope(msgspec.Struct, frozen=True):
     topics: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     on_damage: str = "report"
+    left_out: tuple[str, ...] = ()
+    """Topics that it does not hold; none in archives of earlier versions"""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,10 +26,12 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str
     """The archive: a local path or file://"""
     broker_name: str | None = None
-    """Default: the store directory's name"""
+    """Default: the name that the store states, else the directory's; in an archive that has the log under the latter,
+    that one"""
     format: Literal["parquet", "delta"] = "parquet"
     topics: tuple[str, ...] | None = None
-    """Only these topics; None: all, including the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX)"""
+    """Only these topics; None: all, including the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX), but not the commits of
+    Spark's sinks (halog-sink-commits)"""
     extra_columns: tuple[str, ...] = EXTRA_COLUMNS
     """Columns in addition to those needed to restore a message"""
     target_file_bytes: int = 256 << 20

@@ -46,6 +46,7 @@ class ArchivePlace(msgspec.Struct, frozen=True):
     files: tuple[tuple[str, str | None, int, int], ...]
     """(path, topic, first physical offset, end of the last record) of each."""
     topics: frozenset[str] | None
+    left_out: frozenset[str]
     skips_damaged: bool
 
 
@@ -93,6 +94,7 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
         state.covered_end or 0,
         tuple((file.path, file.topic, file.physical_begin, file.physical_end) for file in state.files.values()),
         None if scope is None or scope.topics is None else frozenset(scope.topics),
+        frozenset() if scope is None else frozenset(scope.left_out),
         scope is not None and scope.on_damage == "skip",
     )
 
@@ -126,9 +128,10 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
     walked = walk_range(RawLog(task.store.path), task.begin, task.end, task.store.end, task.start)
     view = Examined(walked, task.store.broker_name)
     wanted = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
-    if task.archive.topics is not None:
-        chosen = np.array([topic in task.archive.topics for topic in view.topics], bool)
-        wanted &= chosen[view.topic_codes]
+    topics, left_out = task.archive.topics, task.archive.left_out
+    if topics is not None or left_out:
+        chosen = [(topics is None or topic in topics) and topic not in left_out for topic in view.topics]
+        wanted &= np.array(chosen, bool)[view.topic_codes]
     if task.archive.skips_damaged:
         wanted &= ~view.is_bad
     archived = rows.column("physicalOffset").to_numpy()

@@ -193,7 +193,7 @@ class _StoreSource:
             store_begin_ms=options.begin_ms,
             store_end_ms=options.end_ms,
         )
-        with LogReader(path, broker_name=options.broker_name) as reader:
+        with LogReader(path, broker_name=options.broker_name or _earlier_name(options)) as reader:
             self._broker_name = reader.broker_name
             self._tasks = [
                 _QueueTask(
@@ -361,6 +361,22 @@ def _shared(plan: ReplayPlan, tasks: int) -> ReplayPlan:
     return msgspec.structs.replace(plan, messages_per_s=plan.messages_per_s / tasks)
 
 
+def _earlier_name(options: RestoreOptions) -> str | None:
+    """Return the broker's name in the state of a restore that an earlier version, which used the directory's, began."""
+    file = Path(options.state or "")
+    if options.path is None or not file.is_file():
+        return None
+    name = Path(options.path).resolve().name
+    return name if _load_state(file).source_brokers == (name,) else None
+
+
+def _load_state(file: Path) -> ReplayState:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ReplayState)
+    except msgspec.DecodeError as error:
+        raise OptionError("state", f"{file} is no replay's state: {error}", "a file that restore wrote") from None
+
+
 def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
     """Read the state file; create it if there is none."""
     assert options.state is not None
@@ -379,10 +395,7 @@ def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
         options.keys,
     )
     if file.exists():
-        try:
-            state = msgspec.json.decode(file.read_bytes(), type=ReplayState)
-        except msgspec.DecodeError as error:
-            raise OptionError("state", f"{file} is no replay's state: {error}", "a file that restore wrote") from None
+        state = _load_state(file)
         if state.scope != scope:
             differing = [name for name in scope.__struct_fields__ if getattr(scope, name) != getattr(state.scope, name)]
             reason = f"{file} is the state of another replay, with other values of {', '.join(differing)}"
