@@ -143,7 +143,10 @@ def delete(
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
-    """Delete a topic and its messages on all brokers. Without --yes, show what would be lost."""
+    """Delete a topic and its messages on all brokers. Without --yes, show what would be lost.
+
+    No client can read the messages then. Their bytes stay in the log files until retention deletes these.
+    """
 
     async def question(admin: Admin, _: Client) -> Described:
         found = await _described(admin, topic)
@@ -159,6 +162,10 @@ def delete(
         print(
             f"{safe(topic)}: {'deleted' if yes else 'would be deleted'}: {found.message_count:,} messages in "
             f"{len(found.queues)} queues, consumed by {groups}"
+        )
+        print(
+            "The messages' bytes stay in the brokers' log files, where clients can't read them, until retention "
+            "deletes these files (fileReservedTime)."
         )
     if not yes:
         print_dry_run_notice()

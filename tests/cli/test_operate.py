@@ -58,7 +58,9 @@ def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
     assert "10 messages; consumed by no group" in ha.text("topic", "describe", "orders")
     ha.json("topic", "create", "orders", "--queues", "4")
     assert len(ha.json("topic", "describe", "orders")["queues"]) == 4
-    assert "would be deleted: 10 messages" in ha.text("topic", "delete", "orders")
+    told = ha.text("topic", "delete", "orders")
+    assert "would be deleted: 10 messages" in told
+    assert "bytes stay in the brokers' log files, where clients can't read them, until retention deletes" in told
     assert "nothing was changed; use --yes to apply" in ha.err
     assert "orders" in ha.json("topic", "list")
     assert ha.json("topic", "delete", "orders", "--yes")["is_done"]
