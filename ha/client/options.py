@@ -18,6 +18,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, sizes in bytes. The defaults are those of RocketMQ's clients, except `send_timeout_s`."""
 
     connect_timeout_s: float = 3.0
+    """Opening a connection, including TLS."""
     request_timeout_s: float = 5.0
     """Route lookups, offset queries and all other requests without their own timeout."""
     send_timeout_s: float = 10.0
@@ -25,7 +26,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     just as the broker is about to answer FLUSH_SLAVE_TIMEOUT; 10 s is longer than putMessageTimeout (8 s)."""
     send_retries: int = 2
     """Retries of a send that a broker rejected, or that may be stored because its connection was lost. Other failures,
-    which certainly stored nothing, are retried until `send_timeout_s`; see `ha.client.sender`."""
+    which certainly stored nothing, are retried until `send_timeout_s`; see docs/errors.md."""
     retry_unreachable: bool = True
     """Retry while no name server or master can be reached, until the timeout. False: raise at once."""
     route_refresh_interval_s: float = 30.0
@@ -38,17 +39,18 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     compress_from_bytes: int = 4096
     """Shorter bodies are sent as they are."""
     batching: bool = False
-    """Send messages that arrive while a request is in flight together as the next one; see `ha.client.batching`. Off by
+    """Send messages that arrive while a request is in flight together as the next one; see docs/sdk.md. Off by
     default because it spreads a burst over fewer queues."""
     message_size_max: int = BODY_SIZE_MAX
     """Maximum body size, sent or received, decompressed. Set it to the brokers' maxMessageSize if that is raised."""
     frame_size_max: int = 16_777_216
+    """Maximum size of a response, and of the decompressed bodies that one pull or receive returns."""
     outbox_size_max: int = 4 * 1024 * 1024
     """Buffered bytes per connection above which senders wait."""
     credentials: AclCredentials | None = None
-    """Credentials for signing requests; None: from the environment, see `ha.client.credentials`."""
+    """Credentials for signing requests; None: HALOG_ACCESS_KEY and HALOG_SECRET_KEY of the environment."""
     tls: ssl.SSLContext | ClientTls | None = None
-    """Encryption of connections; None: from the environment, see `ha.client.tls`."""
+    """Encryption of connections; None: HALOG_TLS and the other variables of docs/tls.md."""
     connect: Connect | None = None
     """Opens the streams that TLS, if any, runs on; None: TCP."""
 

@@ -29,7 +29,10 @@ def _check_trio() -> None:
 
 @asynccontextmanager
 async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
-    """Opens a master, by default an ASYNC_MASTER on the default ports. See `open_node`."""
+    """Runs a master during the block, by default an ASYNC_MASTER on the default ports, and yields its `Node`.
+
+    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in exception groups, and RuntimeError
+    outside Trio. Leaving or cancelling the block answers or fails the requests in flight and flushes the log."""
     _check_trio()
     config = Config() if config is None else config
     if config.is_slave:
@@ -43,7 +46,7 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
-    """Opens a slave, by default of the master on the default ports. See `open_node`."""
+    """Runs a slave during the block, by default of the master on the default ports; otherwise as `open_master`."""
     _check_trio()
     config = Config(broker_role="SLAVE") if config is None else config
     if not config.is_slave:

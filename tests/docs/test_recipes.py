@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ha.client import Message, Producer, PullConsumer
+from ha.client import Admin, Message, Producer, PullConsumer
 from ha.testing import Master, running_master
 from scripts.recipes import EXAMPLES, named
 from tests.docs.pages import DOCS
@@ -69,6 +69,13 @@ def test_web_service(master: Master, worker: str) -> None:
                 os.killpg(server.pid, signal.SIGKILL)  # Hypercorn serves in a process below this one
 
 
+async def in_flight(name_server: str) -> int:
+    async with Admin(name_server) as admin:
+        progress = await admin.consumer_progress("billing")
+    assert progress.lag == 0
+    return sum(queue.in_flight for queue in progress.queues)
+
+
 @pytest.mark.parametrize("name", ["asyncio", "trio"])
 def test_worker(master: Master, name: str) -> None:
     async def send() -> None:
@@ -85,6 +92,7 @@ def test_worker(master: Master, name: str) -> None:
             worker.send_signal(signal.SIGTERM)
             assert worker.stdout.read() == "stopped\n"
             assert worker.wait(TIMEOUT_S) == 0
+            assert anyio.run(in_flight, master.name_server_address) == 1, "the one that was given back"
         finally:
             worker.kill()
 
