@@ -71,7 +71,7 @@ class Watch(Observer):
         self._given_up: set[bytes] = set()
         self._synced: dict[str, deque[float]] = {}
         self._kept_to: dict[str, float] = {}
-        """Node that lost power and is still down -> physical offset up to which its log was flushed"""
+        """Node that lost power or the end of its log, until it opens its store -> end of what it kept (physical offset)"""
         self._live: Statuses
         self._prefix = Prefix(MASTER)
 
@@ -151,7 +151,7 @@ class Watch(Observer):
         ends = {}
         for name in (MASTER, *(slave.name for slave in self.cluster.slaves)):
             end = self._end_of(accepted.sent.body_id, name, begin)
-            # A node that lost power may have the pages of this message, but not those before it.
+            # Such a node may have the pages of this message, but not those before it.
             if end is not None and end <= self._kept_to.get(name, math.inf):
                 ends[name] = end
         if ends:
@@ -170,11 +170,11 @@ class Watch(Observer):
 
     def on_start(self, machine: Machine) -> None:
         self._live.on_start(machine.name)
-        self._kept_to.pop(machine.name, None)
 
     def on_open(self, machine: Machine) -> None:
         node = machine.process.node if machine.process is not None else None
         assert node is not None
+        self._kept_to.pop(machine.name, None)
         # The ports are open already, so the log may be longer by now.
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.recovery.max_offset))
         if not self.cluster.damaged_node:  # otherwise a damaged range may be known, and wait for a peer that has it
@@ -207,6 +207,8 @@ class Watch(Observer):
         synced = self._synced.pop(name, ())
         settled = min(synced) if len(synced) == SYNCED_LOOKS else 0
         cuts_tail = begin < end and end > settled
+        if cuts_tail:
+            self._kept_to[name] = min(settled, self._kept_to.get(name, math.inf))
         for holding in self.holdings:
             is_cut = cuts_tail and holding.end > settled
             if holding.end > begin and (is_cut or holding.physical_offset < end):
