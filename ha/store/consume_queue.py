@@ -287,7 +287,11 @@ class ConsumeQueue:
         self.files.sync_from(self._search(physical_offset))
 
     def _search(self, physical_offset: int) -> int:
-        """Returns the first entry at or beyond a physical offset; `max_offset` if there is none."""
+        """Returns the position behind the last entry of a record before a physical offset.
+
+        Entries of zeros do not tell where they belong: a power loss left them at the end of what was written, or damage
+        among others. They count as behind the offset, unless an entry before the offset follows.
+        """
         if 0 < self.max_physical_offset < physical_offset:
             return self.max_offset
         files = self.files
@@ -301,20 +305,25 @@ class ConsumeQueue:
                 near, first = files.read(low, high - low), low
             entry = QueueEntry(*ENTRY.unpack_from(near, (middle - first) * ENTRY_SIZE)) if near else self._entry(middle)
             is_pre_blank = entry.size == BLANK_SIZE and entry.physical_offset == 0
-            is_hole = entry.size <= 0  # not written back before a power loss; synced entries have none
-            if is_pre_blank or (entry.physical_offset < physical_offset and not is_hole):
+            if is_pre_blank or (entry.physical_offset < physical_offset and entry.size > 0):
                 low = middle + 1
             else:
                 high = middle
+        for position in range(low, self.max_offset):
+            entry = self._entry(position)
+            if entry.size > 0:
+                if entry.physical_offset >= physical_offset:
+                    break
+                low = position + 1
         return low
 
     def first_record_from(self, physical_offset: int) -> int | None:
         """Returns the physical offset of the first record with an entry at or beyond one; None if there is none."""
-        position = self._search(physical_offset)
-        if position >= self.max_offset:
-            return None
-        entry = self._entry(position)
-        return entry.physical_offset if entry.size != BLANK_SIZE else None
+        for position in range(self._search(physical_offset), self.max_offset):
+            entry = self._entry(position)
+            if entry.size > 0:
+                return entry.physical_offset if entry.size != BLANK_SIZE else None
+        return None
 
     def records_in(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Returns (physical offset, size) of the records with an entry that begin within [begin, end)."""
@@ -324,7 +333,7 @@ class ConsumeQueue:
             for physical_offset, size, _ in self.read(position, _READ_ENTRIES):
                 if physical_offset >= end:
                     return found
-                if size != BLANK_SIZE:
+                if 0 < size < BLANK_SIZE:
                     found.append((physical_offset, size))
             position += _READ_ENTRIES
         return found
@@ -339,5 +348,4 @@ class ConsumeQueue:
 
     def has_record_at(self, physical_offset: int) -> bool:
         """Returns whether an entry points to exactly this offset."""
-        position = self._search(physical_offset)
-        return position < self.max_offset and self._entry(position).physical_offset == physical_offset
+        return self.first_record_from(physical_offset) == physical_offset

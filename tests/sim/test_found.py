@@ -274,6 +274,14 @@ def test_an_answer_that_comes_after_a_power_loss_makes_its_master_no_holder(outc
     assert outcome.faults["power_in_write"] == 1
 
 
+def test_a_node_whose_log_lost_its_end_by_damage_is_no_holder(outcome: Outcome) -> None:
+    """A slave is killed, its first segment is cut off, and the answer to a message that it has is still on its way.
+
+    The next start truncates the log before the message, whose pages counted until then.
+    """
+    assert outcome.faults["truncate_file"] == 1
+
+
 def test_a_process_that_never_had_the_key_is_no_master_when_it_ends(outcome: Outcome) -> None:
     """A master loses power and starts again while its key has not expired. The new process, which is no master, tells a
     consumer the offsets that it knows, and is killed.

@@ -71,7 +71,7 @@ class Watch(Observer):
         self._given_up: set[bytes] = set()
         self._synced: dict[str, deque[float]] = {}
         self._kept_to: dict[str, float] = {}
-        """Node that lost power or the end of its log, until it opens its store -> end of what it kept (physical offset)"""
+        """Node that lost power or the end of its log, until it opens its store -> what it kept, as an offset"""
         self._live: Statuses
         self._prefix = Prefix(MASTER)
 

@@ -961,6 +961,28 @@ async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
         await check_derived(store)
 
 
+@pytest.mark.parametrize("first", range(26, 38))
+async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: int) -> None:
+    """The search for the entries that are written again ended at the zeros, and what follows them was removed."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        for number in range(70):
+            clock.now_ms += 5000
+            await store.log.put([message(number, size=400)])
+        await check_derived(store)
+        [queue] = store.queues
+        entries = queue.read(0, 70)
+    disk.write_bytes(ROOT / "abort", b"")
+    for position in range(first, first + 3):
+        content = disk.inodes[QUEUE / f"{position // 8 * 8 * 20:020d}"].content
+        content[position % 8 * 20 : position % 8 * 20 + 20] = bytes(20)
+    async with open_small(disk, clock) as store:
+        await dispatched(store)
+        [queue] = store.queues
+        assert (queue.min_offset, queue.max_offset) == (0, 70)
+        assert queue.read(0, first) + queue.read(first + 3, 70) == entries[:first] + entries[first + 3 :]
+
+
 async def test_unreadable_queue_ends_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     disk, _ = await made()
     content = disk.inodes[ROOT / QUEUE_ENDS_FILE].content
