@@ -5,7 +5,8 @@ including /live and /ready: as `Authorization: Bearer TOKEN`, or as the password
 and simple probes support. Changes (all methods except GET and HEAD) require a configured token, and accept it only as a
 bearer token, because a browser would send a password along with a request from any page.
 
-The dashboard has its own login form, and reads with a session cookie (sessions.py).
+The dashboard has its own login form, and reads with a session cookie (sessions.py). Its actions take that cookie and a
+form token. An address that gives wrong tokens has to wait (attempts.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -23,14 +26,18 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ha.log_rate_limiter import LogRateLimiter
 
+from .attempts import Attempts
 from .sessions import AdminKey
 
 logger = logging.getLogger(__name__)
+
+TOO_MANY = "too many wrong tokens from this address; wait"
 
 READING = frozenset({"GET", "HEAD"})
 
 DASHBOARD_PATH = "/dashboard"
 LOGIN_PATH = f"{DASHBOARD_PATH}/login"
+ACT_PATH = f"{DASHBOARD_PATH}/act"
 LOGOUT_PATH = f"{DASHBOARD_PATH}/logout"
 STATIC_PATH = f"{DASHBOARD_PATH}/static"
 """Style sheets, scripts and images, which the login form needs; they contain nothing about the node."""
@@ -44,6 +51,7 @@ class AdminGuard:
     def __init__(self, key: AdminKey) -> None:
         self._key = key
         self.sessions = key.sessions
+        self._attempts = Attempts(trio.current_time)
         self._log_limiter = LogRateLimiter()
 
     def around(self, application: Application) -> Application:
@@ -55,9 +63,23 @@ class AdminGuard:
 
         return guarded
 
-    def accepts(self, token: str) -> bool:
-        """Whether `token` is the configured one."""
-        return self._key.matches(token.encode())
+    def wait_s(self, scope: Any) -> float:
+        """Returns how long the peer has to wait before it may give a token again; 0: not at all."""
+        return self._attempts.wait_s(_host(scope))
+
+    def accepts(self, scope: Any, token: bytes) -> bool:
+        """Whether `token` is the configured one. Counts wrong ones; ask `wait_s` before."""
+        if self._key.matches(token):
+            return True
+        self._attempts.note_failure(_host(scope))
+        return False
+
+    def session_of(self, scope: Any) -> str | None:
+        """Returns the cookie of a request's session, None if it has no valid one."""
+        if self.sessions is None:
+            return None
+        value = HTTPConnection(scope).cookies.get(self.sessions.cookie_name)
+        return value if value is not None and self.sessions.is_valid(value) else None
 
     def _refusal(self, scope: Any) -> Response | None:
         is_reading = scope["method"] in READING
@@ -66,44 +88,30 @@ class AdminGuard:
                 return None
             return self._refuse(scope, 403, "changes are disabled: adminToken is not set")
         path: str = scope["path"]
-        if path in (LOGIN_PATH, LOGOUT_PATH) or self._is_known(scope, takes_password=is_reading):
+        if path in (LOGIN_PATH, LOGOUT_PATH):
             return None
+        token = _given_token(scope, takes_password=is_reading)
+        if token is not None:
+            if wait_s := self.wait_s(scope):
+                return self._refuse(scope, 429, TOO_MANY, {"Retry-After": f"{math.ceil(wait_s)}"})
+            if self.accepts(scope, token):
+                return None
+        if path.startswith(f"{ACT_PATH}/"):
+            # `Acting` checks the form token.
+            return None if self.session_of(scope) is not None else _redirect_to_login(path)
         if is_reading:
-            if path.startswith(f"{STATIC_PATH}/") or self._has_session(scope):
+            if path.startswith(f"{STATIC_PATH}/") or self.session_of(scope) is not None:
                 return None
             if path in ("/", DASHBOARD_PATH) or path.startswith(f"{DASHBOARD_PATH}/"):
                 asked = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
-                return RedirectResponse(
-                    f"{LOGIN_PATH}?next={quote(asked, safe='')}", 303, {"Cache-Control": "no-store"}
-                )
+                return _redirect_to_login(asked)
         return self._refuse(scope, 401, "adminToken required: Authorization: Bearer …")
 
-    def _has_session(self, scope: Any) -> bool:
-        assert self.sessions is not None
-        value = HTTPConnection(scope).cookies.get(self.sessions.cookie_name)
-        return value is not None and self.sessions.is_valid(value)
-
-    def _is_known(self, scope: Any, *, takes_password: bool) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, value = given[0].strip().partition(b" ")
-        value = value.strip()
-        match scheme.lower():
-            case b"bearer":
-                token = value
-            case b"basic" if takes_password:
-                try:
-                    token = base64.b64decode(value, validate=True).partition(b":")[2]
-                except binascii.Error:
-                    return False
-            case _:
-                return False
-        return self._key.matches(token)
-
-    def _refuse(self, scope: Any, status: int, text: str) -> PlainTextResponse:
+    def _refuse(
+        self, scope: Any, status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> PlainTextResponse:
         self.log_rejected(scope, status)
-        headers = {}
+        headers = dict(headers)
         if status == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="halog", Basic realm="halog"'
         if scope.get("http_version", "1.1").startswith("1"):
@@ -112,7 +120,7 @@ class AdminGuard:
 
     def log_rejected(self, scope: Any, status: int) -> None:
         """Logs a rejected request, rate-limited."""
-        host = (scope.get("client") or ("?",))[0]
+        host = _host(scope)
         count = self._log_limiter.admit((host, status), trio.current_time())
         if count:
             logger.warning(
@@ -123,3 +131,31 @@ class AdminGuard:
                 status,
                 count,
             )
+
+
+def _host(scope: Any) -> str:
+    return str((scope.get("client") or ("?",))[0])
+
+
+def _redirect_to_login(asked: str) -> Response:
+    address = f"{LOGIN_PATH}?next={quote(asked, safe='')}"
+    return RedirectResponse(address, 303, {"Cache-Control": "no-store"})
+
+
+def _given_token(scope: Any, *, takes_password: bool) -> bytes | None:
+    """Returns the token in a request's header, None if there is none in an accepted form."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return None
+    scheme, _, value = given[0].strip().partition(b" ")
+    value = value.strip()
+    match scheme.lower():
+        case b"bearer":
+            return bytes(value)
+        case b"basic" if takes_password:
+            try:
+                return base64.b64decode(value, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return None
+        case _:
+            return None

@@ -112,6 +112,9 @@ def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, g
         outcome = await view.switch(to, asked.get("reason", "")[:REASON_SIZE_MAX], wait_s)
         return _json(outcome, 200 if outcome["is_done"] else 409)
 
+    dashboard_routes: list[Route] = []
+    if view.dashboard is not None:
+        dashboard_routes = Dashboard(view.dashboard, guard, actions=view.actions, switch=view.switch).routes()
     return Starlette(
         routes=[
             Route("/live", live),
@@ -121,7 +124,7 @@ def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, g
             LOG_LEVEL,
             Route("/loop", loop, methods=["GET", "POST"]),
             Route("/switch", switch, methods=["POST"]),
-            *([] if view.dashboard is None else Dashboard(view.dashboard, guard).routes()),
+            *dashboard_routes,
         ]
     )
 

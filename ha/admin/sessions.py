@@ -1,20 +1,29 @@
 """Checks adminToken, and issues session cookies to browsers after a login with it.
 
-    halog_NAME = EXPIRY.PROOF      EXPIRY in seconds since the epoch, PROOF = HMAC-SHA256(key, EXPIRY) as hex
+    halog_NAME = EXPIRY.NONCE.PROOF    EXPIRY in seconds since the epoch, PROOF = HMAC-SHA256(key, EXPIRY.NONCE) as hex
 
 Key and NAME are derived from the token, so nothing is stored: nodes with the same token accept each other's cookies,
 which browsers send to every port of a host, and nodes with other tokens don't overwrite them. A new token ends all
-sessions. The cookie gives read access only (credentials.py), is hidden from scripts, and is not sent for requests from
-other sites.
+sessions; a logout ends one, on the node that it was made at. The cookie is hidden from scripts, and is not sent for
+requests from other sites. It permits reading, and with a form token of the same session (`form_token`) the actions of
+the dashboard.
+
+A form token is EXPIRY.NONCE.PROOF as well, with a proof over the session it belongs to, and counts once.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import time
+from collections import OrderedDict
 from hashlib import sha256
 
 SESSION_S = 12 * 3600
+FORM_S = 3600
+ENDED_COUNT_MAX = 4096
+"""Sessions that were logged out, and form tokens that were used, each until they expire; further ones are forgotten
+from the earliest on."""
 _NAME_LENGTH = 8
 
 
@@ -36,25 +45,71 @@ class AdminKey:
         return self._digest is not None and hmac.compare_digest(sha256(token).digest(), self._digest)
 
 
+class _Ended:
+    """Values that no longer count, the earliest first."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, value: str) -> bool:
+        return value in self._values
+
+    def add(self, value: str) -> None:
+        self._values[value] = None
+        if len(self._values) > ENDED_COUNT_MAX:
+            self._values.popitem(last=False)
+
+
 class Sessions:
-    """Issues and checks cookies. `digest`: SHA-256 of the token."""
+    """Issues and checks cookies and form tokens. `digest`: SHA-256 of the token."""
 
     def __init__(self, digest: bytes) -> None:
         self._key = hmac.digest(digest, b"halog session key", sha256)
         self.cookie_name = "halog_" + hmac.digest(digest, b"halog session name", sha256).hex()[:_NAME_LENGTH]
+        self._logged_out = _Ended()
+        self._used_forms = _Ended()
 
     def issue(self, now_s: float | None = None) -> str:
-        """Returns a cookie value that is valid for SESSION_S."""
-        expiry = str(int((time.time() if now_s is None else now_s) + SESSION_S))
-        return f"{expiry}.{self._proof(expiry)}"
+        """Returns a new cookie value that is valid for SESSION_S."""
+        return self._issue("session", SESSION_S, now_s)
 
     def is_valid(self, value: str, now_s: float | None = None) -> bool:
-        """Whether a cookie value was issued with this token and has not expired."""
-        expiry, _, proof = value.partition(".")
+        """Whether a cookie value was issued with this token, has not expired and was not logged out here."""
+        return self._is_issued("session", value, now_s) and value not in self._logged_out
+
+    def end(self, value: str) -> None:
+        """Ends a session on this node."""
+        if self._is_issued("session", value, None):
+            self._logged_out.add(value)
+
+    def form_token(self, session: str, now_s: float | None = None) -> str:
+        """Returns a token for a form of a session, valid for FORM_S. The session "" is that of the login form."""
+        return self._issue(f"form of {session}", FORM_S, now_s)
+
+    def is_form_valid(self, session: str, token: str, now_s: float | None = None) -> bool:
+        """Whether a form token was issued for this session, has not expired and was not used."""
+        return self._is_issued(f"form of {session}", token, now_s) and token not in self._used_forms
+
+    def use_form(self, token: str) -> None:
+        """Makes a form token invalid."""
+        self._used_forms.add(token)
+
+    def _issue(self, purpose: str, life_s: int, now_s: float | None) -> str:
+        signed = f"{int((time.time() if now_s is None else now_s) + life_s)}.{secrets.token_hex(8)}"
+        return f"{signed}.{self._proof(purpose, signed)}"
+
+    def _is_issued(self, purpose: str, value: str, now_s: float | None) -> bool:
+        signed, _, proof = value.rpartition(".")
+        expiry = signed.partition(".")[0]
         if not (expiry.isascii() and expiry.isdecimal() and len(expiry) <= 12):
             return False
-        is_ours = hmac.compare_digest(self._proof(expiry).encode(), proof.encode())
+        is_ours = hmac.compare_digest(self._proof(purpose, signed).encode(), proof.encode())
         return is_ours and (time.time() if now_s is None else now_s) < int(expiry)
 
-    def _proof(self, expiry: str) -> str:
-        return hmac.digest(self._key, expiry.encode(), sha256).hex()
+    def _proof(self, purpose: str, signed: str) -> str:
+        return hmac.digest(self._key, f"{purpose}:{signed}".encode("utf-8", "surrogateescape"), sha256).hex()
+
+
+def session_label(value: str) -> str:
+    """Returns what tells a session from others in the log, without its proof."""
+    return value.split(".")[1] if value.count(".") == 2 else "?"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 import trio
 
-from .dashboard.source import DashboardSource
+from .dashboard.source import DashboardActions, DashboardSource
 from .metrics import Samples
 
 Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]
@@ -29,3 +29,5 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
     outcome has `is_done`. None for nodes outside a group."""
     dashboard: DashboardSource | None = None
     """None disables the dashboard."""
+    actions: DashboardActions | None = None
+    """Changes that the dashboard offers if a token is set; None offers none."""

@@ -31,6 +31,7 @@ from ha.remoting.local import LocalConnection
 from . import options as make
 from .grpc_access import GuardedCalls
 from .node import Node
+from .own_requests import ask_own_broker
 from .platform import Port
 
 BACKEND_TIMEOUT_S = 3.0
@@ -73,28 +74,13 @@ class OwnBroker:
         if broker_name != self._name:
             raise BrokerUnreachable(f"no broker {broker_name} here")
         connection = self._connection(session)
-        done = trio.Event()
-        answers: list[RemotingCommand | None] = []
-
-        def on_response(response: RemotingCommand | None) -> None:
-            answers.append(response)
-            done.set()
-
         if session is not None and session.access_key:
             command.ext_fields[ACCESS_KEY] = session.access_key
-        connection.expect(command, on_response)
         try:
-            with trio.fail_after(timeout_s):
-                waiting = self._processor.take_admitted(connection, [command])
-                if waiting:
-                    await self._processor.handle(connection, waiting)
-                await done.wait()
+            answer = await ask_own_broker(self._processor, connection, command, timeout_s)
         except trio.TooSlowError:
             reason = f"broker {broker_name} has not answered code {command.code} within {timeout_s:g} s"
             raise BrokerUnreachable(reason, is_timeout=True) from None
-        finally:
-            connection.forget(command)
-        [answer] = answers
         if answer is None:
             raise BrokerUnreachable("the client is gone")
         return answer

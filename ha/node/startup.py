@@ -31,6 +31,7 @@ from ha.store.message_store import open_message_store
 
 from . import options as make
 from .access import NodeAccess, read_access
+from .actions import NodeActions
 from .addresses import NodePorts, advertise, take_ports
 from .config_warnings import warn_about
 from .dashboard import NodeDashboard
@@ -214,6 +215,7 @@ def _open_admin(
         metrics=partial(samples, node),
         switch=partial(switch_master, node) if node.config.is_member else None,
         dashboard=dashboard,
+        actions=NodeActions(node),
     )
     key = AdminKey(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, key, node.platform.run_blocking)

@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from ha.admin import AdminKey, AdminView, open_admin
-from ha.admin.dashboard.login import FIELD_COUNT_MAX
-from ha.admin.sessions import SESSION_S, Sessions
+from ha.admin.attempts import FAILURE_COUNT_MAX, HOST_COUNT_MAX, WINDOW_S, Attempts
+from ha.admin.dashboard.forms import FIELD_COUNT_MAX
+from ha.admin.sessions import ENDED_COUNT_MAX, FORM_S, SESSION_S, Sessions
 from ha.node.ports import BoundPort
+from tests.dashboard.login import TOKEN, form_token, post_token
 from tests.dashboard.source import BODY, KEY, Source
 
-TOKEN = "a-token-of-the-operator"
 MESSAGE = "/dashboard/message?offset=0"
 SEARCH = "/dashboard/messages?topic=t&q=x"
 
@@ -38,11 +39,6 @@ async def dashboard(token: str | None = None, *, is_content_open: bool = True) -
         yield client
 
 
-async def post_token(client: httpx.AsyncClient, token: str, wanted: str = "/dashboard/topics") -> httpx.Response:
-    content = urlencode({"token": token, "next": wanted})
-    return await client.post("/dashboard/login", content=content.encode())
-
-
 # ---- sessions
 
 
@@ -55,37 +51,74 @@ def test_a_session_counts_until_its_end() -> None:
 
 def test_what_is_no_session_of_this_token() -> None:
     sessions, others = Sessions(sha256(b"x").digest()), Sessions(sha256(b"y").digest())
-    expiry, _, proof = sessions.issue(now_s=0).partition(".")
+    expiry, nonce, proof = sessions.issue(now_s=0).split(".")
     longer = str(int(expiry) + 1)
-    for forged in ("", ".", expiry, f"{longer}.{proof}", f".{proof}", f"{expiry}.{proof[:-1]}", f" {expiry}.{proof}",
-                   f"-1.{proof}", f"{'9' * 5000}.{proof}", f"{expiry}.ü", others.issue(now_s=0)):  # fmt: skip
+    for forged in ("", ".", "..", expiry, f"{longer}.{nonce}.{proof}", f".{nonce}.{proof}", f"{expiry}..{proof}",
+                   f"{expiry}.{nonce}.{proof[:-1]}", f" {expiry}.{nonce}.{proof}", f"-1.{nonce}.{proof}",
+                   f"{'9' * 5000}.{nonce}.{proof}", f"{expiry}.{nonce}.ü", f"{expiry}.{nonce}x.{proof}",
+                   others.issue(now_s=0), sessions.form_token("", now_s=0)):  # fmt: skip
         assert not sessions.is_valid(forged, now_s=0), forged
     assert sessions.cookie_name != others.cookie_name  # browsers send both to every port of a host
 
 
-async def test_the_form_gives_a_session_that_reads_and_changes_nothing() -> None:
+def test_each_session_is_its_own_and_can_be_ended() -> None:
+    sessions = Sessions(sha256(b"x").digest())
+    one, other = sessions.issue(), sessions.issue()
+    assert one != other
+    sessions.end(one)
+    assert [sessions.is_valid(each) for each in (one, other)] == [False, True]
+    for _ in range(2 * ENDED_COUNT_MAX):
+        sessions.end("nonsense of a stranger")  # takes no room
+    assert not sessions.is_valid(one)
+
+
+def test_a_form_belongs_to_a_session_and_counts_once() -> None:
+    sessions = Sessions(sha256(b"x").digest())
+    session, other = sessions.issue(), sessions.issue()
+    token = sessions.form_token(session, now_s=0)
+    assert sessions.is_form_valid(session, token, now_s=FORM_S - 1)
+    assert not sessions.is_form_valid(session, token, now_s=FORM_S)
+    for wrong in (other, "", session + "x"):
+        assert not sessions.is_form_valid(wrong, token, now_s=0)
+    assert not sessions.is_form_valid(session, session, now_s=0)
+    sessions.use_form(token)
+    assert not sessions.is_form_valid(session, token, now_s=0)
+    for number in range(ENDED_COUNT_MAX + 1):
+        sessions.use_form(str(number))
+    assert len(sessions._used_forms._values) == ENDED_COUNT_MAX
+
+
+async def test_the_form_gives_a_session_that_only_reads() -> None:
     async with dashboard(TOKEN) as client:
         asked = await client.get("/dashboard/topics?q=a%26b")
         assert asked.status_code == 303
         assert asked.headers["location"] == "/dashboard/login?next=%2Fdashboard%2Ftopics%3Fq%3Da%2526b"
         form = await client.get(asked.headers["location"])
         assert 'value="/dashboard/topics?q=a%26b"' in form.text
-        for wrong in ("", "x", TOKEN + "x", TOKEN[:-1], "ü" * 2000):
+        for wrong in ("", "x", TOKEN + "x", TOKEN[:-1], "ü" * 200):
             refused = await post_token(client, wrong)
             assert refused.status_code == 401
-            assert "set-cookie" not in refused.headers
+            assert re.match(r"halog_\w{8}_form=", refused.headers["set-cookie"])  # of the next form
             assert refused.headers["connection"] == "close"
         let_in = await post_token(client, TOKEN)
         assert (let_in.status_code, let_in.headers["location"]) == (303, "/dashboard/topics")
-        cookie = let_in.headers["set-cookie"]
-        assert re.fullmatch(r"halog_\w{8}=\d+\.[0-9a-f]{64}; HttpOnly; Max-Age=43200; Path=/; SameSite=strict", cookie)
+        cookie, of_form = let_in.headers.get_list("set-cookie")
+        assert "Max-Age=0" in of_form
+        assert re.fullmatch(
+            r"halog_\w{8}=\d+\.\w{16}\.[0-9a-f]{64}; HttpOnly; Max-Age=43200; Path=/; SameSite=strict", cookie
+        )
         for path in ("/", "/dashboard", "/dashboard/topics", "/dashboard/live.json", "/status", "/live"):
             assert (await client.get(path)).status_code in (200, 303), path
         for path in ("/loop?seconds=1", "/dashboard", "/dashboard/topics", "/status"):
             assert (await client.post(path)).status_code == 401, path
+        kept = dict(client.cookies)
+        elsewhere = await client.post("/dashboard/logout", headers={"Sec-Fetch-Site": "cross-site"})
+        assert "set-cookie" not in elsewhere.headers
         assert (await client.post("/dashboard/logout")).status_code == 303
         assert not client.cookies
         assert (await client.get("/status")).status_code == 401
+        client.cookies.update(kept)
+        assert (await client.get("/status")).status_code == 401  # who had it before has it no more
 
 
 @pytest.mark.parametrize(
@@ -97,24 +130,96 @@ async def test_the_form_leads_nowhere_else(wanted: str) -> None:
         assert (await post_token(client, TOKEN, wanted)).headers["location"] == "/dashboard"
 
 
-async def test_a_form_of_any_length_is_not_read() -> None:
+async def test_a_form_of_any_length_or_of_many_fields_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     async with dashboard(TOKEN) as client:
-        answer = await client.post("/dashboard/login", content=f"token={TOKEN}&x=".encode() + b"x" * 100_000)
-        assert answer.status_code == 401
-
-
-async def test_a_form_of_many_fields_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
-    async with dashboard(TOKEN) as client:
-        content = f"token={TOKEN}&next=/dashboard&{'&'.join(f'x{n}=' for n in range(FIELD_COUNT_MAX))}"
-        answer = await client.post("/dashboard/login", content=content.encode())
-        assert answer.status_code == 401
+        good = f"token={TOKEN}&form_token={form_token((await client.get('/dashboard/login')).text)}"
+        for more in ("x" * 100_000, "&".join(f"x{n}=" for n in range(FIELD_COUNT_MAX))):
+            answer = await client.post("/dashboard/login", content=f"{good}&next=/dashboard&{more}".encode())
+            assert answer.status_code == 403
+            assert "set-cookie" in answer.headers
+            assert (await client.get("/status")).status_code == 401
     assert not [record for record in caplog.records if record.exc_info], "no traceback that a stranger asks for"
+
+
+async def test_no_other_site_can_log_a_browser_in() -> None:
+    async with dashboard(TOKEN) as client, dashboard(TOKEN) as stranger:
+        theirs = form_token((await stranger.get("/dashboard/login")).text)
+        own = form_token((await client.get("/dashboard/login")).text)
+        for token, headers in (
+            ("", {}),
+            (theirs, {}),  # the attacker's form, in a browser that has the cookie of its own
+            (own, {"Sec-Fetch-Site": "cross-site"}),
+            (own, {"Sec-Fetch-Site": "same-site"}),  # another port of this host
+            (own, {"Origin": "https://example.org"}),
+        ):
+            content = urlencode({"token": TOKEN, "form_token": token}).encode()
+            answer = await client.post("/dashboard/login", content=content, headers=headers)
+            assert answer.status_code == 403
+            assert "This form has expired" in answer.text
+            assert (await client.get("/status")).status_code == 401
+
+
+async def test_a_session_that_somebody_planted_is_not_taken_over() -> None:
+    async with dashboard(TOKEN) as client:
+        await post_token(client, TOKEN)
+        [(name, planted)] = client.cookies.items()
+        await post_token(client, TOKEN)
+        assert client.cookies[name] != planted
+
+
+async def test_guessing_has_to_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async with dashboard(TOKEN) as client:
+        await post_token(client, TOKEN)
+        for number in range(FAILURE_COUNT_MAX):
+            wrong = f"wrong-{number}"
+            if number % 2:
+                assert (await post_token(client, wrong)).status_code == 401
+            else:
+                answer = await client.get("/live", headers={"Authorization": f"Bearer {wrong}"})
+                assert answer.status_code == 200  # the session
+        refused = await post_token(client, TOKEN)
+        assert refused.status_code == 429
+        assert "Too many wrong tokens from your address. Wait " in refused.text
+        limited = await client.get("/live", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert limited.status_code == 429
+        assert 0 < int(limited.headers["retry-after"]) <= WINDOW_S
+        assert (await client.get("/live")).status_code == 200  # sessions go on
+    assert not [record.getMessage() for record in caplog.records if "wrong-" in record.getMessage()]
+
+
+def test_an_address_waits_until_its_first_mistake_is_a_minute_old() -> None:
+    now = [0.0]
+    attempts = Attempts(lambda: now[0])
+    for second in range(FAILURE_COUNT_MAX):
+        assert attempts.wait_s("10.0.0.1") == 0
+        now[0] = float(second)
+        attempts.note_failure("10.0.0.1")
+    assert attempts.wait_s("10.0.0.1") == WINDOW_S - now[0]
+    assert attempts.wait_s("10.0.0.2") == 0
+    now[0] = WINDOW_S
+    assert attempts.wait_s("10.0.0.1") == 0
+    attempts.note_failure("10.0.0.1")
+    assert attempts.wait_s("10.0.0.1") == 1.0
+
+
+def test_addresses_of_one_network_count_together_and_are_limited() -> None:
+    attempts = Attempts(lambda: 0.0)
+    for number in range(FAILURE_COUNT_MAX):
+        attempts.note_failure(f"2001:db8::{number + 1:x}")
+        attempts.note_failure("::ffff:10.0.0.1")
+    assert attempts.wait_s("2001:db8::ffff") == attempts.wait_s("10.0.0.1") == WINDOW_S
+    assert attempts.wait_s("2001:db8:0:1::1") == 0
+    for number in range(2 * HOST_COUNT_MAX):
+        attempts.note_failure(f"host-{number}")
+    assert len(attempts._failures) == HOST_COUNT_MAX
 
 
 async def test_without_a_token_there_is_no_form() -> None:
     async with dashboard() as client:
         assert (await client.get("/dashboard/login")).headers["location"] == "/dashboard"
-        assert (await post_token(client, TOKEN)).status_code == 403  # nothing can be posted
+        for path in ("/dashboard/login", "/dashboard/act/send"):
+            assert (await client.post(path, content=b"x=1")).status_code == 403  # nothing can be posted
+        assert "no adminToken is set" in (await client.get("/dashboard/act/send")).text
 
 
 # ---- every answer

@@ -7,6 +7,7 @@ Content-Security-Policy or runs what a stranger wrote fails the test that was lo
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -491,7 +492,7 @@ def test_with_a_token_nothing_is_shown_before_it(viewer: Viewer, empty: str) -> 
         page.get_by_role("button", name="Log in").click()
     assert refused.value.status == 401
     expect(page.get_by_role("alert")).to_have_text("Wrong adminToken.")
-    assert context.cookies() == []
+    assert [cookie["name"][-5:] for cookie in context.cookies()] == ["_form"]  # of the form, no session
     assert context.request.get(f"{empty}/dashboard/topics", max_redirects=0).status == 303
     page.get_by_label("This node's adminToken").fill(TOKEN)
     page.get_by_role("button", name="Log in").click()
@@ -507,6 +508,69 @@ def test_with_a_token_nothing_is_shown_before_it(viewer: Viewer, empty: str) -> 
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
     assert context.request.get(f"{empty}/dashboard/topics", max_redirects=0).status == 303
     viewer.troubles.clear()  # Chromium logs the 401
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")])
+def test_actions_from_the_form_to_the_outcome(
+    viewer: Viewer, empty: str, viewport: dict[str, int], scheme: Literal["light", "dark"]
+) -> None:
+    page = viewer.page(viewport, scheme)
+    topic = f"made-{scheme}"
+
+    def is_whole() -> None:
+        assert barriers(page) == ""
+        assert cuts(page) == []
+
+    log_in(page, empty, "/topics", TOKEN)
+    page.get_by_role("link", name="Create a topic").click()
+    is_whole()
+    page.get_by_label("Topic", exact=True).fill("no name")
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_role("status").last).to_contain_text("illegal characters")  # the broker's own check
+    go(page, f"{empty}/dashboard/act/topic")
+    page.get_by_label("Topic", exact=True).fill(topic)
+    page.get_by_label("Queues on this node").fill("2")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_text(f"Create the topic {topic} with 2 queues on this node.")).to_be_visible()
+    is_whole()
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text(f"Topic {topic} has 2 queues now.")).to_be_visible()
+    is_whole()
+    page.get_by_role("link", name=topic).click()
+    page.get_by_role("link", name="Send a message").click()
+    expect(page.get_by_label("Topic", exact=True)).to_have_value(topic)
+    page.get_by_label("Body").fill(f"one\n{HOSTILE}</textarea>")
+    page.get_by_label("Keys").fill("k-1")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_text("Its consumers process it like any other message.")).to_be_visible()
+    page.get_by_role("button", name="Send it").click()
+    expect(page.get_by_text(f"Stored in {topic}, queue")).to_be_visible()
+    go(page, f"{empty}/dashboard/messages?topic={topic}&q=k-1")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.locator("tbody th a").click()
+    assert page.locator("pre").inner_text() == f"one\n{HOSTILE}</textarea>"
+    assert page.evaluate("window.harmed") is None
+    forgive_missing(viewer)
+
+
+def test_another_site_can_not_act(viewer: Viewer, empty: str) -> None:
+    """A page of another origin posts a form to a node whose session the browser has."""
+    page = viewer.page()
+    log_in(page, empty, "", TOKEN)
+    port = empty.rpartition(":")[2]
+    attack = (
+        f'<form method="post" action="http://127.0.0.1:{port}/dashboard/act/topic">'
+        '<input name="topic" value="stolen"><input name="queues" value="1"><input name="permission" value="rw">'
+        '<input name="confirmed" value="1"></form>'
+    )
+    page.route("http://attacker.test/", lambda route: route.fulfill(content_type="text/html", body=attack))
+    page.goto("http://attacker.test/")
+    with page.expect_navigation():
+        page.evaluate("document.forms[0].submit()")
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()  # the cookie was not sent along
+    go(page, f"{empty}/dashboard/topics?q=stolen")
+    expect(page.get_by_text("No topic's name contains")).to_be_visible()
 
 
 def test_the_overview_of_who_is_logged_out_goes_to_the_form(viewer: Viewer, empty: str) -> None:

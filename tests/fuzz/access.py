@@ -12,8 +12,9 @@ from ha.acl.evaluation import CLUSTER, DENIED, GROUP, NO_MATCH, TOPIC, Policies,
 from ha.acl.grpc_signature import AUTHORIZATION, DATE_TIME, read_signature
 from ha.acl.yaml_file import AclFileError, parse_acl_file
 from ha.admin import AdminKey
-from ha.admin.credentials import LOGIN_PATH, AdminGuard
-from ha.admin.dashboard.login import FIELD_COUNT_MAX, Login
+from ha.admin.credentials import ACT_PATH, LOGIN_PATH, AdminGuard
+from ha.admin.dashboard.forms import FIELD_COUNT_MAX
+from ha.admin.dashboard.login import Login
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.access_bodies import AclInfo, PolicyInfo
@@ -152,6 +153,8 @@ def admin_credentials(data: bytes) -> None:
     lines = data.split(b"\n")[:3]
     headers = [(b"authorization", line) for line in lines]
     headers += [(b"cookie", guard.sessions.cookie_name.encode() + b"=" + line) for line in lines]
+    text = data.decode("utf-8", "surrogateescape")
+    assert not guard.sessions.is_form_valid(text, text)
     login = Login(guard, lambda template, **shown: template)
 
     async def receive() -> dict[str, Any]:
@@ -161,8 +164,9 @@ def admin_credentials(data: bytes) -> None:
         for method in ("GET", "POST"):
             scope: dict[str, Any] = {"type": "http", "method": method, "path": "/status", "headers": headers}
             assert guard._refusal(scope) is not None
+            assert guard._refusal({**scope, "path": f"{ACT_PATH}/send"}) is not None
         form = {"type": "http", "method": "POST", "path": LOGIN_PATH, "headers": [], "query_string": data[:100]}
-        assert (await login.submit(Request(form, receive))).status_code == 401
+        assert (await login.submit(Request(form, receive))).status_code == 403
         assert (await login.form(Request(form, receive))).status_code == 200
 
     run_virtually(scenario)
@@ -257,7 +261,7 @@ accounts:
 def credential_seeds() -> list[bytes]:
     """Headers, cookies and forms of who does not know the token."""
     headers = [b"Bearer abc", b"Basic OnNlY3JldA==", b"Basic !!!", b"Bearer \xff", b"a\nb", b""]
-    cookies = [b"9999999999." + b"0" * 64, b"1.", "٣.x".encode()]
+    cookies = [b"9999999999." + b"0" * 16 + b"." + b"0" * 64, b"1..", "٣.x".encode(), "9999999999.x.ü".encode()]
     forms = [b"token=abc&next=/dashboard/topics", b"token=%ff%00&token=", b"&".join([b"a=1"] * (FIELD_COUNT_MAX + 1))]
     return [*headers, *cookies, *forms]
 

@@ -2,6 +2,7 @@
 
 source.py     the interface to the node, and its data types
 pages.py      routes and pages; login.py: the login form
+acting.py     actions: forms and confirmations; operations.py: what each one does; forms.py: reads posted forms
 live.py       the updates of the overview, shared by all viewers; drawing.py: the diagram of the cluster;
               peers.py: the names of its nodes
 bodies.py     message bodies as text; formats.py: numbers and times

@@ -1,20 +1,22 @@
-"""The login form for adminToken, and the logout."""
+"""The login form for adminToken, and the logout.
+
+The form has a token that is bound to a separate cookie, which prevents other sites from logging a browser in. Each
+login issues a new session.
+"""
 
 from __future__ import annotations
 
+import math
+import secrets
 from collections.abc import Callable
-from contextlib import aclosing
-from urllib.parse import parse_qs
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..credentials import DASHBOARD_PATH, LOGIN_PATH, AdminGuard
-from ..sessions import SESSION_S
+from ..sessions import FORM_S, SESSION_S, Sessions
 from .assets import UNCACHED
-
-FORM_SIZE_MAX = 4096
-FIELD_COUNT_MAX = 10
+from .forms import LOGIN_SIZE_MAX, form_fields, is_from_here
 
 Render = Callable[..., str]
 
@@ -30,62 +32,68 @@ class Login:
         """Shows the form, if a token is configured."""
         if self._guard.sessions is None:
             return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
-        return self._page(_safe_redirect(request.query_params.get("next", "")), "", 200)
+        return self._page(request, _safe_redirect(request.query_params.get("next", "")), "", 200)
 
     async def submit(self, request: Request) -> Response:
         """Checks the token, and sets a session cookie."""
         sessions = self._guard.sessions
         if sessions is None:
             return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
-        fields = await _form_fields(request)
+        fields = await form_fields(request, LOGIN_SIZE_MAX)
         wanted = _safe_redirect(fields.get("next", ""))
-        if not self._guard.accepts(fields.get("token", "")):
+        nonce, form_token = request.cookies.get(_form_cookie(sessions), ""), fields.get("form_token", "")
+        if not is_from_here(request) or not sessions.is_form_valid(_LOGIN + nonce, form_token):
+            self._guard.log_rejected(request.scope, 403)
+            return self._page(request, wanted, "This form has expired. Please try again.", 403)
+        if wait_s := self._guard.wait_s(request.scope):
+            self._guard.log_rejected(request.scope, 429)
+            text = f"Too many wrong tokens from your address. Wait {math.ceil(wait_s)} s."
+            return self._page(request, wanted, text, 429)
+        if not self._guard.accepts(request.scope, fields.get("token", "").encode()):
             self._guard.log_rejected(request.scope, 401)
-            return self._page(wanted, "Wrong adminToken.", 401)
+            return self._page(request, wanted, "Wrong adminToken.", 401)
+        sessions.use_form(form_token)
         response = RedirectResponse(wanted, 303, UNCACHED)
-        response.set_cookie(
-            sessions.cookie_name,
-            sessions.issue(),
-            max_age=SESSION_S,
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
+        _set_cookie(request, response, sessions.cookie_name, sessions.issue(), SESSION_S)
+        response.delete_cookie(_form_cookie(sessions), httponly=True, samesite="strict")
         return response
 
     async def logout(self, request: Request) -> Response:
-        """Deletes the session cookie."""
+        """Ends the session, and deletes its cookie."""
         response = RedirectResponse(LOGIN_PATH, 303, UNCACHED)
-        if self._guard.sessions is not None:
-            response.delete_cookie(self._guard.sessions.cookie_name, httponly=True, samesite="strict")
+        sessions = self._guard.sessions
+        if sessions is not None and is_from_here(request):
+            sessions.end(request.cookies.get(sessions.cookie_name, ""))
+            response.delete_cookie(sessions.cookie_name, httponly=True, samesite="strict")
         return response
 
-    def _page(self, wanted: str, error: str, status: int) -> Response:
+    def _page(self, request: Request, wanted: str, error: str, status: int) -> Response:
+        sessions = self._guard.sessions
+        assert sessions is not None
         headers = dict(UNCACHED)
         if error:
             headers["Connection"] = "close"  # one attempt per connection
-        return HTMLResponse(self._render("login.html", wanted=wanted, error=error), status, headers)
+        nonce = secrets.token_hex(16)
+        form_token = sessions.form_token(_LOGIN + nonce)
+        html = self._render("login.html", wanted=wanted, error=error, form_token=form_token)
+        response = HTMLResponse(html, status, headers)
+        _set_cookie(request, response, _form_cookie(sessions), nonce, FORM_S)
+        return response
+
+
+_LOGIN = "login "
+
+
+def _form_cookie(sessions: Sessions) -> str:
+    return f"{sessions.cookie_name}_form"
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str, life_s: int) -> None:
+    is_secure = request.scope.get("scheme") == "https"
+    response.set_cookie(name, value, max_age=life_s, httponly=True, samesite="strict", secure=is_secure)
 
 
 def _safe_redirect(address: str) -> str:
     """Returns the address to continue at after the login, restricted to the dashboard."""
     is_inside = address == DASHBOARD_PATH or address.startswith((f"{DASHBOARD_PATH}/", f"{DASHBOARD_PATH}?"))
     return address if is_inside and "\\" not in address else DASHBOARD_PATH
-
-
-async def _form_fields(request: Request) -> dict[str, str]:
-    """Returns the fields of a posted form; empty if it is too large, incomplete, or has too many fields."""
-    body = b""
-    try:
-        async with aclosing(request.stream()) as chunks:
-            async for chunk in chunks:
-                body += chunk
-                if len(body) > FORM_SIZE_MAX:
-                    return {}
-    except ClientDisconnect:
-        return {}
-    try:
-        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=FIELD_COUNT_MAX)
-    except ValueError:
-        return {}
-    return {name: values[0] for name, values in fields.items()}

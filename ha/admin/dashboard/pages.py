@@ -9,16 +9,17 @@
     /dashboard/groups       ?q=&page=              consumer groups
     /dashboard/group        ?name=                 a group, its members and progress
     /dashboard/live.json, /dashboard/history.json  updates of the overview
+    /dashboard/act/NAME     actions (acting.py)
 
-All pages are read-only and work without scripts, except for automatic updates. The content of messages (bodies,
-properties, keys) is visible to users who have logged in with adminToken. Without a token, it is visible from this
-machine, through a loopback name, if the remoting port lets anonymous clients read.
+All pages work without scripts, except for automatic updates, and only those of actions change anything. The content of
+messages (bodies, properties, keys) is visible to users who have logged in with adminToken. Without a token, it is
+visible from this machine, through a loopback name, if the remoting port lets anonymous clients read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from ..credentials import DASHBOARD_PATH, LOGIN_PATH, LOGOUT_PATH, STATIC_PATH, AdminGuard
+from .acting import Acting
 from .assets import UNCACHED, serve_asset
 from .bodies import BODY_SHOWN_MAX, show_body
 from .drawing import draw, surroundings
@@ -37,7 +39,8 @@ from .formats import parse_time_ms
 from .lag_chart import lag_chart
 from .live import POLL_S, Flow, LiveView
 from .login import Login
-from .source import DashboardSource, Missing, Neighbour
+from .operations import Switch, operations_of
+from .source import DashboardActions, DashboardSource, Missing, Neighbour
 
 if TYPE_CHECKING:
     from .rendering import Renderer
@@ -75,10 +78,13 @@ class Dashboard:
         source: DashboardSource,
         guard: AdminGuard,
         *,
+        actions: DashboardActions | None = None,
+        switch: Switch | None = None,
         wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._source = source
         self._guard = guard
+        self._operations = operations_of(source, actions, switch)
         self._renderer: Renderer | None = None
         self._loading = trio.Lock()
         self._live = LiveView(source, self._render_live, wall_clock_ms=wall_clock_ms)
@@ -105,6 +111,7 @@ class Dashboard:
             Route(LOGIN_PATH, self._checked(login.submit), methods=["POST"]),
             Route(LOGOUT_PATH, login.logout, methods=["POST"]),
             Route(STATIC_PATH + "/{version}/{name}", serve_asset),
+            *Acting(self._operations, self._guard, self._page).routes(self._checked),
             Route(DASHBOARD_PATH + "/{rest:path}", self._checked(self._unknown)),
         ]
 
@@ -272,9 +279,11 @@ class Dashboard:
         return self._page(request, "missing.html", 404, title="Not found", reason=missing.reason)
 
     def _page(self, request: Request, template: str, status: int = 200, **shown: object) -> Response:
+        node = self._live.status()
         html = self._render(
             template,
-            node=self._live.status(),
+            node=node,
+            offered=self._offered(request, node["role"]),
             path=request.url.path.removeprefix(DASHBOARD_PATH),
             here=_address(request),
             has_session=self._guard.sessions is not None,
@@ -282,6 +291,12 @@ class Dashboard:
             **shown,
         )
         return HTMLResponse(html, status, UNCACHED)
+
+    def _offered(self, request: Request, role: str) -> Collection[str]:
+        """Returns the names of the actions that a page can offer."""
+        if self._guard.session_of(request.scope) is None:
+            return ()
+        return self._operations.keys() & ({"switch"} if role == "SLAVE" else self._operations.keys())
 
     def _render(self, template: str, **shown: object) -> str:
         assert self._renderer is not None
@@ -315,7 +330,8 @@ def _is_local(request: Request) -> bool:
 
 def _address(request: Request) -> str:
     """Returns the path and query of a request."""
-    return f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+    query: str = request.scope["query_string"].decode("latin-1")
+    return f"{request.scope['path']}?{query}" if query else str(request.scope["path"])
 
 
 def _text(request: Request, name: str) -> str:

@@ -1,7 +1,8 @@
-"""The data that the dashboard shows of topics, queues, messages and groups, and the interface that provides it.
+"""The data that the dashboard shows of topics, queues, messages and groups, and the interfaces to the node.
 
-The node implements `DashboardSource`. Results are limited by the arguments, and no call blocks the event loop for long.
-Queue offsets are entries, physical offsets bytes, times ms since the epoch. `Missing` explains why there is no result.
+The node implements `DashboardSource` and `DashboardActions`. Results are limited by the arguments, and no call blocks
+the event loop for long. Queue offsets are entries, physical offsets bytes, times ms since the epoch. `Missing` explains
+why there is no result.
 """
 
 from __future__ import annotations
@@ -210,6 +211,39 @@ class GroupDetail(msgspec.Struct, frozen=True, kw_only=True):
     lag: Sequence[LagPoint]
 
 
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to send. `queue_id` None: the broker chooses. `keys`: separated by spaces."""
+
+    topic: str
+    body: bytes
+    keys: str = ""
+    tags: str = ""
+    queue_id: int | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of an action. `text` is a sentence for the user."""
+
+    is_done: bool
+    text: str
+
+
+class OffsetMove(msgspec.Struct, frozen=True):
+    """A group's committed offset in a queue before (None: nothing committed) and after a reset, and the queue's end."""
+
+    queue_id: int
+    before: int | None
+    after: int
+    end: int
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    """The queue offsets [`begin`, `end`) of a group's dead letters."""
+
+    begin: int
+    end: int
+
+
 class DashboardSource(Protocol):
     """Provides the dashboard's data."""
 
@@ -258,3 +292,25 @@ class DashboardSource(Protocol):
 
     async def group(self, name: str, *, topic_count_max: int, queue_count_max: int) -> GroupDetail | Missing:
         """Returns a consumer group with its first topics and queues."""
+
+
+class DashboardActions(Protocol):
+    """Carries out what an operator has confirmed, on this node alone. Each is a request to its broker."""
+
+    async def send(self, message: NewMessage) -> Outcome:
+        """Stores a message in a topic that exists."""
+
+    async def change_topic(self, name: str, queue_count: int, *, is_readable: bool, is_writable: bool) -> Outcome:
+        """Creates a topic, or changes its queues and permission and leaves the rest as it is."""
+
+    async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
+        """Returns what `reset` would do."""
+
+    async def reset(self, group: str, topic: str, to_ms: int | None) -> Outcome:
+        """Moves a group to the first message stored at `to_ms` or later; None: to the end of each queue."""
+
+    def dead_letters(self, group: str) -> DeadLetters | Missing:
+        """Returns where the dead letters of a group are."""
+
+    async def send_back(self, group: str, begin: int, count: int) -> Outcome:
+        """Sends `count` dead letters from queue offset `begin` to their group again; they remain dead letters, too."""

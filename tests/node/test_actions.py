@@ -1,0 +1,136 @@
+"""What an operator changes from the dashboard, on a real node: each is what a client or a tool would do."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+import ha
+from ha.admin.dashboard.source import DeadLetters, Missing, NewMessage, OffsetMove
+from ha.node.actions import NodeActions
+from ha.protocol.codes import Permission
+from ha.protocol.properties import decode_properties, encode_properties
+from ha.protocol.record import Message
+from tests.node.test_library import attached, config, slave_config
+
+
+async def dispatched(node: ha.Node) -> None:
+    log = node.store.log
+    with trio.fail_after(30):
+        while log.dispatched_offset.value < log.max_offset.value:
+            await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+
+
+async def test_a_topic_is_created_and_changed(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as node:
+        actions, topics = NodeActions(node), node.broker.topics
+        outcome = await actions.change_topic("t", 4, is_readable=True, is_writable=True)
+        assert (outcome.is_done, outcome.text) == (True, "Topic t has 4 queues now.")
+        made = topics.get("t")
+        assert made is not None
+        assert (made.read_queue_nums, made.write_queue_nums, made.perm) == (4, 4, Permission.READ | Permission.WRITE)
+        await topics.update(ha.protocol.bodies.TopicConfig(topic_name="o", order=True, topic_sys_flag=1, perm=7))
+        await actions.change_topic("o", 2, is_readable=True, is_writable=False)
+        kept = topics.get("o")
+        assert kept is not None
+        assert (kept.order, kept.topic_sys_flag, kept.perm) == (True, 1, Permission.READ | Permission.INHERIT)
+        for wrong in ("TBW102", "no space", "x" * 200):
+            outcome = await actions.change_topic(wrong, 1, is_readable=True, is_writable=True)
+            assert not outcome.is_done
+            assert outcome.text
+
+
+async def test_a_message_is_sent(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as node:
+        actions = NodeActions(node)
+        await actions.change_topic("t", 2, is_readable=True, is_writable=True)
+        sent = NewMessage(topic="t", body="ü".encode(), keys="k l", tags="x", queue_id=1)
+        outcome = await actions.send(sent)
+        assert (outcome.is_done, outcome.text) == (True, "Stored in t, queue 1, offset 0.")
+        await dispatched(node)
+        [record] = (await node.read("t", 1, 0)).messages
+        properties = decode_properties(record.properties)
+        assert bytes(record.body) == "ü".encode()
+        assert (properties["KEYS"], properties["TAGS"], len(properties["UNIQ_KEY"])) == ("k l", "x", 32)
+        outcome = await actions.send(NewMessage(topic="t", body=b"x"))
+        assert outcome.text.startswith("Stored in t, queue ")
+        assert not (await actions.send(NewMessage(topic="bad name", body=b""))).is_done
+
+
+async def test_a_message_that_is_on_one_node_only_is_told_so(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path, broker_role="SYNC_MASTER")) as node:
+        actions = NodeActions(node)
+        await actions.change_topic("t", 1, is_readable=True, is_writable=True)
+        outcome = await actions.send(NewMessage(topic="t", body=b"x"))
+        assert outcome.is_done
+        assert outcome.text == "Stored in t, queue 0, offset 0, but SLAVE_NOT_AVAILABLE: no slave is connected"
+
+
+async def test_offsets_are_reset_as_planned(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as node:
+        actions, offsets = NodeActions(node), node.broker.offsets
+        await actions.change_topic("t", 2, is_readable=True, is_writable=True)
+        for _ in range(5):
+            await node.put(Message(topic="t", queue_id=0, body=b"x"))
+        await dispatched(node)
+        assert await node.broker.groups.find_or_create("g") is not None
+        offsets.commit("g", "t", 0, 3)
+        assert await actions.planned_reset("g", "t", 0) == [OffsetMove(0, 3, 0, 5), OffsetMove(1, None, 0, 0)]
+        assert await actions.planned_reset("g", "t", None) == [OffsetMove(0, 3, 5, 5), OffsetMove(1, None, 0, 0)]
+        assert offsets.get("g", "t", 0) == 3  # a plan changes nothing
+        outcome = await actions.reset("g", "t", 0)
+        assert (outcome.is_done, outcome.text) == (True, "g continues at the new offsets in 2 queues of t.")
+        assert offsets.get("g", "t", 0) == 0
+        await actions.reset("g", "t", None)
+        assert offsets.get("g", "t", 0) == 5
+        assert isinstance(await actions.planned_reset("g", "nothing", 0), Missing)
+        assert isinstance(await actions.planned_reset("nobody", "t", 0), Missing)
+        assert (await actions.reset("nobody", "t", 0)).text == "Group nobody does not exist"
+
+
+async def test_dead_letters_are_sent_back_to_their_group(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as node:
+        actions = NodeActions(node)
+        assert isinstance(actions.dead_letters("g"), Missing)
+        for number in range(40):
+            properties = {"KEYS": f"k{number}", "RETRY_TOPIC": "orders", "DELAY": "0", "WAIT": "false"}
+            dead = Message(
+                topic="%DLQ%g", queue_id=0, body=b"%d" % number, properties=encode_properties(properties),
+                reconsume_times=16,
+            )  # fmt: skip
+            await node.put(dead)
+        await dispatched(node)
+        assert actions.dead_letters("g") == DeadLetters(0, 40)
+        outcome = await actions.send_back("g", 3, 35)
+        assert (outcome.is_done, outcome.text) == (True, "Sent back 35 messages to g.")
+        await dispatched(node)
+        back = (await node.read("%RETRY%g", 0, 0, count_max=64)).messages
+        assert [bytes(record.body) for record in back] == [b"%d" % number for number in range(3, 38)]
+        assert {record.reconsume_times for record in back} == {0}
+        properties = decode_properties(back[0].properties)
+        assert (properties["KEYS"], properties["RETRY_TOPIC"]) == ("k3", "orders")
+        assert "DELAY" not in properties
+        assert actions.dead_letters("g") == DeadLetters(0, 40)
+
+
+async def test_a_slave_changes_nothing(tmp_path: Path) -> None:
+    async with (
+        ha.open_master(config(tmp_path / "m")) as master,
+        ha.open_slave(slave_config(tmp_path / "s", master)) as slave,
+    ):
+        await attached(master)
+        actions = NodeActions(slave)
+        assert not (await actions.change_topic("t", 1, is_readable=True, is_writable=True)).is_done
+        assert not (await actions.send(NewMessage(topic="t", body=b"x"))).is_done
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+async def test_the_operator_needs_no_account(tmp_path: Path, is_guarded: bool) -> None:
+    acl_file = tmp_path / "acl.yml"
+    acl_file.write_text('accounts: [{accessKey: operator, secretKey: "12345678", admin: true}]\n')
+    acl_file.chmod(0o600)
+    keys = {"acl_enable": True, "acl_file": str(acl_file)} if is_guarded else {}
+    async with ha.open_master(config(tmp_path / "store", **keys)) as node:
+        actions = NodeActions(node)
+        assert (await actions.change_topic("t", 1, is_readable=True, is_writable=True)).is_done
+        assert (await actions.send(NewMessage(topic="t", body=b"x"))).is_done
