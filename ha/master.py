@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractAsyncContextManager
 
 from ha.config import Config
-from ha.process import Entry
+from ha.process import TO_TRY, Entry
 
 
 def open_service(config: Config) -> AbstractAsyncContextManager[str]:
@@ -16,7 +16,14 @@ def open_service(config: Config) -> AbstractAsyncContextManager[str]:
     return serve(open_master(config))
 
 
-ENTRY = Entry("ha.master", Config, open_service, defaults={"brokerRole": "ASYNC_MASTER"}, later="ha.node.later")
+ENTRY = Entry(
+    "ha.master",
+    Config,
+    open_service,
+    defaults={"brokerRole": "ASYNC_MASTER"},
+    unconfigured=TO_TRY,
+    later="ha.node.later",
+)
 
 if __name__ == "__main__":
     sys.exit(ENTRY.main())

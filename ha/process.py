@@ -56,6 +56,8 @@ EXIT_CONFIG = 78
 EXIT_AT_ONCE = 130
 
 _DRAIN_TIMEOUT_S = 5.0
+TO_TRY = {"preallocateCommitLog": "false"}
+"""Defaults of a broker node that was started to try it: it takes little space on the disk"""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 C = TypeVar("C", Config, NameServerConfig, ProxyConfig)
@@ -69,9 +71,17 @@ class Entry(Generic[C]):
     """An entry point: its name, its configuration type, and its service."""
 
     def __init__(
-        self, name: str, struct: type[C], open_service: Open[C], *, defaults: Mapping[str, str] = {}, later: str = ""
+        self,
+        name: str,
+        struct: type[C],
+        open_service: Open[C],
+        *,
+        defaults: Mapping[str, str] = {},
+        unconfigured: Mapping[str, str] = {},
+        later: str = "",
     ) -> None:
-        """`defaults` are the entry point's own defaults, which every other source overrides.
+        """`defaults` are the entry point's own defaults, which every other source overrides; `unconfigured` are those
+        of a process without a configuration file and without variables HA_….
 
         `later` names a module that a worker imports after READY, because it is needed soon but not to serve.
         """
@@ -79,6 +89,7 @@ class Entry(Generic[C]):
         self.struct: type[C] = struct
         self.open_service: Open[C] = open_service
         self.defaults = defaults
+        self.unconfigured = unconfigured
         self.later = later
 
     def main(self, arguments: list[str] | None = None) -> int:
@@ -92,6 +103,7 @@ class Entry(Generic[C]):
             loaded = load_config(
                 self.struct,
                 defaults=self.defaults,
+                unconfigured=self.unconfigured,
                 file=options.config,
                 environment=os.environ,
                 settings=settings,

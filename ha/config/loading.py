@@ -77,18 +77,23 @@ def load_config(
     struct: type[C],
     *,
     defaults: Mapping[str, str] = {},
+    unconfigured: Mapping[str, str] = {},
     file: Path | None = None,
     environment: Mapping[str, str] = {},
     settings: Iterable[str] = (),
 ) -> Loaded[C]:
     """Loads and checks all sources. `environment` is os.environ; `settings` are the `key=value` pairs of `--set`.
+    `unconfigured` are further defaults, for as long as neither a file nor the environment sets a key.
 
     Raises ConfigError for the first mistake, with the others in its `others`.
     """
     errors: list[ConfigError] = []
     texts: dict[str, str] = dict(defaults) | _from_standard_variables(environment, struct)
     given_as: dict[str, str] = {}
-    for source in (_from_file(file), _from_environment(environment, struct, errors), _from_settings(settings, errors)):
+    from_environment = _from_environment(environment, struct, errors)
+    if file is None and not from_environment:
+        texts |= unconfigured
+    for source in (_from_file(file), from_environment, _from_settings(settings, errors)):
         texts |= _without_aliases(source, errors, given_as)
     if tls_file := texts.get(TLS_CONFIG_FILE):
         texts = _from_tls_file(Path(tls_file), errors) | texts

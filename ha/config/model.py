@@ -132,6 +132,10 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """derived: commitlog in storePathRootDir"""
     segment_size: Annotated[int, Meta(ge=4096, le=INT_MAX)] = _key("mappedFileSizeCommitLog", 1_073_741_824)
     """bytes; the same on a master and its slaves"""
+    preallocate: bool = _key("preallocateCommitLog", True)
+    """own; whether a commitlog file gets its whole space on the disk when it is made, so that a full disk refuses
+    messages; otherwise it takes space as messages arrive, and a full disk stops the node; default of `ha.master`,
+    `ha.slave` and `ha.member` without configuration: false"""
     mapped_file_size_consume_queue_bytes: Annotated[int, Meta(ge=20, le=INT_MAX)] = _key(
         "mappedFileSizeConsumeQueue", 6_000_000
     )

@@ -1,4 +1,4 @@
-"""Warns about settings that are accepted but weaker than they may look."""
+"""Warns about settings that are accepted but weaker than they may look, and logs the space that a store takes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,24 @@ def warn_about(config: Config) -> None:
     """Logs the warnings for `config`."""
     _warn_about_plaintext(config)
     _warn_about_unsafe_sync_master(config)
+    _log_disk_space(config)
+
+
+def _log_disk_space(config: Config) -> None:
+    hint = ""
+    if not config.preallocate:
+        hint = (
+            ' hint="files take space as messages arrive, and a full disk stops the node;'
+            ' preallocateCommitLog=true or --config reserves it"'
+        )
+    logger.info(
+        "store.disk_space_planned path=%r preallocated_bytes=%d kept_h=%d disk_percent_max=%d%s",
+        config.store_path_root_dir,
+        config.segment_size if config.preallocate else 0,
+        config.reserved_h,
+        config.disk_max_used_space_percent,
+        hint,
+    )
 
 
 def _warn_about_plaintext(config: Config) -> None:

@@ -29,12 +29,13 @@ def _check_trio() -> None:
 
 @asynccontextmanager
 async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
-    """Runs a master during the block, by default an ASYNC_MASTER on the default ports, and yields its `Node`.
+    """Runs a master during the block, by default an ASYNC_MASTER on the default ports that takes little space on the
+    disk (preallocateCommitLog=false), and yields its `Node`.
 
     Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in exception groups, and RuntimeError
     outside Trio. Leaving or cancelling the block answers or fails the requests in flight and flushes the log."""
     _check_trio()
-    config = Config() if config is None else config
+    config = Config(preallocate=False) if config is None else config
     if config.is_slave:
         raise ConfigError("brokerRole", "SLAVE is not a master role", "ASYNC_MASTER, SYNC_MASTER")
     if config.is_member:
@@ -48,7 +49,7 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
 async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a slave during the block, by default of the master on the default ports; otherwise as `open_master`."""
     _check_trio()
-    config = Config(broker_role="SLAVE") if config is None else config
+    config = Config(broker_role="SLAVE", preallocate=False) if config is None else config
     if not config.is_slave:
         raise ConfigError("brokerRole", f"{config.broker_role} is not a slave role", "SLAVE")
     async with open_node(config) as node:

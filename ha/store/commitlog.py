@@ -64,6 +64,7 @@ class CommitLog(SegmentedLog):
             options.segment_size,
             run_blocking=run_blocking,
             retry_s=options.allocate_retry_s,
+            preallocate=options.preallocate,
         )
         self._torn_to = 0
         self._failure: DiskFailed | None = None

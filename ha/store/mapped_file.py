@@ -1,7 +1,9 @@
 """Segments, the fixed-size files of the commitlog, and the worker that makes the next one in advance.
 
 A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
-all, with its space reserved, so that no put finds the disk full. Sources: MappedFile, AllocateMappedFileService.
+all. With `preallocate` its space is reserved, so that no put finds the disk full; without, a put that does is
+DiskFailed. No write goes through the map, where a full disk would be SIGBUS. Sources: MappedFile,
+AllocateMappedFileService.
 """
 
 from __future__ import annotations
@@ -97,12 +99,14 @@ class SegmentAllocator:
         *,
         run_blocking: RunBlocking,
         retry_s: float,
+        preallocate: bool,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._segment_size = segment_size
         self._run_blocking = run_blocking
         self._retry_s = retry_s
+        self._preallocate = preallocate
         self._wanted: int | None = None
         self._ready: Segment | None = None
         self._failure: DiskFull | OSError | None = None
@@ -188,7 +192,8 @@ class SegmentAllocator:
         return segment
 
     def _make(self, start: int) -> Segment:
-        file = self._disk.create(self._directory / segment_name(start), self._segment_size, allocate=True)
+        path = self._directory / segment_name(start)
+        file = self._disk.create(path, self._segment_size, allocate=self._preallocate)
         segment = Segment(start, self._segment_size, file)
         segment.map()
         return segment

@@ -19,6 +19,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """[storePathCommitLog] `root`/commitlog if None"""
     segment_size: int = 1 << 30
     """[mappedFileSizeCommitLog] bytes"""
+    preallocate: bool = True
+    """Whether segments get their space on the disk when they are made. RocketMQ's get it as they are written"""
     queue_entry_count: int = 300_000
     """[mappedFileSizeConsumeQueue / 20] entries of a consume-queue file"""
     index_enabled: bool = True

@@ -18,6 +18,7 @@ OWN = {
     "otelInterval",
     "otelTraceEvery",
     "healFrom",
+    "preallocateCommitLog",
     "scrubBytesPerSecond",
     "scrubPauseSeconds",
     "adminListenPort",

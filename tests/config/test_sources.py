@@ -2,9 +2,12 @@
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import ha.master
+import ha.slave
 from ha.config import Config, load_config, render
 from ha.errors import ConfigError
 
@@ -24,6 +27,28 @@ def test_the_later_source_wins(tmp_path: Path, given: tuple[str, ...]) -> None:
         settings=[f"listenPort={port['set']}"] if "set" in given else [],
     )
     assert loaded.config.listen_port == port[given[-1]]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, False),
+        ({"settings": ["listenPort=1"]}, False),
+        ({"settings": ["preallocateCommitLog=true"]}, True),
+        ({"environment": {"PATH": "/bin", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a"}}, False),
+        ({"environment": {"HA_BROKER_NAME": "a"}}, True),
+        ({"file": "broker.conf"}, True),
+    ],
+)
+def test_a_node_without_configuration_does_not_preallocate(
+    tmp_path: Path, given: dict[str, Any], expected: bool
+) -> None:
+    (tmp_path / "broker.conf").write_text("")
+    if "file" in given:
+        given = {"file": tmp_path / given["file"]}
+    for entry in (ha.master.ENTRY, ha.slave.ENTRY):
+        loaded = load_config(Config, defaults=entry.defaults, unconfigured=entry.unconfigured, **given)
+        assert loaded.config.preallocate is expected
 
 
 @pytest.mark.parametrize("variable", ["HA_listenPort", "HA_LISTEN_PORT", "HA_LISTENPORT", "HA_listen_port"])

@@ -90,6 +90,24 @@ async def test_put_and_read_back(tmp_path: Path) -> None:
         assert topic.write_queue_nums == 8
 
 
+def disk_bytes(root: Path) -> int:
+    """As `du` counts them."""
+    return sum(path.stat().st_blocks * 512 for path in root.rglob("*"))
+
+
+@pytest.mark.parametrize("preallocate", [False, True])
+async def test_a_log_takes_its_space_at_once_only_if_it_is_told_to(tmp_path: Path, preallocate: bool) -> None:
+    """Queue and index files have RocketMQ's sizes."""
+    segment_size = 64 << 20
+    sizes = {"segment_size": segment_size, "index_slot_count": 5_000_000, "index_entry_count": 20_000_000}
+    async with ha.open_master(config(tmp_path, preallocate=preallocate, **sizes)) as master:
+        assert (await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x"))).status is ha.PutStatus.PUT_OK
+        [segment] = (tmp_path / "commitlog").iterdir()
+        assert segment.stat().st_size == segment_size
+    taken = disk_bytes(tmp_path)
+    assert taken >= segment_size if preallocate else taken < 2 << 20
+
+
 async def test_a_queue_is_read(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master:
         messages = [ha.LogMessage(topic="t", queue_id=1, body=b"%d" % number) for number in range(300)]

@@ -369,6 +369,7 @@ def test_sources_of_configuration(tmp_path: Path) -> None:
         assert process.popen.stdout is not None
         printed = process.popen.stdout.read().splitlines()
     assert {"brokerName=from-file", "regionId=from-environment", "brokerClusterName=from-set"} <= set(printed)
+    assert "preallocateCommitLog=true" in printed
     with Process("ha.master", *arguments, directory=tmp_path, environment=environment) as process:
         ready = process.wait_ready()
         assert status(ready["admin"])["cluster_name"] == "from-set"

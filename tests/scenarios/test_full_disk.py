@@ -7,7 +7,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.processes
 DISK_SIZE = 8 << 20
 MESSAGE_SIZE = 20_000
 EVEN_WHEN_FULL: dict[str, Any] = {
+    "preallocateCommitLog": "true",
     "diskSpaceWarningLevelRatio": 99,
     "diskSpaceCleanForciblyRatio": 99,
     "cleanFileForciblyEnable": "false",
@@ -124,6 +125,33 @@ def test_a_full_disk_under_the_master(tmp_path: Path) -> None:
             assert_stored(master.commitlog, stored + more)
             master.start()
             assert master.status()["store"]["recovered_clean"] is True
+            master.stop()
+
+
+def test_a_full_disk_under_a_log_that_is_not_preallocated(tmp_path: Path) -> None:
+    """The node stops with the reason, and has every acknowledged message once there is room."""
+    with small_disk(tmp_path / "disk") as disk:
+        ballast = Ballast(disk)
+        settings = {**EVEN_WHEN_FULL, "preallocateCommitLog": "false"}
+        with Broker(tmp_path / "m", "ASYNC_MASTER", root=disk / "store", **settings).start() as master:
+            with Client(master.addresses["remoting"]) as client:
+                stored = client.send_all(range(10), MESSAGE_SIZE)
+                eventually("all is dispatched", lambda: is_dispatched(master))
+                ballast.leave(4 * MESSAGE_SIZE)
+                with suppress(OSError, AssertionError):  # the connection ends
+                    for sequence in range(10, 40):
+                        answer = client.send(sequence, MESSAGE_SIZE)
+                        if answer.code == ResponseCode.SUCCESS:
+                            stored.append(answer)
+            assert master.process.wait_exit() == 74
+            assert "No space left on device" in master.log()
+            assert 10 <= len(stored) < 40
+            ballast.drop()
+            master.start()
+            with Client(master.addresses["remoting"]) as client:
+                assert client.send(1000, MESSAGE_SIZE).code == ResponseCode.SUCCESS
+                for answer in stored:
+                    assert sequence_of(client.pull(answer.queue_id, answer.queue_offset)[0]) == answer.sequence
             master.stop()
 
 
