@@ -55,6 +55,7 @@ COMMANDS = {
         "ha.cli.bench:bench",
         "Send messages to TOPIC and measure throughput and latency.",
     ),
+    "broker": ("ha.cli.broker:app", "Add a broker to a running cluster, or drain one."),
     "cluster": ("ha.cli.cluster:app", "Run several broker groups on this machine."),
     "consume": ("ha.cli.consume:consume", "Print the messages of TOPIC."),
     "doctor": (

@@ -34,6 +34,7 @@ from ha.protocol.access_bodies import (
 )
 from ha.protocol.acl import AclCredentials
 from ha.protocol.admin_requests import (
+    BrokerNameRequest,
     ClientConnection,
     ConsumerConnections,
     ConsumeStatsRequest,
@@ -157,6 +158,25 @@ class Admin(ClientUser):
         brokers = [Broker(each.cluster, each.broker_name, dict(each.broker_addrs)) for each in found]
         return sorted(brokers, key=lambda broker: (broker.cluster, broker.name))
 
+    async def wipe_write_permission(self, broker_name: str) -> int:
+        """Makes the name servers tell producers to send to other brokers; returns the number of its topics (205).
+
+        It lasts until the topics of the broker change. The broker still accepts what producers send that don't know it
+        yet: they look up routes every 30 s by default."""
+        return await self._set_write_permission(RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", broker_name)
+
+    async def add_write_permission(self, broker_name: str) -> int:
+        """Undoes `wipe_write_permission`; returns the number of its topics (327)."""
+        return await self._set_write_permission(RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount", broker_name)
+
+    async def _set_write_permission(self, code: RequestCode, count_field: str, broker_name: str) -> int:
+        count = 0
+        for address in self._client.name_servers:
+            answer = await self._ask(address, code, BrokerNameRequest(broker_name=broker_name))
+            told = answer.ext_fields.get(count_field, "")
+            count = max(count, int(told) if told.isdecimal() else 0)
+        return count
+
     async def broker_figures(self, address: str) -> dict[str, str]:
         """Runtime figures of one broker (28), by RocketMQ's names, as text."""
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -261,10 +281,10 @@ class Admin(ClientUser):
 
     # Groups
 
-    async def groups(self) -> dict[str, GroupConfig]:
-        """All consumer groups known to a master, sorted by name."""
+    async def groups(self, *, broker_names: Sequence[str] | None = None) -> dict[str, GroupConfig]:
+        """All consumer groups known to a master of the named broker sets, by default of all, sorted by name."""
         found: dict[str, GroupConfig] = {}
-        for address in await self._masters(None):
+        for address in await self._masters(broker_names):
             answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             found |= read_as(GroupTable, answer.body).subscription_group_table
         return dict(sorted(found.items()))
@@ -355,12 +375,14 @@ class Admin(ClientUser):
 
     # Offsets
 
-    async def consumer_progress(self, group: str, topic: str | None = None) -> ConsumerProgress:
-        """The progress of `group` in `topic`, by default in all topics that it consumes."""
+    async def consumer_progress(
+        self, group: str, topic: str | None = None, *, broker_names: Sequence[str] | None = None
+    ) -> ConsumerProgress:
+        """The progress of `group` in `topic`, by default in all topics that it consumes, on the named broker sets."""
         queues: list[QueueProgress] = []
         rate = 0.0
         header = ConsumeStatsRequest(consumer_group=group, topic=topic)
-        for address in await self._masters(None):
+        for address in await self._masters(broker_names):
             answer = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
             table, consumed_per_s = decode_consume_stats(answer.body)
             rate += consumed_per_s

@@ -24,7 +24,7 @@ import trio
 from ha.acl import NAME_SERVER_RULES
 from ha.errors import RemoteProtocolError
 from ha.log_rate_limiter import LogRateLimiter
-from ha.protocol.admin_requests import TopicRequest
+from ha.protocol.admin_requests import BrokerNameRequest, TopicRequest
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
 from ha.protocol.codes import DUPLICATE_BROKERS, VERSION_STANDARD_JSON, RequestCode, ResponseCode
 from ha.protocol.config_body import change_fault, encode_config
@@ -56,12 +56,6 @@ class SettingRequest(Header):
     namespace: str
     key: str = ""
     value: str = ""
-
-
-class BrokerNameRequest(Header):
-    """205, 327 and 901."""
-
-    broker_name: str
 
 
 class ClusterRequest(Header):

@@ -83,6 +83,12 @@ class TopicRequest(Header):
     cluster_name: str | None = None
 
 
+class BrokerNameRequest(Header):
+    """205 WIPE_WRITE_PERM_OF_BROKER, 327 ADD_WRITE_PERM_OF_BROKER and 901 GET_BROKER_MEMBER_GROUP."""
+
+    broker_name: str
+
+
 class GroupRequest(Header):
     """343 QUERY_TOPICS_BY_CONSUMER and 352 GET_SUBSCRIPTIONGROUP_CONFIG; 303 QUERY_CONSUME_TIME_SPAN with a topic."""
 

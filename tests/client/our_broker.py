@@ -18,7 +18,7 @@ from tests.client.fake_broker import route_body
 NAMES = "names:9876"
 
 
-class _OverTrio(ByteStream):
+class OverTrio(ByteStream):
     """A trio stream as the SDK expects it."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -59,10 +59,10 @@ def run_with_our_broker(folder: Path, body: Callable[[Node, ClientOptions], Awai
 
             async def connect(host: str, port: int) -> ByteStream:
                 if host == HOST:
-                    return _OverTrio(await node.listener.connect())
+                    return OverTrio(await node.listener.connect())
                 ours, theirs = memory_stream_pair()
                 nursery.start_soon(_answer_routes, theirs, node)
-                return _OverTrio(ours)
+                return OverTrio(ours)
 
             with trio.fail_after(600):
                 await body(node, ClientOptions(connect=connect))

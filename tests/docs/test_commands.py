@@ -1,4 +1,4 @@
-"""Runs the commands of the tutorial, of docs/failover.md and of docs/upgrading.md, except for installations."""
+"""Runs the commands of the tutorial, failover.md, scaling.md and upgrading.md, except for installations."""
 
 import json
 import os
@@ -39,6 +39,19 @@ def test_failover_page(tmp_path: Path) -> None:
     group, switch = blocks("failover.md")
     started = "".join(line for line in group.splitlines(True) if not line.startswith(("pip install", "apt install")))
     run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
+
+
+@pytest.mark.processes
+def test_scaling_page(tmp_path: Path) -> None:
+    """With a shorter time to settle: tests/cli/test_broker.py has producers, on a virtual clock."""
+    start, grow, drain, stop = blocks("scaling.md")
+    assert drain == "ha broker drain broker-c\n"
+    show = "ha topic describe orders --json\n"
+    told = run_script(traced([start, grow, show, drain.replace("\n", " --settle 0 --wait 200\n"), stop]), tmp_path)
+    assert "broker-c: 1 topics and 1 groups created" in told
+    assert told.count('"broker": "broker-c"') == 4
+    assert "broker-c: drained; it can be stopped" in told
+    assert "broker-c: producers may send to its " in told
 
 
 def latest(count: int) -> tuple[str, float]:

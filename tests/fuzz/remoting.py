@@ -7,7 +7,7 @@ import msgspec
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.namesrv import processor as namesrv
 from ha.protocol import headers
-from ha.protocol.admin_requests import TopicRequest
+from ha.protocol.admin_requests import BrokerNameRequest, TopicRequest
 from ha.protocol.group_requests import GetConsumerListRequest, UnregisterClientRequest
 from ha.protocol.headers import Header, parse_header
 from ha.protocol.remoting import (
@@ -41,7 +41,7 @@ HEADERS: tuple[type[Header], ...] = (
     UnregisterClientRequest,
     GetConsumerListRequest,
     namesrv.SettingRequest,
-    namesrv.BrokerNameRequest,
+    BrokerNameRequest,
     TopicRequest,
     namesrv.ClusterRequest,
     namesrv.HeartbeatRequest,

@@ -1,0 +1,270 @@
+"""`ha broker …`: adds a broker to a running cluster, and takes one out of it, without a failed send.
+
+A drained broker gets no new messages, and can be stopped once everything that it holds is consumed. Requests: 205 and
+327 of the name servers (mqadmin: wipeWritePerm, addWritePerm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import anyio
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+
+from ha.cli.asking import Json, ask
+from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
+from ha.cli.flags import LOCAL_CLIENT, ClientFlags
+from ha.cli.names import user_groups, user_topics
+from ha.cli.showing import notices, print_json, safe
+from ha.client import Admin, Client
+from ha.client.admin import Broker
+from ha.errors import BrokerError
+from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
+from ha.protocol.java_json import read_as
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import HALF_TOPIC
+
+app = cyclopts.App(name="broker", help="Add a broker to a running cluster, or drain one.", help_format="markdown")
+
+SETTLE_S = 35.0
+"""Clients look up routes every 30 s by default (pollNameServerInterval), and until then send to a drained broker."""
+_LOOK_INTERVAL_S = 5.0
+_TRANSACTIONS_GROUP = "CID_RMQ_SYS_TRANS"
+"""Group whose lag in the half topic is the half messages from the first open one on"""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What a broker still holds."""
+
+    groups: dict[str, int] = {}
+    """Consumer group -> messages that it has not consumed or not acknowledged"""
+    delayed_count: int = 0
+    timer_count: int = 0
+    """Timer messages that are not due yet"""
+    half_count: int = 0
+    """At least this many half messages if it is greater than 0; those after an open one are counted, too"""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is consumed."""
+        return self == Left()
+
+    def __str__(self) -> str:
+        parts = [f"group {safe(group)}: {count:,} messages" for group, count in self.groups.items()]
+        for count, what in (
+            (self.delayed_count, "delayed messages"),
+            (self.timer_count, "timer messages"),
+            (self.half_count, "half messages of transactions"),
+        ):
+            if count:
+                parts.append(f"{count:,} {what}")
+        return "; ".join(parts) or "nothing"
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """Result of draining a broker."""
+
+    broker: str
+    is_drained: bool
+    left: Left
+
+
+@app.command
+def drain(
+    broker: str,
+    /,
+    *,
+    wait: Annotated[float, Parameter(help="Maximum time to wait until it is drained, in seconds.")] = 600.0,
+    settle: Annotated[
+        float, Parameter(help="Minimum time until all producers have new routes, in seconds.")
+    ] = SETTLE_S,
+    json: Json = False,
+    client: ClientFlags = LOCAL_CLIENT,
+) -> int:
+    """Make producers send to other brokers, and wait until everything on this one is consumed.
+
+    Repeat it until it succeeds, then stop the broker. It removes the broker's write permission at the name servers, so
+    consumers still read it. The name servers give the permission back when a topic of the broker changes, and when it
+    restarts; while this command waits, it removes it again.
+
+    Exit codes: 0 drained; 1 not within --wait, and what is left; 2 usage, or a topic exists on no other broker; 69 a
+    name server or the broker can't be reached.
+    """
+    if not 0 <= wait <= 7 * 86400:
+        raise UsageError("--wait must be from 0 to 604800 s")
+    if not 0 <= settle <= 3600:
+        raise UsageError("--settle must be from 0 to 3600 s")
+
+    def report(left: Left) -> None:
+        if not json:
+            notices().print(f"ha: {safe(broker)} still holds: {left}")
+
+    done = ask(lambda admin, sdk: drain_broker(admin, sdk, broker, wait, settle, report), client)
+    if json:
+        print_json(done)
+    elif done.is_drained:
+        print(f"{safe(broker)}: drained; it can be stopped")
+    else:
+        notices().print(f"ha: {safe(broker)} is not drained after {wait:g} s; left: {done.left}")
+    return EXIT_DONE if done.is_drained else EXIT_REFUSED
+
+
+async def drain_broker(
+    admin: Admin, client: Client, name: str, wait_s: float, settle_s: float, report: Callable[[Left], None]
+) -> Drained:
+    """Drains a broker, and calls `report` when what is left has changed. UsageError, and the errors of Admin."""
+    brokers = await _brokers(admin, name)
+    address = brokers[name].addresses[MASTER_ID]
+    await _check_others(admin, name, brokers)
+    began = anyio.current_time()
+    reported: Left | None = None
+    while True:
+        await admin.wipe_write_permission(name)
+        left = await _look(admin, client, name, address)
+        waited_s = anyio.current_time() - began
+        is_drained = left.is_empty and waited_s >= settle_s
+        if is_drained or waited_s >= wait_s:
+            return Drained(name, is_drained, left)
+        if left not in (reported, Left()):
+            report(left)
+            reported = left
+        until_s = min(wait_s, settle_s) if waited_s < min(wait_s, settle_s) else wait_s
+        await anyio.sleep(min(_LOOK_INTERVAL_S, until_s - waited_s))
+
+
+async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
+    """Returns the brokers of the cluster of `name` that have a master, by name. UsageError if it is not one of them."""
+    found = {each.name: each for each in await admin.brokers() if MASTER_ID in each.addresses}
+    if name not in found:
+        raise UsageError(f"no master called {safe(name)} is registered; there are {safe(', '.join(found)) or 'none'}")
+    return {each.name: each for each in found.values() if each.cluster == found[name].cluster}
+
+
+async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
+    """Checks that each topic which takes messages on this broker takes them on another one, too. UsageError."""
+    own: set[str] = set()
+    elsewhere: set[str] = set()
+    for each in brokers:
+        configs = await admin.topic_configs(each)
+        writable = {topic for topic, config in configs.items() if config.perm & Permission.WRITE}
+        if each == name:
+            own = set(user_topics(writable, brokers.values()))
+        else:
+            elsewhere |= writable
+    if missing := sorted(own - elsewhere):
+        others = sorted(brokers.keys() - {name})
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        cure = f"ha broker join {others[0]}" if others else "start another broker, and run ha broker join BROKER"
+        raise UsageError(
+            f"sends would fail: no other broker has {safe(', '.join(missing[:3]))}{more}; create it there: {safe(cure)}"
+        )
+
+
+async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
+    """Returns what the broker at `address` still holds."""
+    groups = user_groups(await admin.groups(broker_names=[name]))
+    behind = {group: lag for group in groups if (lag := await _lag(admin, group, name))}
+    figures = await admin.broker_figures(address)
+    delayed = 0
+    for key, value in figures.items():
+        if key.startswith("scheduleMessageOffset_"):
+            delivered, _, end = value.partition(",")
+            delayed += int(end) - int(delivered)
+    return Left(
+        groups=behind,
+        delayed_count=delayed,
+        timer_count=await _timer_count(client, address),
+        half_count=await _lag(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC),
+    )
+
+
+async def _lag(admin: Admin, group: str, name: str, topic: str | None = None) -> int:
+    """Returns the lag of a group on a broker; 0 if it has no offsets there."""
+    try:
+        return (await admin.consumer_progress(group, topic, broker_names=[name])).lag
+    except BrokerError as error:
+        if error.code != ResponseCode.SYSTEM_ERROR:
+            raise
+        return 0  # RocketMQ's response for a group that has not consumed yet
+
+
+class _TimerMetric(msgspec.Struct):
+    count: int = 0
+
+
+class _TimerMetrics(msgspec.Struct, rename="camel"):
+    timing_count: dict[str, _TimerMetric] = {}
+
+
+async def _timer_count(client: Client, address: str) -> int:
+    """Returns the number of pending timer messages (61); 0 if the broker has no timers."""
+    try:
+        answer = await client.connections.request(address, RemotingCommand(RequestCode.GET_TIMER_METRICS))
+    except BrokerError as error:
+        if error.code not in (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR):
+            raise
+        return 0
+    return sum(each.count for each in read_as(_TimerMetrics, answer.body or b"{}").timing_count.values())
+
+
+@app.command
+def undrain(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
+    """Let producers send to a drained broker again. They do within 30 s."""
+
+    async def question(admin: Admin, _: Client) -> int:
+        await _brokers(admin, broker)
+        return await admin.add_write_permission(broker)
+
+    count = ask(question, client)
+    if json:
+        print_json({"broker": broker, "topic_count": count})
+    else:
+        print(f"{safe(broker)}: producers may send to its {count:,} topics")
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """What was created on a broker."""
+
+    broker: str
+    topics: list[str]
+    groups: list[str]
+
+
+@app.command
+def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
+    """Create the topics and consumer groups of the other brokers on a broker that was added to the cluster.
+
+    They get the settings and numbers of queues that they have on the other brokers. What the broker has already stays.
+    """
+    joined = ask(lambda admin, _: join_broker(admin, broker), client)
+    if json:
+        print_json(joined)
+    else:
+        print(f"{safe(broker)}: {len(joined.topics):,} topics and {len(joined.groups):,} groups created")
+
+
+async def join_broker(admin: Admin, name: str) -> Joined:
+    """Creates the missing topics and groups, groups first, so that consumers can read a topic once it exists."""
+    brokers = await _brokers(admin, name)
+    own_groups, own_topics = await admin.groups(broker_names=[name]), await admin.topic_configs(name)
+    others = [each for each in brokers if each != name]
+    groups = {
+        group: config for group, config in (await admin.groups(broker_names=others)).items() if group not in own_groups
+    }
+    groups = {group: groups[group] for group in user_groups(groups)}
+    for config in groups.values():
+        await admin.create_group(config, broker_names=[name])
+    known = {topic: config for each in others for topic, config in (await admin.topic_configs(each)).items()}
+    topics = [topic for topic in user_topics(sorted(known), brokers.values()) if topic not in own_topics]
+    for topic in topics:
+        await admin.create_topic(
+            topic,
+            queue_count=known[topic].write_queue_nums,
+            permission=known[topic].perm & ~Permission.INHERIT,
+            attributes=known[topic].attributes,
+            broker_names=[name],
+        )
+    return Joined(name, topics, list(groups))

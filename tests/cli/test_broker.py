@@ -1,0 +1,195 @@
+"""`ha broker`: brokers are added and drained while producers and consumers of the SDK run, on a virtual clock."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from typing import Any
+
+import anyio
+import pytest
+import trio
+from anyio.abc import ByteStream
+from trio.testing import MockClock
+
+from ha.cli import run
+from ha.cli.broker import Drained, Joined, Left, drain_broker, join_broker
+from ha.cli.exits import UsageError
+from ha.client import (
+    Admin,
+    Client,
+    ClientOptions,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    TransactionState,
+)
+from ha.errors import HalogError
+from ha.protocol.bodies import GroupConfig
+from tests.cli.doctoring import closed_port
+from tests.client.our_broker import OverTrio
+from tests.load.memory_cluster import Host, MemoryNetwork
+
+A, B = "10.0.0.1", "10.0.0.2"
+NAMES = f"{A}:9876"
+ROUTES_REFRESHED_S = 40
+
+
+class World:
+    """Master broker-a, with the name server, and an SDK that reaches it. `add` starts broker-b."""
+
+    def __init__(self, network: MemoryNetwork, client: Client, admin: Admin) -> None:
+        self.network = network
+        self.client = client
+        self.admin = admin
+        self.reported: list[Left] = []
+
+    def add(self) -> Any:
+        return Host(self.network, B).node("ASYNC_MASTER", broker_name="broker-b", name_server_addresses=NAMES)
+
+    async def drain(self, name: str, wait_s: float, settle_s: float = ROUTES_REFRESHED_S) -> Drained:
+        return await drain_broker(self.admin, self.client, name, wait_s, settle_s, self.reported.append)
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    network = MemoryNetwork()
+
+    async def connect(host: str, port: int) -> ByteStream:
+        return OverTrio(await network.connect("10.0.9.9", f"{host}:{port}"))
+
+    async with (
+        Host(network, A).node("ASYNC_MASTER"),
+        Client([NAMES], options=ClientOptions(connect=connect)) as client,
+        Admin(client) as admin,
+    ):
+        yield World(network, client, admin)
+
+
+async def test_a_broker_is_added_and_drained_without_a_failed_send(autojump_clock: MockClock) -> None:
+    sent: dict[bytes, str] = {}
+    """Body -> broker name"""
+    failures: list[HalogError] = []
+    consumed: list[bytes] = []
+    numbers = count()
+
+    async def handle(message: ReceivedMessage) -> None:
+        consumed.append(message.body)
+
+    async def send_on(producer: Producer) -> None:
+        while True:
+            body = b"%d" % next(numbers)
+            try:
+                result = await producer.send(Message("orders", body))
+                sent[body] = result.queue.broker_name
+            except HalogError as error:
+                failures.append(error)
+            await trio.sleep(0.2)
+
+    async def brokers_of_next_sends() -> set[str]:
+        known = len(sent)
+        await trio.sleep(10)
+        return set(list(sent.values())[known:])
+
+    async with world() as cluster, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        await cluster.admin.create_topic("orders", queue_count=3)
+        await cluster.admin.create_group(GroupConfig(group_name="billing", retry_max_times=5))
+        await stack.enter_async_context(
+            PushConsumer(cluster.client, handle, group="billing", subscriptions={"orders": "*"})
+        )
+        producer = await stack.enter_async_context(Producer(cluster.client, group="shop"))
+        for _ in range(3):
+            tasks.start_soon(send_on, producer)
+        assert await brokers_of_next_sends() == {"broker-a"}
+
+        async with cluster.add():
+            assert await join_broker(cluster.admin, "broker-b") == Joined("broker-b", ["orders"], ["billing"])
+            assert (await cluster.admin.topic_configs("broker-b"))["orders"].write_queue_nums == 3
+            assert (await cluster.admin.groups(broker_names=["broker-b"]))["billing"].retry_max_times == 5
+            assert await join_broker(cluster.admin, "broker-b") == Joined("broker-b", [], [])
+            await trio.sleep(ROUTES_REFRESHED_S)
+            assert await brokers_of_next_sends() == {"broker-a", "broker-b"}
+
+            assert await cluster.drain("broker-b", 600) == Drained("broker-b", True, Left())
+            assert await brokers_of_next_sends() == {"broker-a"}
+        assert await brokers_of_next_sends() == {"broker-a"}  # broker-b has stopped
+        tasks.cancel_scope.cancel()
+        await stack.aclose()
+    assert not failures
+    assert len(consumed) == len(set(consumed))
+    assert set(sent) <= set(consumed)
+    assert {"broker-a", "broker-b"} == set(sent.values())
+
+
+async def undecided(_: object) -> TransactionState:
+    return TransactionState.UNKNOWN
+
+
+async def test_what_a_broker_still_holds_is_told(autojump_clock: MockClock) -> None:
+    async with world() as cluster, cluster.add():
+        await cluster.admin.create_topic("orders", queue_count=1)
+        await cluster.admin.create_group(GroupConfig(group_name="billing"))
+        queue = MessageQueue("orders", "broker-b", 0)
+        async with Producer(cluster.client, group="shop", check=undecided) as producer:
+            for _ in range(3):
+                await producer.send(Message("orders", b"x"), queue=queue)
+            await producer.send(Message("orders", b"x", delay_level=18), queue=queue)
+            await producer.send(Message("orders", b"x", delay_s=86_400), queue=queue)
+            await producer.send_in_transaction(Message("orders", b"x"), undecided, queue=queue)
+            await cluster.admin.reset_offsets("billing", "orders", None)
+            await producer.send(Message("orders", b"x"), queue=queue)
+            await producer.send(Message("orders", b"x"), queue=queue)
+            found = await cluster.drain("broker-b", 100)
+            left = Left(groups={"billing": 2}, delayed_count=1, timer_count=1, half_count=1)
+            assert found == Drained("broker-b", False, left)
+            assert cluster.reported[-1] == left
+            assert (await cluster.drain("broker-a", 0)).left == Left()
+    assert str(left) == (
+        "group billing: 2 messages; 1 delayed messages; 1 timer messages; 1 half messages of transactions"
+    )
+
+
+async def test_name_servers_that_give_write_permission_back_lose_it_again(autojump_clock: MockClock) -> None:
+    """They do when a topic of the broker changes (RouteInfoManager.registerBroker)."""
+    async with world() as cluster, cluster.add(), anyio.create_task_group() as tasks:
+        await cluster.admin.create_topic("orders", queue_count=1)
+
+        async def change() -> None:
+            await trio.sleep(20)
+            await cluster.admin.create_topic("orders", queue_count=2)
+
+        tasks.start_soon(change)
+        assert (await cluster.drain("broker-b", 100)).is_drained
+        route = await cluster.admin.route("orders")
+        assert {each.broker_name for each in route.write_queues} == {"broker-a"}
+        assert {each.broker_name for each in route.read_queues} == {"broker-a", "broker-b"}
+
+
+async def test_a_broker_whose_topics_nobody_else_has_is_not_drained(autojump_clock: MockClock) -> None:
+    async with world() as cluster, cluster.add():
+        await cluster.admin.create_topic("orders", broker_names=["broker-b"])
+        with pytest.raises(UsageError, match="no other broker has orders; create it there: ha broker join broker-a"):
+            await cluster.drain("broker-b", 0)
+        with pytest.raises(UsageError, match="no master called broker-c is registered; there are broker-a, broker-b"):
+            await cluster.drain("broker-c", 0)
+        await join_broker(cluster.admin, "broker-a")
+        await cluster.drain("broker-b", 0)
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    with closed_port() as address:
+        yield address
+
+
+@pytest.mark.parametrize("words", [["drain", "b"], ["undrain", "b"], ["join", "b"]], ids=" ".join)
+def test_nobody_there(words: list[str], nowhere: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["broker", *words, "--servers", nowhere, "--timeout", "5"]) == 69
+    assert "no name server can be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--wait", "-1"), ("--settle", "3601")])
+def test_usage_errors(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["broker", "drain", "b", f"{flag}={value}"]) == 2
+    assert f"{flag} must be from 0" in capsys.readouterr().err
