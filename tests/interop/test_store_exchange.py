@@ -141,12 +141,12 @@ async def check_answers_to_slaves(broker: Broker) -> None:
     assert set(found["timingCount"]["timed"]) == {"count", "timeStamp"}
 
 
-async def pop_some(name_server: str) -> None:
+async def pop_some(name_server: str, topic: str) -> None:
     """Three messages are popped, and one of them is acknowledged."""
     async with Producer(name_server, group="poppers") as producer:
         for body in (b"acknowledged", b"in flight 1", b"in flight 2"):
-            await retry_on((HalogError,), lambda body=body: producer.send(Message("popped", body)))  # type: ignore[misc]
-    async with simple_consumer(name_server) as consumer:
+            await retry_on((HalogError,), lambda body=body: producer.send(Message(topic, body)))  # type: ignore[misc]
+    async with simple_consumer(name_server, topic) as consumer:
         left = {b"acknowledged", b"in flight 1", b"in flight 2"}
         with trio.fail_after(30):
             while left:
@@ -156,12 +156,12 @@ async def pop_some(name_server: str) -> None:
                         await message.ack()
 
 
-async def popped_again(name_server: str) -> Counter[bytes]:
+async def popped_again(name_server: str, topic: str) -> Counter[bytes]:
     """What the group gets after the invisible time, and a new message."""
     found: Counter[bytes] = Counter()
     async with Producer(name_server, group="poppers") as producer:
-        await retry_on((HalogError,), lambda: producer.send(Message("popped", b"new")))
-    async with simple_consumer(name_server) as consumer:
+        await retry_on((HalogError,), lambda: producer.send(Message(topic, b"new")))
+    async with simple_consumer(name_server, topic) as consumer:
         with trio.move_on_after(10):
             while True:
                 for message in await consumer.receive(32, invisible_s=INVISIBLE_S):
@@ -170,8 +170,21 @@ async def popped_again(name_server: str) -> Counter[bytes]:
     return found
 
 
-def simple_consumer(name_server: str) -> SimpleConsumer:
-    return SimpleConsumer(name_server, group="poppers", subscriptions={"popped": "*"}, start_from=StartFrom.FIRST)
+async def hand_back_pops(name_server: str, giver: Broker, taker: Broker) -> Counter[bytes]:
+    """`taker` has two popped messages in flight, and stops; `giver` opens its folder.
+
+    Returns what POP consumers get again.
+    """
+    await pop_some(name_server, "popped-back")
+    popped_at = trio.current_time()
+    await taker.stop()
+    await giver.start()
+    await trio.sleep_until(popped_at + INVISIBLE_S + 5)
+    return await popped_again(name_server, "popped-back")
+
+
+def simple_consumer(name_server: str, topic: str) -> SimpleConsumer:
+    return SimpleConsumer(name_server, group="poppers", subscriptions={topic: "*"}, start_from=StartFrom.FIRST)
 
 
 async def hand_over_timers(name_server: str, giver: Broker, taker: Broker) -> tuple[Counter[bytes], Counter[bytes]]:
@@ -192,7 +205,7 @@ async def hand_over_timers(name_server: str, giver: Broker, taker: Broker) -> tu
             await trio.sleep(DELIVERED_S + 3)
             assert await timer_bodies(consumer) == {b"now": 1, b"delivered": 1}
         await check_answers_to_slaves(giver)
-        await pop_some(name_server)
+        await pop_some(name_server, "popped")
         await giver.kill()
         await taker.start()
         assert trio.current_time() - sent_at < TIMER_S - 5, "too slow a machine for this test"
@@ -201,7 +214,7 @@ async def hand_over_timers(name_server: str, giver: Broker, taker: Broker) -> tu
         await trio.sleep_until(sent_at + TIMER_S - 2)
         assert b"pending" not in await timer_bodies(consumer), "it is not due"
         await trio.sleep_until(sent_at + TIMER_S + 3)
-        return await timer_bodies(consumer), await popped_again(name_server)
+        return await timer_bodies(consumer), await popped_again(name_server, "popped")
 
 
 @only_5
@@ -214,6 +227,8 @@ async def test_halog_takes_over_the_timers_of_a_real_broker(children: Children, 
     assert popped == {b"acknowledged": 1, b"in flight 1": 1, b"in flight 2": 1, b"new": 1}
     # Its progress is in files that halog does not read: what it delivered is delivered again.
     assert timed == {b"now": 1, b"delivered": 2, b"pending": 1}
+    # A broker that stops saves the offsets, which are past what is in flight.
+    assert await hand_back_pops(name_server, giver, taker) == {b"new": 1}
 
 
 @only_5
@@ -226,3 +241,4 @@ async def test_a_real_broker_takes_over_the_timers_of_halog(children: Children, 
     # Neither reads the other's POP records. The giver was killed before it saved the group's offsets.
     assert popped == {b"acknowledged": 1, b"in flight 1": 1, b"in flight 2": 1, b"new": 1}
     assert timed == {b"now": 1, b"delivered": 2, b"pending": 1}
+    assert await hand_back_pops(name_server, giver, taker) == {b"new": 1}
