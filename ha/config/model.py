@@ -26,7 +26,8 @@ from .check import DERIVED, check_bounds, raise_errors
 from .failover_keys import FailoverKeys, check_failover, derive_failover
 from .key import INT_MAX, Interval
 from .key import key as _key
-from .tls_keys import ServerTlsKeys, check_tls, derive_tls
+from .link_keys import LinkKeys, check_link, derive_link
+from .tls_keys import check_tls, derive_tls
 from .user_keys import check_users
 
 LONG_MAX = 2**63 - 1
@@ -309,7 +310,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
         errors += _check_sizes(self)
         errors += _check_replication(self)
         errors += _check_tls(self)
-        errors += check_access(self)
+        errors += check_link(self) + check_access(self)
         errors += check_users(self)
         errors += check_acl(self, has_tls=self.takes_tls, has_users=self.authentication_enabled)
         errors += check_failover(self)
@@ -320,6 +321,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field, value)
 
         derive_tls(self)
+        derive_link(self)
         derive_broker_tls(self)
         derive_acl(self)
         derive_failover(self)
@@ -376,7 +378,7 @@ class NameServerConfig(AclKeys, frozen=True, kw_only=True):
         raise_errors(check_tls(self) + check_acl(self, has_tls=self.takes_tls))
 
 
-class ProxyConfig(ServerTlsKeys, frozen=True, kw_only=True):
+class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
     """A front for RocketMQ 5's gRPC clients, by default on loopback port 8081."""
 
     bind_address: Host = _key("bindAddress", LOOPBACK)
@@ -399,7 +401,13 @@ class ProxyConfig(ServerTlsKeys, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))
         derive_tls(self)
-        raise_errors(check_tls(self))
+        derive_acl(self)
+        derive_link(self)
+        errors = check_tls(self) + check_acl(self, has_tls=self.takes_tls) + check_link(self)
+        if self.broker_access_key and not self.acl_enable:
+            reason = "requires aclEnable=true: without it, the front does not know whose requests it signs"
+            errors.append(ConfigError("brokerAccessKey", reason, "no value, or aclEnable=true"))
+        raise_errors(errors)
 
 
 def is_loopback(host: str) -> bool:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ha.config import Config, SecretStr
-from ha.config.access_keys import ACL_KEY_LENGTH_MIN, SECRET_LENGTH_MIN, check_length
-from ha.config.check import raise_errors
+from ha.config.access_keys import SECRET_LENGTH_MIN
+from ha.config.link_keys import ACL_KEY_LENGTH_MIN
 from ha.config.user_keys import parse_initial_user, parse_inner_client
-from ha.errors import ConfigError
 from ha.protocol.access_bodies import SUPER, UserConfig
 from ha.protocol.acl import AclCredentials
 from ha.protocol.ha_handshake import HandshakeKey
@@ -22,10 +20,6 @@ from .platform import Platform
 
 if TYPE_CHECKING:
     from ha.acl.policy_files import AclPolicyFiles
-
-logger = logging.getLogger(__name__)
-
-SECRET_FILE_SIZE_MAX = 4096
 
 
 class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,26 +83,14 @@ async def _secret(
 ) -> SecretStr | None:
     if not file:
         return given
-    path = Path(file)
-    accepted = f"a file with one line of at least {length_min} characters"
+    from ha.acl.secret_file import read_secret_file
 
-    def read() -> tuple[bytes, bool]:
-        if platform.disk.size(path) > SECRET_FILE_SIZE_MAX:
-            raise ConfigError(f"{key}File", f"{path} has more than {SECRET_FILE_SIZE_MAX} bytes", accepted)
-        return platform.disk.read_bytes(path), platform.is_open_to_others(path)
-
-    try:
-        content, is_open = await platform.run_blocking(read)
-        text = content.decode().rstrip("\r\n")
-    except OSError as error:
-        raise ConfigError(f"{key}File", f"{path}: {error.strerror or type(error).__name__}", accepted) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{key}File", f"{path} is not UTF-8 text", accepted) from None
-    if "\n" in text or "\0" in text:
-        raise ConfigError(f"{key}File", f"{path} has more than one line", accepted)
-    secret = SecretStr(text)
-    raise_errors(check_length(f"{key}File", secret, length_min))
-    if is_open:
-        hint = "every user of this machine can read it"
-        logger.warning('config.secret_file_exposed key=%sFile file=%r hint="%s"', key, str(path), hint)
-    return secret
+    text = await read_secret_file(
+        f"{key}File",
+        file,
+        length_min,
+        disk=platform.disk,
+        run_blocking=platform.run_blocking,
+        is_open_to_others=platform.is_open_to_others,
+    )
+    return SecretStr(text)

@@ -21,6 +21,7 @@ from ha.protocol.bodies import ConsumerData, GroupConfig, HeartbeatData, Subscri
 from ha.protocol.codes import RequestCode
 from ha.protocol.properties import java_hash
 from ha.protocol.remoting import RemotingCommand
+from ha.proxy.access import GuardedCalls
 from ha.proxy.brokers import BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
 from ha.proxy.front import Front
 from ha.proxy.messages import SQL
@@ -29,7 +30,6 @@ from ha.proxy.session import Session
 from ha.remoting.local import LocalConnection
 
 from . import options as make
-from .grpc_access import GuardedCalls
 from .node import Node
 from .own_requests import ask_own_broker
 from .platform import Port

@@ -21,20 +21,27 @@ import trio
 
 from ha.config import Config
 from ha.errors import HandshakeFailed
-from ha.remoting import PortTls, parse_address
+from ha.remoting import PortTls
 from ha.tls.credentials import Credentials, CredentialStatus
 from ha.tls.files import TlsFiles, client_context, server_context
 from ha.tls.handshake import HANDSHAKE_RECORD, HANDSHAKE_TIMEOUT_S, Handshakes, PrefixedStream, common_name
-from ha.tls.ports import SERVER_KEYS, keep_fresh, load, load_server, securing, server_files
+from ha.tls.ports import (
+    SERVER_KEYS,
+    Connect,
+    connecting,
+    keep_fresh,
+    load,
+    load_client,
+    load_server,
+    securing,
+    server_files,
+)
 
 from .platform import Platform
 
 HA_KEYS = (*SERVER_KEYS[:2], "haTlsTrustCertPath")
 ETCD_KEYS = ("etcdCertPath", "etcdKeyPath", "etcdTrustCertPath")
-CLIENT_KEYS = ("tls.client.certPath", "tls.client.keyPath", "tls.client.trustCertPath")
 FIRST_BYTES = 4096
-
-Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 
 
 class NodeTls:
@@ -57,17 +64,7 @@ class NodeTls:
         if config.admin_tls == "enforcing":
             self._admin = load("admin", server_files(config), server_context, SERVER_KEYS, clock)
         if config.tls_enable or config.ha_tls == "enforcing":
-            files = TlsFiles(
-                certificate=config.tls_client_cert_path,
-                key=config.tls_client_key_path,
-                key_password=config.tls_client_key_password,
-                trust=config.tls_client_trust_cert_path,
-            )
-            make_client = partial(
-                client_context, check_server=config.tls_client_auth_server, check_host=config.tls_client_check_host
-            )
-            self._client = load("client", files, make_client, CLIENT_KEYS, clock)
-
+            self._client = load_client(config, clock)
         if config.etcd_endpoints.startswith("https"):
             files = TlsFiles(
                 certificate=config.etcd_cert_path, key=config.etcd_key_path, trust=config.etcd_trust_cert_path
@@ -181,13 +178,10 @@ class NodeTls:
         """Connects to the master's HA port."""
         return self._connect if self._config.ha_tls == "enforcing" else self._platform.connect
 
-    async def _connect(self, address: str) -> trio.abc.Stream:
+    @property
+    def _connect(self) -> Connect:
         assert self._client is not None
-        stream = await self._platform.connect(address)
-        try:
-            return await self.handshakes.connect(stream, self._client.context, parse_address(address)[0])
-        except HandshakeFailed as error:
-            raise ConnectionError(str(error)) from None
+        return connecting(self.handshakes, self._client, self._platform.connect)
 
 
 async def load_tls(config: Config, platform: Platform) -> NodeTls:

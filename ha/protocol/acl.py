@@ -83,14 +83,18 @@ class AclCredentials:
 
     def sign(self, command: RemotingCommand) -> None:
         """Set the signature fields of `command`, replacing existing ones."""
-        fields = command.ext_fields
-        fields[ACCESS_KEY] = self.access_key
         if self._security_token is not None:
-            fields[SECURITY_TOKEN] = self._security_token
-        try:
-            fields[SIGNATURE] = self._key.signature(command).decode()
-        except UnicodeEncodeError as error:
-            raise LocalProtocolError(f"command {command.code} can't be signed: {error.reason}") from None
+            command.ext_fields[SECURITY_TOKEN] = self._security_token
+        sign(command, self.access_key, self._key)
+
+
+def sign(command: RemotingCommand, access_key: str, key: SigningKey) -> None:
+    """Sets access key and signature of `command`, replacing existing ones. LocalProtocolError if it can't be signed."""
+    command.ext_fields[ACCESS_KEY] = access_key
+    try:
+        command.ext_fields[SIGNATURE] = key.signature(command).decode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"command {command.code} can't be signed: {error.reason}") from None
 
 
 def _utf16(name: str) -> bytes:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from ha.config import ProxyConfig
+from ha.config import ProxyConfig, options_of
 from ha.process import Entry
 
 STOP_GRACE_S = 0.3
@@ -22,27 +22,34 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
     """Runs a front during the block, and yields its READY line. AddressInUse, ConfigError."""
     from ha.grpc import GrpcOptions, GrpcServer
     from ha.poller import open_poller
-    from ha.remoting import PortTls, open_listeners
-    from ha.tls.handshake import Handshakes
-    from ha.tls.ports import FILE_CHECK_INTERVAL_S, keep_fresh, load_server, securing
+    from ha.remoting import RemotingClientOptions, open_listeners
+    from ha.tls.ports import FILE_CHECK_INTERVAL_S, keep_fresh
 
     from .cluster import open_cluster
     from .front import Front
     from .options import FrontOptions
+    from .security import FrontTls, read_access
 
-    credentials = load_server(config, wall_clock_ms, role="grpc", protocols=("h2",))
-    tls = None
-    if credentials is not None:
-        is_required = config.tls_server_mode == "enforcing"
-        tls = PortTls(secure=securing(Handshakes(), credentials), is_required=is_required)
+    tls = FrontTls(config, wall_clock_ms)
+    access = await read_access(config)
     listeners = await open_listeners(config.bind_address, config.grpc_listen_port, key="grpcListenPort")
     host, port = listeners[0].socket.getsockname()[:2]
     options = GrpcOptions(
-        message_size_max=config.message_size_max + MESSAGE_OVERHEAD, idle_timeout_s=config.idle_timeout_s
+        message_size_max=config.message_size_max + MESSAGE_OVERHEAD,
+        connections_max=config.connections_max,
+        connections_per_host_max=config.connections_per_host_max,
+        idle_timeout_s=config.idle_timeout_s,
+    )
+    defaults = RemotingClientOptions()
+    links = options_of(
+        RemotingClientOptions,
+        config,
+        connections_max=defaults.connections_max,
+        idle_timeout_s=defaults.idle_timeout_s,
     )
     async with (
         open_poller() as poller,
-        open_cluster(config.name_servers) as cluster,
+        open_cluster(config.name_servers, links, connect=tls.connect, sign=access.sign) as cluster,
         trio.open_nursery() as nursery,
     ):
         front = cluster.front = Front(
@@ -50,10 +57,12 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
             FrontOptions(message_size_max=config.message_size_max),
             client_id=f"front@{host}:{port}@{os.getpid()}@{time.time_ns():x}",
             wall_clock_ms=wall_clock_ms,
+            access=access.calls,
         )
-        server = GrpcServer(front, options, tls=tls, poller=poller)
-        if credentials is not None:
-            nursery.start_soon(keep_fresh, [credentials], FILE_CHECK_INTERVAL_S, trio.to_thread.run_sync)
+        server = GrpcServer(front, options, tls=tls.port, poller=poller)
+        nursery.start_soon(keep_fresh, tls.credentials, FILE_CHECK_INTERVAL_S, trio.to_thread.run_sync)
+        if access.files is not None and access.guard is not None:
+            nursery.start_soon(access.files.keep_loaded, access.guard, FILE_CHECK_INTERVAL_S)
         await nursery.start(front.serve_clients)
         await nursery.start(server.serve, listeners)
         yield f"READY role=PROXY grpc={host}:{port}"

@@ -1,13 +1,13 @@
 """The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
 
 Brokers of halog and of RocketMQ alike. Answers about topics and groups are used for ROUTE_AGE_S_MAX. Each broker has
-one connection, over which it also asks about transactions.
+one connection, for all clients, over which it also asks about transactions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,14 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import GetRouteInfoRequest
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.send_parser import SendCommand
-from ha.remoting import RemotingClient, RemotingConnection, each_request, open_remoting_client
+from ha.remoting import (
+    RemotingClient,
+    RemotingClientOptions,
+    RemotingConnection,
+    each_request,
+    open_remoting_client,
+)
+from ha.tls.ports import Connect
 
 from .brokers import UNTYPED, BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
 
@@ -38,6 +45,10 @@ KNOWN_COUNT_MAX = 16_384
 TIMEOUT_S = 3.0
 
 
+Sign = Callable[["Session | None", RemotingCommand], None]
+"""Signs a request for a client, or for the front itself."""
+
+
 class _Known(msgspec.Struct, frozen=True):
     """An answer about a topic or a group, and until when it is used (Trio's clock)."""
 
@@ -48,7 +59,8 @@ class _Known(msgspec.Struct, frozen=True):
 class Cluster:
     """All brokers that the name servers know. Usable within `open_cluster`."""
 
-    def __init__(self, name_servers: Sequence[str]) -> None:
+    def __init__(self, name_servers: Sequence[str], sign: Sign = lambda session, command: None) -> None:
+        self._sign = sign
         self._name_servers = list(name_servers)
         self._client: RemotingClient | None = None
         self._masters: dict[str, str] = {}
@@ -135,6 +147,7 @@ class Cluster:
         if isinstance(command, SendCommand):
             request = command.request
             command = RemotingCommand(command.code, ext_fields=request.to_ext_fields(), body=command.body)
+        self._sign(session, command)
         return await self._invoke(address, command, timeout_s)
 
     def send_nowait(
@@ -151,6 +164,7 @@ class Cluster:
     async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
         """Asks one name server after the other, from the last one that has answered."""
         errors = []
+        self._sign(None, command)
         for address in list(self._name_servers):
             try:
                 return await self._invoke(address, command, TIMEOUT_S)
@@ -192,8 +206,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(name_servers: Sequence[str]) -> AsyncIterator[Cluster]:
-    """Keeps the connections to a cluster during the block."""
-    cluster = Cluster(name_servers)
-    async with open_remoting_client(handler=each_request(cluster._take_request)) as cluster._client:
+async def open_cluster(
+    name_servers: Sequence[str], options: RemotingClientOptions, *, connect: Connect, sign: Sign
+) -> AsyncIterator[Cluster]:
+    """Keeps the connections to a cluster during the block. `sign` is called with each request before it is sent."""
+    cluster = Cluster(name_servers, sign)
+    handler = each_request(cluster._take_request)
+    async with open_remoting_client(options, connect=connect, handler=handler) as cluster._client:
         yield cluster

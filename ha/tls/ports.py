@@ -1,4 +1,4 @@
-"""Connects a process's ports to its credentials: loads them, keeps them up to date, and encrypts streams."""
+"""Connects a process's ports and links to their credentials: loads them, refreshes them, and encrypts streams."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import NoReturn
 
 import trio
 
+from ha.config.link_keys import LinkKeys
 from ha.config.tls_keys import ServerTlsKeys
-from ha.errors import CertificateUnusable, ConfigError
+from ha.errors import CertificateUnusable, ConfigError, HandshakeFailed
 
 from .credentials import Credentials
-from .files import TlsFiles, server_context
+from .files import TlsFiles, client_context, server_context
 from .handshake import Handshakes
 
 SERVER_KEYS = ("tls.server.certPath", "tls.server.keyPath", "tls.server.trustCertPath")
+CLIENT_KEYS = ("tls.client.certPath", "tls.client.keyPath", "tls.client.trustCertPath")
 FILE_CHECK_INTERVAL_S = 5.0
 """Interval at which the files of certificates and access control are checked for changes."""
 CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
@@ -24,6 +26,8 @@ CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": 
 
 RunBlocking = Callable[[Callable[[], object]], Awaitable[object]]
 """Runs a blocking function without blocking the event loop."""
+Connect = Callable[[str], Awaitable[trio.abc.Stream]]
+"""Opens a stream to an address. OSError if it can't."""
 
 
 def load(
@@ -63,6 +67,32 @@ def load_server(
     client_certificates = CLIENT_AUTH[keys.tls_server_need_client_auth]
     make = partial(server_context, client_certificates=client_certificates, protocols=protocols)
     return load(role, server_files(keys), make, SERVER_KEYS, wall_clock_ms)
+
+
+def load_client(keys: LinkKeys, wall_clock_ms: Callable[[], int]) -> Credentials:
+    """Returns the credentials of connections to name servers and brokers. Blocks. ConfigError."""
+    files = TlsFiles(
+        certificate=keys.tls_client_cert_path,
+        key=keys.tls_client_key_path,
+        key_password=keys.tls_client_key_password,
+        trust=keys.tls_client_trust_cert_path,
+    )
+    make = partial(client_context, check_server=keys.tls_client_auth_server, check_host=keys.tls_client_check_host)
+    return load("client", files, make, CLIENT_KEYS, wall_clock_ms)
+
+
+def connecting(handshakes: Handshakes, credentials: Credentials, connect: Connect) -> Connect:
+    """Returns a function that connects, and encrypts the stream. OSError, also if the handshake fails."""
+
+    async def connect_with_tls(address: str) -> trio.abc.Stream:
+        stream = await connect(address)
+        host = address.rpartition(":")[0].strip("[]")
+        try:
+            return await handshakes.connect(stream, credentials.context, host)
+        except HandshakeFailed as error:
+            raise ConnectionError(str(error)) from None
+
+    return connect_with_tls
 
 
 def securing(

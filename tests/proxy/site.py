@@ -18,9 +18,9 @@ from rocketmq.grpc_protocol import service_pb2_grpc as stubs
 
 from ha.grpc import GrpcServer
 from ha.node.grpc import OwnBroker
-from ha.node.grpc_access import GuardedCalls
 from ha.poller import open_poller
 from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.proxy.access import GuardedCalls
 from ha.proxy.front import Front
 from ha.proxy.options import FrontOptions
 from tests.broker.node import Node, open_node

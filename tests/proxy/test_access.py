@@ -12,7 +12,7 @@ from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.acl import Account, AclPolicy, Right
-from tests.proxy.site import Client, Site, message, open_site
+from tests.proxy.site import Client, message, open_site
 from tests.proxy.test_telemetry import chatting, consumer, producer
 
 Code = definition.Code
@@ -25,9 +25,9 @@ POLICY = AclPolicy(
 )
 
 
-def signed(site: Site, access_key: str, secret: str) -> Client:
+def signed(address: str, access_key: str, secret: str) -> Client:
     """A client that signs its calls."""
-    client = Client(site.address, f"vm@{access_key}")
+    client = Client(address, f"vm@{access_key}")
     date = dict(client.metadata)["x-mq-date-time"]
     signature = hmac.new(secret.encode(), date.encode(), "sha1").hexdigest()
     value = f"MQv2-HMAC-SHA1 Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
@@ -76,7 +76,7 @@ REFUSED = {Code.UNAUTHORIZED, Code.FORBIDDEN}
 async def test_rights_of_each_method(tmp_path: Path) -> None:
     async with open_site(tmp_path, acl_policy=POLICY) as site:
         await site.topic("t")
-        sender, reader = signed(site, "sender", "secret-s"), signed(site, "reader", "secret-r")
+        sender, reader = signed(site.address, "sender", "secret-s"), signed(site.address, "reader", "secret-r")
         for method, request in SENDING:
             assert await code(sender, method, request) not in REFUSED, method
             assert await code(reader, method, request) == Code.FORBIDDEN, method
@@ -96,7 +96,7 @@ async def test_wrong_signatures(tmp_path: Path, access_key: str, secret: str) ->
     async with open_site(tmp_path, acl_policy=POLICY) as site:
         await site.topic("t")
         for method, request in (*SENDING, *READING):
-            assert await code(signed(site, access_key, secret), method, request) == Code.UNAUTHORIZED, method
+            assert await code(signed(site.address, access_key, secret), method, request) == Code.UNAUTHORIZED, method
         assert await code(Client(site.address), *SENDING[0]) == Code.UNAUTHORIZED
 
 
@@ -104,11 +104,11 @@ async def test_settings(tmp_path: Path) -> None:
     """A client is not asked about half messages of topics that it may not send to."""
     async with open_site(tmp_path, acl_policy=POLICY) as site:
         for client, settings, error in (
-            (signed(site, "sender", "secret-s"), producer("t"), None),
-            (signed(site, "sender", "secret-s"), producer("t", "other"), "INVALID_ARGUMENT"),
-            (signed(site, "reader", "secret-r"), producer("t"), "INVALID_ARGUMENT"),
-            (signed(site, "reader", "secret-r"), consumer("g", "t"), None),
-            (signed(site, "reader", "secret-r"), consumer("other", "t"), "INVALID_ARGUMENT"),
+            (signed(site.address, "sender", "secret-s"), producer("t"), None),
+            (signed(site.address, "sender", "secret-s"), producer("t", "other"), "INVALID_ARGUMENT"),
+            (signed(site.address, "reader", "secret-r"), producer("t"), "INVALID_ARGUMENT"),
+            (signed(site.address, "reader", "secret-r"), consumer("g", "t"), None),
+            (signed(site.address, "reader", "secret-r"), consumer("other", "t"), "INVALID_ARGUMENT"),
             (Client(site.address), producer("t"), "INVALID_ARGUMENT"),
         ):
             async with chatting(client) as chat:
@@ -125,11 +125,11 @@ async def test_committing_needs_the_right_of_the_account(tmp_path: Path) -> None
     """The broker itself checks it on the topic of the half message, whatever the call says."""
     async with open_site(tmp_path, acl_policy=POLICY) as site:
         await site.topic("t", "TRANSACTION")
-        sender = signed(site, "sender", "secret-s")
+        sender = signed(site.address, "sender", "secret-s")
         half = message("t")
         half.system_properties.message_type = definition.TRANSACTION
         [entry] = (await sender.send(half)).entries
         assert entry.status.code == Code.OK
         ending = service.EndTransactionRequest(topic=T, transaction_id=entry.transaction_id, resolution=1)
-        assert await code(signed(site, "reader", "secret-r"), "EndTransaction", ending) == Code.FORBIDDEN
+        assert await code(signed(site.address, "reader", "secret-r"), "EndTransaction", ending) == Code.FORBIDDEN
         assert await code(sender, "EndTransaction", ending) == Code.OK

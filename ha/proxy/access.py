@@ -1,4 +1,5 @@
-"""Access control of gRPC calls, by the same guard as that of remoting requests (ha/acl).
+"""Access control of gRPC calls, by the same guard as that of remoting requests (ha/acl), and the signatures of the
+requests that a front makes for them.
 
     call                                            rights
     QueryRoute                                      PUB, SUB or GET on the topic
@@ -20,11 +21,14 @@ from typing import Any
 
 from ha.acl import AclGuard, AclRefusal, Right
 from ha.grpc import Call
+from ha.protocol.acl import AclCredentials, sign
+from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
-from ha.proxy.messages import PACKAGE, Code
-from ha.proxy.names import resource_name
-from ha.proxy.refusal import CallRefused
-from ha.proxy.session import Session
+
+from .messages import PACKAGE, Code
+from .names import resource_name
+from .refusal import CallRefused
+from .session import Session
 
 METADATA = ("authorization", "x-mq-date-time")
 SETTINGS = "TelemetryCommand"
@@ -53,6 +57,26 @@ class GuardedCalls:
             code = Code.UNAUTHORIZED if refusal.is_authentication else Code.FORBIDDEN
             raise CallRefused(code, refusal.text) from None
         session.access_key = access_key
+
+
+class Signatures:
+    """Signs requests to brokers and name servers, so that brokers check the rights of the client that made the call.
+
+    A client's requests are signed with its own key, which the front knows from its plain_acl.yml; the front's own with
+    `own`. The signature of a gRPC call can't be passed on: it covers only the time in the call.
+    """
+
+    def __init__(self, guard: AclGuard, own: AclCredentials | None) -> None:
+        self._guard = guard
+        self._own = own
+
+    def sign(self, session: Session | None, command: RemotingCommand) -> None:
+        """Signs a request for a client, or for the front itself. A client without an account signs nothing."""
+        if session is None:
+            if self._own is not None:
+                self._own.sign(command)
+        elif (account := self._guard.policy.account(session.access_key)) is not None:
+            sign(command, account.access_key, account.key)
 
 
 def _needs(name: str, request: Any) -> Needs:

@@ -1,0 +1,52 @@
+"""Reads a secret from a file with one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ha.errors import ConfigError
+from ha.store.files import Disk, OsDisk, is_open_to_others
+from ha.store.mapped_file import RunBlocking, run_in_thread
+
+logger = logging.getLogger(__name__)
+
+SECRET_FILE_SIZE_MAX = 4096
+
+
+async def read_secret_file(
+    key: str,
+    file: str,
+    length_min: int,
+    *,
+    disk: Disk | None = None,
+    run_blocking: RunBlocking = run_in_thread,
+    is_open_to_others: Callable[[Path], bool] = is_open_to_others,
+) -> str:
+    """Returns the line in `file`, which the configuration key `key` names. Logs a warning if others can read it.
+
+    ConfigError with the file's name, but without its content."""
+    path, opened = Path(file), disk or OsDisk()
+    accepted = f"a file with one line of at least {length_min} characters"
+
+    def read() -> tuple[bytes, bool]:
+        if opened.size(path) > SECRET_FILE_SIZE_MAX:
+            raise ConfigError(key, f"{path} has more than {SECRET_FILE_SIZE_MAX} bytes", accepted)
+        return opened.read_bytes(path), is_open_to_others(path)
+
+    try:
+        content, is_open = await run_blocking(read)
+        text: str = content.decode().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(key, f"{path}: {error.strerror or type(error).__name__}", accepted) from None
+    except UnicodeDecodeError:
+        raise ConfigError(key, f"{path} is not UTF-8 text", accepted) from None
+    if "\n" in text or "\0" in text:
+        raise ConfigError(key, f"{path} has more than one line", accepted)
+    if len(text) < length_min:
+        raise ConfigError(key, f"has {len(text)} characters", f"at least {length_min} characters")
+    if is_open:
+        hint = "every user of this machine can read it"
+        logger.warning('config.secret_file_exposed key=%s file=%r hint="%s"', key, str(path), hint)
+    return text

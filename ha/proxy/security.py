@@ -1,0 +1,76 @@
+"""The certificates and the access control of a front process, from its configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ha.acl import AclGuard, guard_options
+from ha.config import ProxyConfig
+from ha.config.link_keys import ACL_KEY_LENGTH_MIN
+from ha.protocol.acl import AclCredentials
+from ha.remoting import PortTls, connect_tcp
+from ha.tls.handshake import Handshakes
+from ha.tls.ports import connecting, load_client, load_server, securing
+
+from .access import GuardedCalls, Signatures
+from .cluster import Sign
+
+if TYPE_CHECKING:
+    from ha.acl.policy_files import AclPolicyFiles
+
+logger = logging.getLogger(__name__)
+
+
+class FrontTls:
+    """The certificates of the gRPC port and of the connections to brokers and name servers."""
+
+    def __init__(self, config: ProxyConfig, wall_clock_ms: Callable[[], int]) -> None:
+        """Loads the files. Blocks. ConfigError."""
+        handshakes = Handshakes()
+        server = load_server(config, wall_clock_ms, role="grpc", protocols=("h2",))
+        client = load_client(config, wall_clock_ms) if config.tls_enable else None
+        self.port: PortTls | None = None
+        if server is not None:
+            is_required = config.tls_server_mode == "enforcing"
+            self.port = PortTls(secure=securing(handshakes, server), is_required=is_required)
+        self.connect = connect_tcp if client is None else connecting(handshakes, client, connect_tcp)
+        self.credentials = [each for each in (server, client) if each is not None]
+        if client is not None and not config.tls_client_auth_server:
+            logger.warning('proxy.servers_unverified hint="set tls.client.authServer=true"')
+
+
+class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """The checks of calls, and the signatures of requests to brokers. Without access control, `guard` is None."""
+
+    guard: AclGuard | None = None
+    files: AclPolicyFiles | None = None
+    """The files of `guard`"""
+    calls: GuardedCalls | None = None
+    sign: Sign = lambda session, command: None
+
+
+async def read_access(config: ProxyConfig) -> FrontAccess:
+    """Reads the files that `config` names. ConfigError."""
+    if not config.acl_enable:
+        return FrontAccess()
+    from ha.acl.policy_files import system_policy_files
+
+    files = system_policy_files(config.acl_file, config.acl_directory)
+    guard = AclGuard(await files.load(), guard_options(config))
+    own = None
+    if config.broker_access_key:
+        own = AclCredentials(config.broker_access_key, await _secret(config))
+    signatures = Signatures(guard, own)
+    return FrontAccess(guard=guard, files=files, calls=GuardedCalls(guard), sign=signatures.sign)
+
+
+async def _secret(config: ProxyConfig) -> str:
+    if config.broker_secret_key is not None:
+        return config.broker_secret_key.reveal()
+    from ha.acl.secret_file import read_secret_file
+
+    return await read_secret_file("brokerSecretKeyFile", config.broker_secret_key_file, ACL_KEY_LENGTH_MIN)
