@@ -20,6 +20,7 @@ from ha.cli.cluster.layout import add_nodes, read_nodes
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_ports
 from ha.cli.cluster.running import locked, runner_of
 from tests.cli.cluster import wait_until
+from tests.failover.etcd_servers import require_etcd
 
 TIMEOUT_S = 300
 
@@ -110,6 +111,20 @@ def test_a_cluster_runs_grows_and_keeps_its_data(tmp_path: Path, capsys: pytest.
         assert not nodes_of(directory)
     assert run(["cluster", "down", "--dir", str(directory)]) == 0
     assert "does not run" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_failover_group_elects_its_master(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    require_etcd()
+    with up(tmp_path, "--failover") as (runner, told):
+        assert list(told["brokers"]) == ["broker-a-1", "broker-a-2", "broker-a-3"]
+        assert run(["cluster", "status", "--dir", str(tmp_path), "--json", "--timeout", "10"]) == 0
+        pages = json.loads(capfd.readouterr().out).values()
+        assert sorted(page["role"] for page in pages) == ["SLAVE", "SLAVE", "SYNC_MASTER"]
+        assert run(["cluster", "down", "--dir", str(tmp_path)]) == 0
+        assert runner.wait(TIMEOUT_S) == 0
+    assert capfd.readouterr().err == ""
+    assert not nodes_of(tmp_path)
 
 
 @pytest.mark.processes

@@ -142,6 +142,7 @@ def _add_services(directory: Path, ports: list[int], *, failover: bool) -> list[
     if failover:
         urls = {"client": f"http://{_HOST}:{client}", "peer": f"http://{_HOST}:{peer}"}
         lines = [f"name: {ETCD}", f"data-dir: {ETCD}", f"initial-cluster: {ETCD}={urls['peer']}"]
+        lines.append("enable-grpc-gateway: true")  # members use its JSON API; 3.4 disables it with a configuration file
         lines += [f"listen-{kind}-urls: {url}" for kind, url in urls.items()]
         lines += [f"advertise-client-urls: {urls['client']}", f"initial-advertise-peer-urls: {urls['peer']}"]
         (directory / f"{ETCD}.yml").write_text("\n".join(lines) + "\n")

@@ -147,26 +147,21 @@ class LocalCluster:
         """Stops the nodes in order, each stage within STOP_TIMEOUT_S, and kills those that don't stop."""
         try:
             by_stage = sorted(self._running.values(), key=lambda each: -each[0].stage)
-            for _, stage in groupby(by_stage, key=lambda each: each[0].stage):
-                stopping = [process for _, process in stage]
-                for process in stopping:
+            for _, group in groupby(by_stage, key=lambda each: each[0].stage):
+                stage = list(group)
+                for _, process in stage:
                     process.send_signal(signal.SIGTERM)
                 deadline = time.monotonic() + STOP_TIMEOUT_S
-                for process in stopping:
-                    with _reporting(self._report):
+                for node, process in stage:
+                    try:
                         process.wait_exit(deadline - time.monotonic())
+                    except NodeError as error:
+                        if (node.name, error.exit_code) != (ETCD, -signal.SIGTERM):  # etcd ends by the signal
+                            self._report(error.what)
         finally:
             for _, process in self._running.values():
                 process.kill()
             self._running.clear()
-
-
-@contextmanager
-def _reporting(report: Callable[[str], None]) -> Iterator[None]:
-    try:
-        yield
-    except NodeError as error:
-        report(error.what)
 
 
 def _ending(process: NodeProcess) -> str:
