@@ -70,6 +70,7 @@ def test_the_documented_commands_start_these_files() -> None:
     assert commands == [
         "docker compose up --build --wait",
         "docker compose --file docker-compose.members.yml up --build --wait",
+        "docker compose --file docker-compose.groups.yml up --build --wait",
     ]
 
 

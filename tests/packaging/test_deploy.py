@@ -88,10 +88,10 @@ def container_of(workload: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def config_of(workload: dict[str, Any]) -> Any:
-    """What the first pod's process reads out of its environment. ConfigError if that is wrong."""
+def config_of(workload: dict[str, Any], pod: int = 0) -> Any:
+    """What the process of a pod, by default the first, reads out of its environment. ConfigError if that is wrong."""
     container = container_of(workload)
-    ordinal = workload["spec"].get("ordinals", {}).get("start", 0)
+    ordinal = workload["spec"].get("ordinals", {}).get("start", 0) + pod
     told = {"metadata.name": f"{workload['metadata']['name']}-{ordinal}"}
     told["metadata.labels['apps.kubernetes.io/pod-index']"] = str(ordinal)
     environment: dict[str, str] = {}
@@ -160,10 +160,14 @@ def test_services_lead_to_pods(name: str) -> None:
             )
 
 
-def test_a_master_and_its_slave_are_of_one_set() -> None:
-    master, slave = (config_of(each) for each in objects("master-slave.yaml") if each["kind"] == "StatefulSet")
+@pytest.mark.parametrize("group", [0, 3])
+def test_a_master_and_its_slave_are_of_one_group(group: int) -> None:
+    masters, slaves = (each for each in objects("master-slave.yaml") if each["kind"] == "StatefulSet")
+    assert masters["spec"]["replicas"] == slaves["spec"]["replicas"]
+    master, slave = config_of(masters, group), config_of(slaves, group)
     assert (master.broker_role, slave.broker_role) == ("SYNC_MASTER", "SLAVE")
-    assert master.broker_name == slave.broker_name
+    assert master.broker_name == slave.broker_name == f"broker-{group}"
+    assert master.broker_ip1 == f"halog-master-{group}.halog"
     assert master.name_servers == slave.name_servers == ["halog-namesrv:9876"]
 
 
@@ -183,14 +187,37 @@ COMPOSED = [
 ]
 
 
-@pytest.mark.parametrize("service", COMPOSED)
-def test_a_compose_service_is_configured_and_has_time_to_stop(service: dict[str, Any]) -> None:
+def composed_config(service: dict[str, Any]) -> Any:
+    """What its process reads out of its environment, with the defaults of variables. ConfigError if that is wrong."""
     python, dash_m, module = service["command"]
     assert (python, dash_m) == ("python", "-m")
     struct, defaults = ENTRY_POINTS[module]
-    defaults_of_variables = {
-        key: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for key, value in service["environment"].items()
-    }
-    loaded = load_config(struct, defaults=defaults, environment=defaults_of_variables)
+    environment = {key: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for key, value in service["environment"].items()}
+    loaded = load_config(struct, defaults=defaults, environment=environment)
     assert loaded.ignored == ()
-    assert int(service["stop_grace_period"].removesuffix("s")) * 1000 > loaded.config.shutdown_timeout_ms
+    return loaded.config
+
+
+@pytest.mark.parametrize("service", COMPOSED)
+def test_a_compose_service_is_configured_and_has_time_to_stop(service: dict[str, Any]) -> None:
+    config = composed_config(service)
+    assert int(service["stop_grace_period"].removesuffix("s")) * 1000 > config.shutdown_timeout_ms
+
+
+def test_composed_groups_have_a_master_and_a_slave_each() -> None:
+    """And ports of their own on the machine, with the numbers that brokers announce."""
+    services = yaml.safe_load((ROOT / "docker-compose.groups.yml").read_text())["services"]
+    groups: dict[str, list[str]] = {}
+    published = [port.rpartition("}:")[2].split(":") for service in services.values() for port in service["ports"]]
+    for name, service in services.items():
+        config = composed_config(service)
+        if name != "namesrv":
+            groups.setdefault(config.broker_name, []).append(config.broker_role)
+            assert config.broker_ip2 == name
+            assert config.name_servers == ["namesrv:9876"]
+            assert [str(config.listen_port)] * 2 in published
+            assert service["ports"][1].endswith(f":{config.admin_listen_port}")
+            assert service["volumes"] == [f"{name}:/data"]
+    assert groups == {"broker-a": ["SYNC_MASTER", "SLAVE"], "broker-b": ["SYNC_MASTER", "SLAVE"]}
+    outside = [port for port, _ in published]
+    assert len(set(outside)) == len(outside)
