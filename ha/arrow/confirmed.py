@@ -13,9 +13,6 @@ from ha.arrow.segments import Segments, walk_sizes
 from ha.protocol.record import RecordHead, scan_record
 from ha.protocol.store_files import BLANK_SIZE
 
-_QUEUE_COUNT_ALONE = 256
-"""If more queues than this are asked for, all are examined, so that the log's end is known."""
-
 
 class Confirmed:
     """The confirmed ends of queues (in entries) and of the log, each found when it is first asked for.
@@ -25,14 +22,21 @@ class Confirmed:
     if they lie before the confirmed end or agree with their record.
     """
 
-    def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles]) -> None:
+    def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], *, examines_all: bool = False) -> None:
+        """`examines_all`: if any queue is asked for, so that the log's end is known as well."""
         self._segments = segments
         self._queues = queues
+        self._examines_all = examines_all
         self._ends: dict[QueueId, int] = {}
         self.known_end_offset = segments.min_offset
         """Physical offset up to which the log is confirmed at least, as far as queues have been examined"""
         self.is_complete = False
         """Whether all queues have been examined"""
+
+    @property
+    def examined_count(self) -> int:
+        """Number of queues examined so far."""
+        return len(self._ends)
 
     @property
     def end_offset(self) -> int:
@@ -42,7 +46,7 @@ class Confirmed:
 
     def queue_end(self, key: QueueId) -> int:
         """Return a queue's end. KeyError if there is no such queue."""
-        if key not in self._ends and (len(self._ends) >= _QUEUE_COUNT_ALONE or self._examine(key) is not None):
+        if key not in self._ends and (self._examines_all or self._examine(key) is not None):
             self._examine_all()
         return self._ends[key]
 

@@ -46,6 +46,10 @@ _TAG_CODE_MIN = -(1 << 31)
 _REWRITE_TIMEOUT_S = 60.0
 """Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
 _POLL_INTERVAL_S = 0.05
+_QUEUES_CHEAP = 256
+_QUEUES_SHARE = 4
+"""If more queues than the former, and at least one in so many, were asked for, all are read the next time: then the
+log's end is known, by which an unchanged log is recognized."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
 node writes again after a crash, show only in the queues."""
@@ -86,6 +90,7 @@ class LogReader:
         self._settled: int | None = None
         self._refreshed_s = monotonic()
         self._end_before: int | None = None
+        self._examines_all = False
 
     def __enter__(self) -> LogReader:
         return self
@@ -113,6 +118,8 @@ class LogReader:
         is_recent = monotonic() - self._refreshed_s < _UNCHANGED_MAX_S
         if not has_changed and is_recent and end is not None and end == self._end_before == self.end_offset():
             return False
+        asked = 0 if confirmed is None else confirmed.examined_count
+        self._examines_all = asked > _QUEUES_CHEAP and asked * _QUEUES_SHARE >= len(self._queues)
         self._queues.refresh()
         self._confirmed = None
         self._settled = None
@@ -471,7 +478,7 @@ class LogReader:
 
     def _confirm(self) -> Confirmed:
         if self._confirmed is None:
-            self._confirmed = Confirmed(self._segments, self._queues)
+            self._confirmed = Confirmed(self._segments, self._queues, examines_all=self._examines_all)
         return self._confirmed
 
     def _position_for_time(self, key: QueueId, queue: QueueFiles, timestamp_ms: int) -> int:

@@ -467,6 +467,20 @@ def test_planning_examines_only_the_queues_that_are_read(tmp_path: Path, examine
     assert set(examined) == {"few"}
 
 
+def test_a_stream_of_a_part_of_the_queues_examines_only_these(tmp_path: Path, examined: list[str]) -> None:
+    messages = [message(n, topic=f"topic-{n % 5}", queue_id=n // 5) for n in range(5 * 260)]
+    store = make_store(tmp_path / "s", messages, queue_entry_count=20)
+    for topic_count, examined_count in ((1, 260), (2, 5 * 260)):  # a fifth, and more than a quarter
+        topics = frozenset(f"topic-{number}" for number in range(topic_count))
+        with closing(LocalSource([str(store)])) as source:
+            for _ in range(3):
+                source.refresh()
+                examined.clear()
+                for queue in source.queues(topics):
+                    source.queue_range(queue)
+            assert len(examined) == examined_count
+
+
 def test_queues_of_an_unchanged_log_are_not_read_again(
     tmp_path: Path, examined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,6 +499,7 @@ def test_queues_of_an_unchanged_log_are_not_read_again(
             return has_changed, len(examined)
 
         assert look() == (True, 300)
+        assert look() == (True, 300)  # now the log's end is known
         assert look() == (True, 300)  # the log may have grown while the queues were read
         assert look() == (False, 0)
         assert look() == (False, 0)
