@@ -45,7 +45,7 @@ Each class has fields with its details, so that callers need not parse messages.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class HalogError(Exception):
@@ -302,15 +302,19 @@ class ConnectionFailed(ClientError):
     `was_sent`: whether it failed after the request may have been sent, so that a send may have been stored.
     """
 
+    _text: ClassVar[str] = "connection to {address}: {reason}"
+
     def __init__(self, address: str, reason: str, *, was_sent: bool = False) -> None:
-        super().__init__(f"connection to {address}: {reason}")
+        super().__init__(self._text.format(address=address, reason=reason))
         self.address = address
         self.reason = reason
         self.was_sent = was_sent
 
 
 class NameServersUnreachable(ConnectionFailed):
-    """None of the configured name servers responded; `address` lists them."""
+    """None of the configured name servers responded; `address` lists them, `reason` why each did not."""
+
+    _text = "no name server can be reached: {reason}"
 
 
 class NoMaster(ConnectionFailed):

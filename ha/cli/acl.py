@@ -99,8 +99,14 @@ def create(
 @app.command
 def delete(user: str, /, *, yes: Yes = False, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
     """Delete a user and its policies on every master."""
-    if yes:
-        ask(lambda admin, _: admin.delete_user(user), client)
+
+    async def question(admin: Admin, _: Client) -> None:
+        if user not in {each.username for each in await admin.users()}:
+            raise UsageError(f"no user {safe(user)}; ha acl list shows the users")
+        if yes:
+            await admin.delete_user(user)
+
+    ask(question, client)
     if json:
         print_json({"user": user, "is_done": yes})
     else:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, find_group, user_groups
+from ha.cli.names import All, check_brokers, find_group, user_groups
 from ha.cli.offsets import Progress, progress_of, show_progress
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
@@ -119,6 +119,7 @@ def create(
         raise UsageError("--retries must be from -1 to 1000")
 
     async def question(admin: Admin, _: Client) -> dict[str, Any]:
+        await check_brokers(admin, broker)
         known = (await admin.groups()).get(group, GroupConfig(group_name=group))
         changed = msgspec.structs.replace(
             known, retry_max_times=retries, consume_enable=consume, consume_broadcast_enable=broadcast

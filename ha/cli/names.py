@@ -51,6 +51,14 @@ def user_groups(groups: Iterable[str]) -> list[str]:
     return [group for group in groups if group not in _GROUPS and not group.startswith(_GROUP_PREFIX)]
 
 
+async def check_brokers(admin: Admin, names: Iterable[str]) -> None:
+    """Raises UsageError if no broker has one of the names."""
+    known = {broker.name for broker in await admin.brokers()}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no broker {safe(name)}; ha status shows the brokers")
+
+
 async def find_group(admin: Admin, group: str) -> GroupConfig:
     """Returns the settings of a group. UsageError if it has none."""
     groups = await admin.groups()

@@ -13,7 +13,7 @@ from rich.table import Table
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, user_topics
+from ha.cli.names import All, check_brokers, user_topics
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.codes import Permission
@@ -121,6 +121,7 @@ def create(
         raise UsageError("--queues must be from 1 to 65535")
 
     async def question(admin: Admin, _: Client) -> list[str]:
+        await check_brokers(admin, broker)
         names = list(broker) or [each.name for each in await admin.brokers() if 0 in each.addresses]
         await admin.create_topic(
             topic, queue_count=queues, permission=_PERMISSIONS[permission], broker_names=broker or None

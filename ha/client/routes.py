@@ -294,7 +294,7 @@ class Routes:
                 self._answering = index
                 raise
             except ClientError as error:
-                reasons.append(str(error))
+                reasons.append(f"{address}: {error.reason}" if isinstance(error, ConnectionFailed) else str(error))
                 continue
             self._answering = index
             return answer

@@ -83,5 +83,7 @@ def test_users_are_created_changed_and_imported(
         assert "billing: exists already" in ha("import", str(tmp_path / "plain_acl.yml"), "--yes")
 
         assert "dry run" in ha("delete", "alice")
+        for more in ((), ("--yes",)):
+            assert ha("delete", "nobody", *more, code=2) == "ha: no user nobody; ha acl list shows the users\n"
         ha("delete", "alice", "--yes")
         assert listed().keys() == {"billing", "root"}

@@ -178,6 +178,12 @@ def test_usage_errors(ha: Ha, words: list[str], says: str) -> None:
     assert says in ha.err
 
 
+@pytest.mark.parametrize("kind", ["topic", "group"])
+def test_a_broker_that_does_not_exist(ha: Ha, kind: str) -> None:
+    ha.text(kind, "create", "new", "--broker", "nope", code=2)
+    assert ha.err == "ha: no broker nope; ha status shows the brokers\n"
+
+
 @pytest.mark.parametrize(
     "words", [["topic", "list"], ["group", "list"], ["offsets", "show", "G"], ["bench"], ["consume", "T"]]
 )
