@@ -40,7 +40,7 @@ class Left(msgspec.Struct, frozen=True):
     """What a broker still holds."""
 
     groups: dict[str, int] = {}
-    """Consumer group -> messages that it has not consumed or not acknowledged"""
+    """Consumer group -> number of messages that it has not consumed and acknowledged; of a POP group, at least"""
     delayed_count: int = 0
     timer_count: int = 0
     """Timer messages that are not due yet"""
@@ -166,7 +166,7 @@ async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> 
 async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
     """Returns what the broker at `address` still holds."""
     groups = user_groups(await admin.groups(broker_names=[name]))
-    behind = {group: lag for group in groups if (lag := await _lag(admin, group, name))}
+    behind = {group: count for group in groups if (count := await _left_of(admin, group, name))}
     figures = await admin.broker_figures(address)
     delayed = 0
     for key, value in figures.items():
@@ -177,18 +177,22 @@ async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
         groups=behind,
         delayed_count=delayed,
         timer_count=await _timer_count(client, address),
-        half_count=await _lag(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC),
+        half_count=await _left_of(admin, _TRANSACTIONS_GROUP, name, HALF_TOPIC),
     )
 
 
-async def _lag(admin: Admin, group: str, name: str, topic: str | None = None) -> int:
-    """Returns the lag of a group on a broker; 0 if it has no offsets there."""
+async def _left_of(admin: Admin, group: str, name: str, topic: str | None = None) -> int:
+    """Returns how many messages on a broker a group has not consumed and acknowledged; 0 if it has no offsets there.
+
+    The offset of a POP group passes messages when it takes them, so messages in flight are not part of its lag.
+    """
     try:
-        return (await admin.consumer_progress(group, topic, broker_names=[name])).lag
+        progress = await admin.consumer_progress(group, topic, broker_names=[name])
     except BrokerError as error:
         if error.code != ResponseCode.SYSTEM_ERROR:
             raise
         return 0  # RocketMQ's response for a group that has not consumed yet
+    return sum(max(queue.lag, queue.in_flight) for queue in progress.queues)
 
 
 class _TimerMetric(msgspec.Struct):

@@ -23,6 +23,7 @@ from ha.client import (
     Producer,
     PushConsumer,
     ReceivedMessage,
+    SimpleConsumer,
     TransactionState,
 )
 from ha.errors import HalogError
@@ -148,6 +149,28 @@ async def test_what_a_broker_still_holds_is_told(autojump_clock: MockClock) -> N
     assert str(left) == (
         "group billing: 2 messages; 1 delayed messages; 1 timer messages; 1 half messages of transactions"
     )
+
+
+async def test_what_pop_consumers_have_in_flight_is_left(autojump_clock: MockClock) -> None:
+    """Whether it is acknowledged, or was given back and waits in the retry topic, which nobody has read yet."""
+    async with world() as cluster, cluster.add():
+        await cluster.admin.create_topic("orders", queue_count=1)
+        await cluster.admin.create_group(GroupConfig(group_name="billing"))
+        queue = MessageQueue("orders", "broker-b", 0)
+        async with (
+            Producer(cluster.client, group="shop") as producer,
+            SimpleConsumer(cluster.client, group="billing", subscriptions={"orders": "*"}) as consumer,
+        ):
+            await producer.send(Message("orders", b"0"), queue=queue)
+            [message] = await consumer.receive(invisible_s=30)
+            assert (await cluster.drain("broker-b", 5)).left == Left(groups={"billing": 1})
+            await trio.sleep(60)
+            assert (await cluster.drain("broker-b", 5)).left == Left(groups={"billing": 1})
+            [message] = await consumer.receive(invisible_s=30)
+            assert (message.body, message.reconsume_times) == (b"0", 1)
+            assert (await cluster.drain("broker-b", 5)).left == Left(groups={"billing": 1})
+            await message.ack()
+            assert (await cluster.drain("broker-b", 5)).left == Left()
 
 
 async def test_name_servers_that_give_write_permission_back_lose_it_again(autojump_clock: MockClock) -> None:
