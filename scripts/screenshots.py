@@ -1,7 +1,7 @@
-"""Takes screenshots of the dashboard for docs/ with a real browser and a cluster under load.
+"""Takes screenshots of all pages of the dashboard for docs/: 1400 and 390 pixels wide, light and dark.
 
-The overview is open while flights are sent at a varying rate, two groups consume them, and one slave is paused with
-SIGSTOP for some time, so that charts and tables show typical data.
+A real browser shows a cluster under load. The overview is open while flights are sent at a varying rate, two groups
+consume them, and one slave is paused with SIGSTOP for some time, so that charts and tables show typical data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from scripts.nodes import Cluster, cluster, wait_until_attached
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 PROGRAM = "chromium"
+TOKEN = "the-token-of-this-demonstration"
 FLIGHT_COUNT = 60_000
 BATCH = 20
 """Flights per batch"""
@@ -38,7 +39,8 @@ RATE_PER_S = (80.0, 400.0)
 PAUSE_S = 12.0
 SETTLE_MS = 3000
 """Longer than the overview's update interval"""
-DESK = {"width": 1280, "height": 860}
+COLOUR_COUNT = 32
+DESK = {"width": 1400, "height": 900}
 PHONE = {"width": 390, "height": 844}
 OTHER_TOPICS = (
     *("airlines", "airports", "baggage-events", "boarding", "check-in", "crew-rosters", "delays", "fuel-orders"),
@@ -59,7 +61,7 @@ def main() -> int:
         print("scripts/screenshots: chromium is not on the PATH (Debian: apt-get install chromium)", file=sys.stderr)
         return 69
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, cluster(Path(folder)) as nodes:
+    with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), adminToken=TOKEN) as nodes:
         for node in nodes.all:
             node.start()
         second = nodes.add_slave()
@@ -69,8 +71,9 @@ def main() -> int:
             browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
             page = browser.new_page(viewport={"width": DESK["width"], "height": DESK["height"]})
             page.goto(f"http://{nodes.master.ready['admin']}/dashboard")
+            log_in(page)
             watch(page, second.pid, arguments.seconds)
-            take_all(browser, page, nodes, arguments.directory)
+            take_all(browser, nodes, arguments.directory)
             browser.close()
     return 0
 
@@ -128,42 +131,72 @@ def watch(page: Page, slave_pid: int, seconds: float) -> None:
     page.wait_for_timeout(max(SETTLE_MS, (seconds - (time.monotonic() - began)) * 1000))
 
 
-def take_all(browser: Browser, page: Page, nodes: Cluster, directory: Path) -> None:
-    """Takes every screenshot."""
+def take_all(browser: Browser, nodes: Cluster, directory: Path) -> None:
+    """Takes every page as NAME.png, NAME-dark.png, NAME-phone.png and NAME-phone-dark.png."""
     master, slave = (f"http://{node.ready['admin']}/dashboard" for node in (nodes.master, nodes.slave))
-    take(page, directory / "overview.png", full=True)
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(SETTLE_MS)  # wait for the colour transition
-    take(page, directory / "overview-dark.png")
-    page.emulate_media(color_scheme="light")
-    page.goto(f"{slave}")
-    page.wait_for_timeout(SETTLE_MS * 3)
-    take(page, directory / "slave.png")
-    for name, address in (
-        ("topics", "/topics"),
-        ("queue", "/queue?topic=flights&queue=1&offset=40"),
-        ("group", "/group?name=delay-board"),
-    ):
-        page.goto(master + address)
-        take(page, directory / f"{name}.png")
-    page.goto(f"{master}/queue?topic=flights&queue=1&offset=40")
-    page.locator("tbody a").first.click()
-    page.wait_for_load_state()
-    take(page, directory / "message.png")
-    phone = browser.new_page(viewport={"width": PHONE["width"], "height": PHONE["height"]}, device_scale_factor=2)
-    phone.goto(master)
-    phone.wait_for_timeout(SETTLE_MS)
-    take(phone, directory / "phone.png")
-    phone.emulate_media(color_scheme="dark")
-    phone.goto(page.url)
-    take(phone, directory / "phone-dark.png")
+    for viewport, of_device in ((DESK, ""), (PHONE, "-phone")):
+        for of_scheme in ("", "-dark"):
+            suffix = f"{of_device}{of_scheme}.png"
+            context = browser.new_context(
+                viewport={"width": viewport["width"], "height": viewport["height"]},
+                color_scheme="dark" if of_scheme else "light",
+                reduced_motion="reduce",
+            )
+            page = context.new_page()
+            page.goto(master)
+            take(page, directory / f"login{suffix}")
+            log_in(page)
+            for name, show in pages(page, master, slave).items():
+                show()
+                take(page, directory / f"{name}{suffix}")
+            context.close()
 
 
-def take(page: Page, path: Path, *, full: bool = False) -> None:
-    """Saves one screenshot in 256 colours, which is a third of the size and looks the same."""
-    page.screenshot(path=path, full_page=full)
+def pages(page: Page, master: str, slave: str) -> dict[str, Callable[[], object]]:
+    """Returns by name how to open each page."""
+
+    def overview(address: str) -> None:
+        page.goto(address)
+        page.wait_for_timeout(SETTLE_MS)
+
+    def message() -> None:
+        page.goto(f"{master}/queue?topic=flights&queue=1&offset=40")
+        page.locator("tbody a").first.click()
+        page.wait_for_load_state()
+
+    def confirmation() -> None:
+        page.goto(f"{master}/act/reset?group=delay-board&topic=flights&to=first")
+        page.get_by_role("button", name="Continue").click()
+        page.wait_for_load_state()
+
+    return {
+        "overview": lambda: overview(master),
+        "slave": lambda: overview(slave),
+        "topics": lambda: page.goto(f"{master}/topics"),
+        "topic": lambda: page.goto(f"{master}/topic?name=flights"),
+        "queue": lambda: page.goto(f"{master}/queue?topic=flights&queue=1&offset=40"),
+        "messages": lambda: page.goto(f"{master}/messages?q=tickets-1"),
+        "message": message,
+        "groups": lambda: page.goto(f"{master}/groups"),
+        "group": lambda: page.goto(f"{master}/group?name=delay-board"),
+        "send": lambda: page.goto(f"{master}/act/send?topic=flights"),
+        "confirmation": confirmation,
+        "missing": lambda: page.goto(f"{master}/nope"),
+    }
+
+
+def log_in(page: Page) -> None:
+    """Fills in the login form."""
+    page.get_by_label("This node's adminToken").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/dashboard")
+
+
+def take(page: Page, path: Path) -> None:
+    """Saves what is visible in 32 colours, which is an eighth of the size and hardly looks different."""
+    page.screenshot(path=path)
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(COLOUR_COUNT, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
 
