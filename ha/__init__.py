@@ -5,6 +5,8 @@
         async for record in master.messages("greetings", 0):
             print(record.body)
 
+Under Trio the node runs in the program's event loop, under asyncio in a thread.
+
 `LogMessage` is a message for the log of this process; `ha.client.Message` is one for a producer. These names are
 imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describes the packages.
 """
@@ -18,17 +20,29 @@ from .version import __version__
 if TYPE_CHECKING:
     from ha.config import Config
     from ha.node import Node, open_master, open_slave
+    from ha.node.in_thread import NodeInThread
     from ha.protocol.codes import PutStatus
     from ha.protocol.record import Message as LogMessage
     from ha.protocol.record import MessageRecord
 
-__all__ = ["Config", "LogMessage", "MessageRecord", "Node", "PutStatus", "__version__", "open_master", "open_slave"]
+__all__ = [
+    "Config",
+    "LogMessage",
+    "MessageRecord",
+    "Node",
+    "NodeInThread",
+    "PutStatus",
+    "__version__",
+    "open_master",
+    "open_slave",
+]
 
 _HOMES = {
     "Config": "ha.config",
     "LogMessage": "ha.protocol.record:Message",
     "MessageRecord": "ha.protocol.record",
     "Node": "ha.node",
+    "NodeInThread": "ha.node.in_thread",
     "PutStatus": "ha.protocol.codes",
     "open_master": "ha.node",
     "open_slave": "ha.node",

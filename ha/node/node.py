@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 
 import msgspec
 import trio
@@ -32,7 +33,7 @@ from .loop_delay import LoopDelay
 from .options import Advertised
 from .platform import Listeners, Platform
 from .ports import join
-from .reading import Reading, ReadResult, read_queue
+from .reading import Reading, ReadResult, read_queue, wait_messages
 from .tls import NodeTls
 
 NOT_JOINED = "it has not joined its group yet"
@@ -118,7 +119,7 @@ class Node:
         """Returns an endless async iterator over the messages of a queue from `queue_offset` on.
 
         It waits for messages that are not stored yet, and skips those that were deleted."""
-        return Reading(self.store, topic, queue_id, queue_offset)
+        return Reading(partial(wait_messages, self.store, topic, queue_id), queue_offset)
 
     async def _topic_fault(self, message: Message) -> str:
         """Creates the topic if necessary. Returns why it can't take messages, or ""."""

@@ -5,6 +5,7 @@ disk are verified, and a member of a failover group returns only confirmed messa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Self
 
 import msgspec
@@ -30,12 +31,11 @@ class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
 class Reading:
     """An endless async iterator over the messages of one queue; see `Node.messages`."""
 
-    def __init__(self, store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> None:
+    def __init__(self, wait: Callable[[int], Awaitable[list[MessageRecord]]], queue_offset: int) -> None:
+        """`wait` returns messages from a queue offset on, at least one."""
         self.next_offset = queue_offset
         """The queue offset after the last message returned."""
-        self._store = store
-        self._topic = topic
-        self._queue_id = queue_id
+        self._wait = wait
         self._ready: deque[MessageRecord] = deque()
 
     def __aiter__(self) -> Self:
@@ -43,18 +43,24 @@ class Reading:
 
     async def __anext__(self) -> MessageRecord:
         """Returns the next message, and waits for it if necessary. Safe to cancel."""
-        dispatched = self._store.log.dispatched_offset
-        while not self._ready:
-            seen = dispatched.value
-            found = await read_queue(self._store, self._topic, self._queue_id, self.next_offset, BATCH_COUNT_MAX)
-            self._ready.extend(found.messages)
-            if not found.messages:
-                if found.next_offset == self.next_offset:
-                    await dispatched.wait_beyond(seen)
-                self.next_offset = found.next_offset
+        if not self._ready:
+            self._ready.extend(await self._wait(self.next_offset))
         message = self._ready.popleft()
         self.next_offset = message.queue_offset + 1
         return message
+
+
+async def wait_messages(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> list[MessageRecord]:
+    """Returns messages of a queue from `queue_offset` on, at least one, and waits for it if necessary."""
+    dispatched = store.log.dispatched_offset
+    while True:
+        seen = dispatched.value
+        found = await read_queue(store, topic, queue_id, queue_offset, BATCH_COUNT_MAX)
+        if found.messages:
+            return found.messages
+        if found.next_offset == queue_offset:
+            await dispatched.wait_beyond(seen)
+        queue_offset = found.next_offset
 
 
 async def read_queue(store: MessageStore, topic: str, queue_id: int, queue_offset: int, count_max: int) -> ReadResult:

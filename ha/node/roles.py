@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import cast
 
 import trio
 
@@ -18,13 +19,17 @@ REGISTRATION_WAIT_S_MAX = 3.0
 """Maximum time that a new member waits for name servers that don't respond."""
 
 
-def _check_trio() -> None:
-    """RuntimeError if another event loop than Trio's is running."""
-    if not trio.lowlevel.in_trio_run():
-        raise RuntimeError(
-            "a node runs in Trio's event loop only: start it by trio.run(…). With asyncio, run it as a process "
-            "(`python -m ha.master`) or by trio.run in a thread, and reach it with ha.client, which runs on asyncio"
-        )
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[Node]:
+    """Opens a node in this event loop if it is Trio's, otherwise in a thread, for asyncio."""
+    if trio.lowlevel.in_trio_run():
+        async with open_node(config) as node:
+            yield node
+    else:
+        from .in_thread import open_node_in_thread  # asyncio is not imported by a node on Trio
+
+        async with open_node_in_thread(config) as in_thread:
+            yield cast(Node, in_thread)  # a caller knows its event loop, which a type can't express
 
 
 @asynccontextmanager
@@ -32,27 +37,30 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a master during the block, by default an ASYNC_MASTER on the default ports that takes little space on the
     disk (preallocateCommitLog=false), and yields its `Node`.
 
-    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in exception groups, and RuntimeError
-    outside Trio. Leaving or cancelling the block answers or fails the requests in flight and flushes the log."""
-    _check_trio()
+    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in exception groups. Leaving or cancelling
+    the block answers or fails the requests in flight and flushes the log.
+
+    Under asyncio the node runs in a thread with a Trio loop of its own. What is yielded is a `NodeInThread`, which has
+    `put`, `put_many`, `read`, `messages` and the addresses. If the node fails, the block is cancelled and the error
+    raised. Leaving the block takes at most shutdownTimeout.
+    """
     config = Config(preallocate=False) if config is None else config
     if config.is_slave:
         raise ConfigError("brokerRole", "SLAVE is not a master role", "ASYNC_MASTER, SYNC_MASTER")
     if config.is_member:
         reason = "an election chooses the master of a failover group"
         raise ConfigError("etcdEndpoints", reason, "no value, or run `python -m ha.member`")
-    async with open_node(config) as node:
+    async with _opened(config) as node:
         yield node
 
 
 @asynccontextmanager
 async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a slave during the block, by default of the master on the default ports; otherwise as `open_master`."""
-    _check_trio()
     config = Config(broker_role="SLAVE", preallocate=False) if config is None else config
     if not config.is_slave:
         raise ConfigError("brokerRole", f"{config.broker_role} is not a slave role", "SLAVE")
-    async with open_node(config) as node:
+    async with _opened(config) as node:
         yield node
 
 

@@ -1,10 +1,8 @@
 """A node inside a program: open_master and open_slave, in one event loop, on ports that the system chooses."""
 
-import asyncio
 import logging
 import subprocess
 import sys
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +133,6 @@ async def test_reading_waits_for_messages(tmp_path: Path) -> None:
             with trio.fail_after(30):
                 assert bytes((await anext(reading)).body) == message.body
             assert reading.next_offset == number + 1
-
-
-def test_under_asyncio_it_says_what_to_do(tmp_path: Path) -> None:
-    async def main(opened: AbstractAsyncContextManager[Node]) -> None:
-        async with opened:
-            pass
-
-    for opened in (ha.open_master(config(tmp_path)), ha.open_slave()):
-        with pytest.raises(RuntimeError, match="runs in Trio's event loop only"):
-            asyncio.run(main(opened))
 
 
 async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) -> None:
