@@ -15,6 +15,8 @@ from ha.process import Entry
 
 STOP_GRACE_S = 0.3
 """Time for calls under way at the end; long polls are cancelled then."""
+MESSAGE_OVERHEAD = 1 << 20
+"""Bytes of a request besides one body of the maximum size."""
 
 
 @asynccontextmanager
@@ -70,10 +72,6 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
         with trio.CancelScope(shield=True):
             await trio.sleep(STOP_GRACE_S)
         nursery.cancel_scope.cancel()
-
-
-MESSAGE_OVERHEAD = 1 << 20
-"""Bytes of a request besides one body of the maximum size."""
 
 
 def wall_clock_ms() -> int:

@@ -21,7 +21,7 @@ from .messages import CLASSES, Code, make, milliseconds
 from .names import group_name, topic_name
 from .options import FrontOptions
 from .refusal import CallRefused, check
-from .status import ok
+from .status import ok, ok_status, set_status_by_entries
 
 if TYPE_CHECKING:
     from .session import Session
@@ -60,11 +60,7 @@ class Acknowledging:
                 code, message = Code.INTERNAL_SERVER_ERROR, str(error)
             result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
             result.status.code, result.status.message = code, message
-        first = response.entries[0].status
-        if all(entry.status.code == first.code for entry in response.entries):
-            response.status.CopyFrom(first)
-        else:
-            response.status.code, response.status.message = Code.MULTIPLE_RESULTS, "the results differ"
+        set_status_by_entries(response)
         return response
 
     async def change(self, session: Session, request: Any) -> Any:
@@ -79,7 +75,7 @@ class Acknowledging:
         self._in_flight.remove(session, request.receipt_handle)
         return make(
             "ChangeInvisibleDurationResponse",
-            status=make("Status", code=Code.OK, message="OK"),
+            status=ok_status(),
             receipt_handle=changed.encode(),
         )
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import msgspec
 import trio
 
 from ha.protocol import java_json
@@ -49,11 +48,30 @@ Sign = Callable[["Session | None", RemotingCommand], None]
 """Signs a request for a client, or for the front itself."""
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """An answer about a topic or a group, and until when it is used (Trio's clock)."""
+T = TypeVar("T")
 
-    value: Route | GroupConfig | None
-    expires_at: float
+
+class _Answers(Generic[T]):
+    """Answers of the cluster by name, each used for ROUTE_AGE_S_MAX."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[T, float]] = {}
+        """Name -> the answer, and until when it is used (Trio's clock)"""
+
+    def find(self, name: str) -> tuple[T] | None:
+        """Returns the answer about a name, which may be None itself; None without one that can still be used."""
+        known = self._answers.get(name)
+        return None if known is None or known[1] < trio.current_time() else known[:1]
+
+    def add(self, name: str, answer: T) -> None:
+        """Adds an answer; forgets all others if there are too many."""
+        if len(self._answers) >= KNOWN_COUNT_MAX:
+            self._answers.clear()
+        self._answers[name] = answer, trio.current_time() + ROUTE_AGE_S_MAX
+
+    def clear(self) -> None:
+        """Forgets all answers."""
+        self._answers.clear()
 
 
 class Cluster:
@@ -65,22 +83,18 @@ class Cluster:
         self._client: RemotingClient | None = None
         self._masters: dict[str, str] = {}
         """Broker name -> address of its master"""
-        self._routes: dict[str, _Known] = {}
-        self._groups: dict[str, _Known] = {}
+        self._routes: _Answers[Route | None] = _Answers()
+        self._groups: _Answers[GroupConfig] = _Answers()
         self.front: Front | None = None
         """Asked about transactions"""
 
     def known_route(self, topic: str) -> Route | None:
-        known = self._routes.get(topic)
-        if known is None or known.expires_at < trio.current_time() or isinstance(known.value, GroupConfig):
-            return None
-        return known.value
+        known = self._routes.find(topic)
+        return None if known is None else known[0]
 
     async def route(self, topic: str) -> Route | None:
-        known = self._routes.get(topic)
-        if known is not None and known.expires_at >= trio.current_time():
-            assert not isinstance(known.value, GroupConfig)
-            return known.value
+        if (known := self._routes.find(topic)) is not None:
+            return known[0]
         header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
         command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
         answer = await self._ask_name_servers(command)
@@ -98,7 +112,7 @@ class Cluster:
             route = Route(topic, await self._message_types(topic, queues), queues) if queues else None
         elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
-        self._remember(self._routes, topic, route)
+        self._routes.add(topic, route)
         return route
 
     async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
@@ -118,9 +132,8 @@ class Cluster:
         return accepted_types(None)
 
     async def group(self, group: str) -> GroupConfig | None:
-        known = self._groups.get(group)
-        if known is not None and known.expires_at >= trio.current_time() and isinstance(known.value, GroupConfig):
-            return known.value
+        if (known := self._groups.find(group)) is not None:
+            return known[0]
         header = GroupRequest(group=group)
         reason = "no broker is known yet"
         for broker_name in list(self._masters):
@@ -134,7 +147,7 @@ class Cluster:
             found = GroupConfig(group_name=group)
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 found = java_json.read_as(GroupConfig, answer.body)
-            self._remember(self._groups, group, found)
+            self._groups.add(group, found)
             return found
         raise BrokerUnreachable(f"consumer group {group}: {reason}")
 
@@ -184,11 +197,6 @@ class Cluster:
         except (OSError, trio.BrokenResourceError) as error:
             self._routes.clear()  # the master may be another broker now
             raise BrokerUnreachable(f"{address}: {error}") from None
-
-    def _remember(self, known: dict[str, _Known], name: str, value: Route | GroupConfig | None) -> None:
-        if len(known) >= KNOWN_COUNT_MAX:
-            known.clear()
-        known[name] = _Known(value, trio.current_time() + ROUTE_AGE_S_MAX)
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         """Takes a broker's request: checks of transactions. Others, about groups of remoting clients, are ignored."""

@@ -8,6 +8,7 @@ from typing import Any
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import BODY_SIZE_MAX, inflated, kind_of
+from ha.protocol.pop import PRIORITY
 from ha.protocol.properties import (
     KEY_SEPARATOR,
     KEYS,
@@ -24,7 +25,6 @@ from .properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
     LITE_TOPIC,
-    PRIORITY,
     RESERVED,
     SHARDING_KEY,
     TRACE_CONTEXT,

@@ -38,6 +38,7 @@ SERVICE = b"/apache.rocketmq.v2.MessagingService/"
 _UNARY_TIMEOUT_S_MAX = 60.0
 """Longest time that a call other than a stream is served."""
 _CLIENT_ID_LENGTH_MAX = 255
+_GROUPS_PER_HEARTBEAT = 64
 
 Method = Callable[[Session, Any], Awaitable[Any]]
 
@@ -124,7 +125,7 @@ class Front:
             session, request = self._admit(call)
             await self._receiving.receive(session, call, request)
         except (CallRefused, RemoteProtocolError, BrokerUnreachable) as error:
-            await self._receiving.refuse(call, *self._status_of(error))
+            await self._receiving.finish(call, *self._status_of(error))
 
     async def _serve_unary(self, call: Call, method: Method) -> None:
         with trio.move_on_after(min(call.timeout_s, _UNARY_TIMEOUT_S_MAX)) as deadline:
@@ -188,18 +189,18 @@ class Front:
         if session.settings is None:
             raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "no settings of this client")
         session.connection.sessions.pop(session.client_id, None)
-        self._end(session, returns=False)
+        self._end(session, may_return=False)
         return ok("NotifyClientTerminationResponse")
 
     def _end_all(self, connection: GrpcConnection) -> None:
         for session in connection.sessions.values():
             assert isinstance(session, Session)
-            self._end(session, returns=True)
+            self._end(session, may_return=True)
         connection.sessions.clear()
 
-    def _end(self, session: Session, *, returns: bool) -> None:
-        """Forgets a client, which may come back over another connection (`returns`)."""
-        self._in_flight.gone(session, returns=returns)
+    def _end(self, session: Session, *, may_return: bool) -> None:
+        """Forgets a client. `may_return`: it may come back over another connection."""
+        self._in_flight.gone(session, may_return=may_return)
         self._producers.remove(session)
         self._brokers.forget(session)
 
@@ -254,6 +255,3 @@ class Front:
         except BrokerUnreachable as error:
             if times := self._log_limiter.admit(("heartbeat", broker_name), trio.current_time()):
                 logger.warning("proxy.heartbeat_failed broker=%r reason=%r times=%d", broker_name, str(error), times)
-
-
-_GROUPS_PER_HEARTBEAT = 64

@@ -101,11 +101,12 @@ class InFlight:
         if client is not None:
             client.session, client.gone_at = session, None
 
-    def gone(self, session: Session, *, returns: bool) -> None:
-        """Releases the messages of a client whose latest session has ended, soon if it may come back (`returns`)."""
+    def gone(self, session: Session, *, may_return: bool) -> None:
+        """Releases the messages of a client whose latest session has ended: at once, or after RETURN_S if it may come
+        back."""
         client = self._clients.get(session.client_id)
         if client is not None and client.session is session:
-            client.gone_at = trio.current_time() - (0 if returns else RETURN_S)
+            client.gone_at = trio.current_time() - (0 if may_return else RETURN_S)
 
     async def serve(self, delay: Delay) -> NoReturn:
         """Renews and releases messages until cancelled."""

@@ -27,7 +27,8 @@ from .in_flight import InFlight
 from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
 from .names import group_name, topic_name
 from .options import FrontOptions
-from .refusal import CallRefused, code_of
+from .refusal import CallRefused, code_of, reason_of
+from .status import with_status
 
 if TYPE_CHECKING:
     from .session import Session
@@ -107,7 +108,7 @@ class Receiving:
 
     async def _stream(self, call: Call, topic: str, kept: list[Popped]) -> None:
         if not kept:
-            await self._finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
+            await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
             return
         await call.send(_status(Code.OK, "OK"))
         for popped in kept:
@@ -124,17 +125,14 @@ class Receiving:
     async def _answer_without(self, call: Call, response: RemotingCommand) -> None:
         """Answers that there are no messages, or why."""
         if response.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
-            await self._finish(call, Code.MESSAGE_NOT_FOUND, "no new message")
+            await self.finish(call, Code.MESSAGE_NOT_FOUND, "no new message")
         elif response.code == ResponseCode.POLLING_FULL:
-            await self._finish(call, Code.TOO_MANY_REQUESTS, "polling full")
+            await self.finish(call, Code.TOO_MANY_REQUESTS, "polling full")
         else:
-            raise CallRefused(code_of(response), response.remark or f"broker answered code {response.code}")
+            raise CallRefused(code_of(response), reason_of(response))
 
-    async def refuse(self, call: Call, code: Code, message: str) -> None:
+    async def finish(self, call: Call, code: Code, message: str) -> None:
         """Answers a call with nothing but a status."""
-        await self._finish(call, code, message)
-
-    async def _finish(self, call: Call, code: Code, message: str) -> None:
         await call.send(_status(code, message))
         await self._end(call)
 
@@ -183,7 +181,5 @@ def _filter(given: Any) -> tuple[str, str, frozenset[str]]:
 
 
 def _status(code: Code, message: str) -> bytes:
-    response = CLASSES["ReceiveMessageResponse"]()
-    response.status.code, response.status.message = code, message
-    data: bytes = response.SerializeToString()
+    data: bytes = with_status("ReceiveMessageResponse", code, message).SerializeToString()
     return data

@@ -31,8 +31,13 @@ def code_of(response: RemotingCommand) -> Code:
     return _CODES.get(response.code, Code.INTERNAL_SERVER_ERROR)
 
 
+def reason_of(response: RemotingCommand) -> str:
+    """Returns why a broker has refused a request."""
+    return response.remark or f"broker answered code {response.code}"
+
+
 def check(response: RemotingCommand) -> RemotingCommand:
     """Returns a broker's answer if it is SUCCESS, else raises CallRefused."""
     if response.code != ResponseCode.SUCCESS:
-        raise CallRefused(code_of(response), response.remark or f"broker answered code {response.code}")
+        raise CallRefused(code_of(response), reason_of(response))
     return response

@@ -13,6 +13,15 @@ from .brokers import Brokers, Route
 from .messages import Code, Permission, make
 from .names import group_name, topic_name
 from .refusal import CallRefused
+from .status import ok_status
+
+
+async def existing_route(brokers: Brokers, topic: str) -> Route:
+    """Returns a topic's route. CallRefused if no broker has the topic."""
+    route = await brokers.route(topic)
+    if route is None:
+        raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
+    return route
 
 
 class Routes:
@@ -23,7 +32,7 @@ class Routes:
 
     async def query(self, request: Any) -> Any:
         """QueryRoute. Raises CallRefused."""
-        route = await self._find(topic_name(request.topic))
+        route = await existing_route(self._brokers, topic_name(request.topic))
         queues = []
         for broker in route.brokers:
             queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=request.endpoints)
@@ -41,13 +50,12 @@ class Routes:
                         accept_message_types=route.message_types,
                     )
                 )
-        status = make("Status", code=Code.OK, message="OK")
-        return make("QueryRouteResponse", status=status, message_queues=queues)
+        return make("QueryRouteResponse", status=ok_status(), message_queues=queues)
 
     async def assignments(self, request: Any) -> Any:
         """QueryAssignment: one queue with the id -1 for all of each broker's, as receives choose the queue; of an
         ordered group each queue, so that clients receive from all of them at the same time. Raises CallRefused."""
-        route = await self._find(topic_name(request.topic))
+        route = await existing_route(self._brokers, topic_name(request.topic))
         group = await self._brokers.group(group_name(request.group))
         is_ordered = group is not None and group.consume_message_orderly
         queues = []
@@ -66,11 +74,4 @@ class Routes:
         if not queues:
             raise CallRefused(Code.FORBIDDEN, "no readable queue")
         assigned = [make("Assignment", message_queue=queue) for queue in queues]
-        status = make("Status", code=Code.OK, message="OK")
-        return make("QueryAssignmentResponse", status=status, assignments=assigned)
-
-    async def _find(self, topic: str) -> Route:
-        route = await self._brokers.route(topic)
-        if route is None:
-            raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
-        return route
+        return make("QueryAssignmentResponse", status=ok_status(), assignments=assigned)

@@ -17,6 +17,7 @@ from ha.grpc import Call
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import RecallMessageRequest, RecallMessageResponse, SendMessageRequestV2, parse_header
+from ha.protocol.pop import PRIORITY
 from ha.protocol.properties import (
     CHECK_IMMUNITY_TIME_S,
     KEYS,
@@ -40,12 +41,13 @@ from .properties import (
     BORN_HOST,
     BORN_TIMESTAMP,
     LITE_TOPIC,
-    PRIORITY,
     RESERVED,
     SHARDING_KEY,
     TRACE_CONTEXT,
 )
-from .refusal import CallRefused, code_of
+from .refusal import CallRefused, check, code_of, reason_of
+from .routes import existing_route
+from .status import ok_status, set_status_by_entries, with_status
 from .transactions import transaction_id
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ class Sending:
                 return False
             broker, command, kind = self._prepare(session, message, route)
         except CallRefused as refused:
-            call.respond(_refused(refused).SerializeToString())
+            refusal = with_status("SendMessageResponse", refused.code, refused.message)
+            call.respond(refusal.SerializeToString())
             return True
         message_id = message.system_properties.message_id
 
@@ -112,9 +115,7 @@ class Sending:
         topic = topic_name(messages[0].topic)
         if any(topic_name(message.topic) != topic for message in messages):
             raise CallRefused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
-        route = await self._brokers.route(topic)
-        if route is None:
-            raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
+        route = await existing_route(self._brokers, topic)
         prepared = [self._prepare(session, message, route) for message in messages]
         if len(messages) > 1 and all(kind is MessageType.NORMAL for _, _, kind in prepared):
             return await self._send_batch(session, messages, prepared)
@@ -282,9 +283,7 @@ class Sending:
     async def recall(self, session: Session, request: Any) -> Any:
         """Recalls a message that is not due yet (370). Raises CallRefused."""
         topic = topic_name(request.topic)
-        route = await self._brokers.route(topic)
-        if route is None:
-            raise CallRefused(Code.TOPIC_NOT_FOUND, f"no topic {topic}")
+        route = await existing_route(self._brokers, topic)
         if self._options.is_message_type_checked and MessageType.DELAY not in route.message_types:
             self._check_type(topic, MessageType.DELAY, route)
         try:
@@ -297,12 +296,10 @@ class Sending:
             producer_group=topic, topic=topic, recall_handle=request.recall_handle, broker_name=broker_name
         )
         command = RemotingCommand(RequestCode.RECALL_MESSAGE, ext_fields=header.to_ext_fields())
-        response = await self._invoke(session, broker_name, command)
-        if response.code != ResponseCode.SUCCESS:
-            raise CallRefused(code_of(response), response.remark or "")
+        response = check(await self._invoke(session, broker_name, command))
         return make(
             "RecallMessageResponse",
-            status=make("Status", code=Code.OK, message="OK"),
+            status=ok_status(),
             message_id=parse_header(RecallMessageResponse, response.ext_fields).msg_id,
         )
 
@@ -350,7 +347,7 @@ def _type_of(system: Any) -> MessageType:
 def _entry(response: RemotingCommand, message_id: str, kind: MessageType, broker_name: str) -> Any:
     code = _STORED.get(response.code)
     if code is None:
-        return _failed(code_of(response), response.remark or f"broker answered code {response.code}")
+        return _failed(code_of(response), reason_of(response))
     entry = CLASSES["SendResultEntry"]()
     status, fields = entry.status, response.ext_fields
     status.code = code
@@ -377,16 +374,6 @@ def _failed(code: Code, message: str) -> Any:
 
 def _response(entries: list[Any]) -> Any:
     response = CLASSES["SendMessageResponse"]()
-    first = entries[0].status
-    if all(entry.status.code == first.code for entry in entries):
-        response.status.CopyFrom(first)
-    else:
-        response.status.code, response.status.message = Code.MULTIPLE_RESULTS, "the results differ"
     response.entries.extend(entries)
-    return response
-
-
-def _refused(refused: CallRefused) -> Any:
-    response = CLASSES["SendMessageResponse"]()
-    response.status.code, response.status.message = refused.code, refused.message
+    set_status_by_entries(response)
     return response

@@ -1,19 +1,33 @@
-"""Responses that hold nothing but a status."""
+"""The statuses of responses."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .messages import CLASSES, Code
+from .messages import CLASSES, Code, make
+
+
+def ok_status() -> Any:
+    """Returns the status OK."""
+    return make("Status", code=Code.OK, message="OK")
 
 
 def ok(name: str) -> Any:
-    """Returns a response of the class `name` with the status OK."""
+    """Returns a response of the class `name` with nothing but the status OK."""
     return with_status(name, Code.OK, "OK")
 
 
 def with_status(name: str, code: Code, message: str) -> Any:
-    """Returns a response of the class `name` with a status."""
+    """Returns a response of the class `name` with nothing but a status."""
     response = CLASSES[name]()
     response.status.code, response.status.message = code, message
     return response
+
+
+def set_status_by_entries(response: Any) -> None:
+    """Sets the status of a response to that of its entries, which is MULTIPLE_RESULTS if they differ."""
+    first = response.entries[0].status
+    if all(entry.status.code == first.code for entry in response.entries):
+        response.status.CopyFrom(first)
+    else:
+        response.status.code, response.status.message = Code.MULTIPLE_RESULTS, "the results differ"

@@ -15,6 +15,7 @@ from .messages import ClientType, Code, make, parse, set_milliseconds
 from .names import group_name, resource_name
 from .options import FrontOptions
 from .refusal import CallRefused
+from .status import ok_status
 
 if TYPE_CHECKING:
     from .session import Producers, Session
@@ -85,8 +86,7 @@ class Telemetry:
             await self._brokers.heartbeat(session)
         else:
             raise CallRefused(Code.BAD_REQUEST, "settings without publishing and subscription")
-        status = make("Status", code=Code.OK, message="OK")
-        await call.send(make("TelemetryCommand", status=status, settings=settings).SerializeToString())
+        await call.send(make("TelemetryCommand", status=ok_status(), settings=settings).SerializeToString())
 
     def _complete_producer(self, settings: Any) -> None:
         """Adds what the server decides to a producer's settings."""

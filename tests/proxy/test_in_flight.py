@@ -96,7 +96,7 @@ async def test_client_that_is_gone(autojump_clock: MockClock) -> None:
     async with opened() as world:
         for offset in range(3):
             world.table.add(world.session, "g", "t", receipt(offset))
-        world.table.gone(world.session, returns=True)
+        world.table.gone(world.session, may_return=True)
         await trio.sleep(RETURN_S - 2)
         assert world.changes == []
         await trio.sleep(3)
@@ -107,7 +107,7 @@ async def test_client_that_is_gone(autojump_clock: MockClock) -> None:
 async def test_client_that_comes_back(autojump_clock: MockClock) -> None:
     async with opened() as world:
         world.table.add(world.session, "g", "t", receipt())
-        world.table.gone(world.session, returns=True)
+        world.table.gone(world.session, may_return=True)
         await trio.sleep(RETURN_S - 2)
         world.table.returned(world.session)
         await trio.sleep(60)
@@ -120,10 +120,10 @@ async def test_client_whose_old_connection_ends_after_it_has_come_back(autojump_
         world.table.add(world.session, "g", "t", receipt())
         new: Any = Session()
         world.table.returned(new)
-        world.table.gone(world.session, returns=True)
+        world.table.gone(world.session, may_return=True)
         await trio.sleep(60)
         assert world.changes == []
-        world.table.gone(new, returns=True)
+        world.table.gone(new, may_return=True)
         await trio.sleep(RETURN_S + 1)
         assert [time for _, _, time in world.changes] == [RELEASED_MS]
 
