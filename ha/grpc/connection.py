@@ -181,6 +181,7 @@ class GrpcConnection:
         self._has_writer = False
         self._is_flush_due = False
         self._is_served_now = False
+        """Whether `_serve_now` has served the chunk that `receive` returns next"""
         self._sent = trio.lowlevel.ParkingLot()
         self._close_callbacks: list[Callable[[], None]] = []
 

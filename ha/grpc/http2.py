@@ -98,11 +98,14 @@ class Http2Protocol:
         self._has_settings = False
         self._last_id = 0
         self._block: tuple[int, int, list[bytes]] | None = None
+        """Stream id, flags and parts of a header block that is not complete"""
         self._unacknowledged = 0
+        """Received bytes by which the connection's window has not been extended again"""
         self._send_window = WINDOW_SIZE_DEFAULT
         self._send_window_initial = WINDOW_SIZE_DEFAULT
         self._frame_size_max = FRAME_SIZE_MAX
         self._resets = 0
+        """Calls that the peer has cancelled, less those answered since; at most `resets_max`"""
         self._outbox: list[bytes] = []
         self._events: list[Event] = []
         connection_window = 4 * limits.window_size

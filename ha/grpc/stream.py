@@ -40,15 +40,26 @@ class Stream:
         """Whether it is a gRPC call, and not another HTTP request"""
         self.is_streaming = False
         """Whether messages are returned as they come, and not one with the end"""
-        self.is_remote_closed = self.is_closed = False
+        self.is_remote_closed = False
+        """Whether the peer has sent all of the request"""
+        self.is_closed = False
+        """Whether the call has ended, so that nothing more is sent"""
         self.received = bytearray()
+        """Bytes of messages that are not complete"""
         self.is_complete = False
+        """Whether the only message of a unary call was returned"""
         self.size_expected = -1
+        """Bytes of the request that are still to come, by its content-length; -1 if that is unknown"""
         self.unacknowledged = 0
+        """Received bytes by which the peer's window has not been extended again"""
         self.send_window = send_window
+        """Bytes that may be sent before the peer extends the window"""
         self.pending: deque[bytes] = deque()
+        """Parts of responses that wait for the window"""
         self.trailers: bytes | None = None
+        """Header block that ends the response once `pending` is empty; None while it may grow"""
         self.is_head_sent = False
+        """Whether the headers of the response were sent"""
 
     @property
     def has_pending(self) -> bool:

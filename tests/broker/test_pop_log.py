@@ -197,8 +197,8 @@ async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: ob
     async with open_node(tmp_path, store_changes=store) as node:
         await trio.sleep(0.1)
         assert node.broker.pop.statistics().in_flight_count == len(messages)
-        assert node.broker.pop._log.state is not None
-        queue = node.broker.pop._log.state.get(("g", "TT", 0))
+        assert node.broker.pop._pop_log.state is not None
+        queue = node.broker.pop._pop_log.state.get(("g", "TT", 0))
         assert queue is not None
         assert queue.next_offset == 3
 
@@ -227,7 +227,7 @@ async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
         while messages := await pop_messages(node, invisibleTime=60_000):
             total += len(messages)
         assert total == 250
-        state = node.broker.pop._log.state
+        state = node.broker.pop._pop_log.state
         assert state is not None
         assert max(len(queue.batches) for queue in state.queues.values()) <= 100
         await trio.sleep(61)
@@ -239,7 +239,7 @@ async def test_acknowledged_messages_leave_nothing_in_the_schedule(tmp_path: Pat
     """Handles with long invisible times that are acknowledged at once do not fill the memory."""
     async with open_node(tmp_path) as node:
         await put_many(node, 1200, 1)
-        state = node.broker.pop._log.state
+        state = node.broker.pop._pop_log.state
         assert state is not None
         for _ in range(1150):
             [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=40_000_000)
@@ -270,7 +270,7 @@ async def test_redelivery_in_a_crash_comes_once(
         await node.send(b"b")
         messages = await pop_messages(node, invisibleTime=1000)
         assert (await change(node, messages[1], 50_000))[0].code == 0
-        monkeypatch.setattr(node.broker.pop._log, "_write_changes", _never)
+        monkeypatch.setattr(node.broker.pop._pop_log, "_write_changes", _never)
         await trio.sleep(2)
     async with open_node(tmp_path) as node:
         await trio.sleep(2)

@@ -65,7 +65,7 @@ class Workload:
 
 async def deliverable(node: Node) -> list[bytes]:
     """The messages of TT that group g will get from a broker."""
-    state = node.broker.pop._log.state
+    state = node.broker.pop._pop_log.state
     assert state is not None
     found = []
     for topic in ("TT", "%RETRY%g_TT"):
@@ -109,7 +109,7 @@ async def test_every_prefix_of_the_log(
                 await copy_log(first.store, second.store, end)
                 monkeypatch.setattr(second.broker.pop._revival, "_deliver", _nothing)
                 assert await second.broker.become_master(1)
-                await second.broker.pop._log.wait_loaded()
+                await second.broker.pop._pop_log.wait_loaded()
                 found = await deliverable(second)
                 assert len(found) == len(set(found)), "a message would be delivered twice"
                 known = {body for body, stored in workload.sent.items() if stored <= end}

@@ -43,7 +43,7 @@ class AckRequests:
         self._store = core.store
         self._topics = core.tables.topics
         self._wall_clock_ms = core.world.wall_clock_ms
-        self._log = log
+        self._pop_log = log
         self._revival = revival
         self._holds = holds
 
@@ -67,11 +67,11 @@ class AckRequests:
                 f"store:{begin}~{end}",
             )
         handle = parse_handle(request.extra_info)
-        state = await self._log.wait_ready()
+        state = await self._pop_log.wait_ready()
         queue = state.get((request.consumer_group, request.topic, request.queue_id))
         if queue is not None:
             self._finish(state, queue, request.offset, handle.pop_time_ms, is_order=handle.is_order)
-        self._log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
+        self._pop_log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
         return None
 
     async def acknowledge_batch(
@@ -88,14 +88,14 @@ class AckRequests:
                 ResponseCode.INVALID_PARAMETER,
                 f"the request acknowledges {count} messages; at most {BATCH_ACK_COUNT_MAX} are accepted",
             )
-        state = await self._log.wait_ready()
+        state = await self._pop_log.wait_ready()
         for ack, offsets in acks:
             queue = state.get((ack.group, ack.real_topic(), ack.queue_id))
             if queue is None:
                 continue
             for offset in offsets:
                 self._finish(state, queue, offset, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
-        self._log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
+        self._pop_log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
         return None
 
     async def change(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
@@ -110,7 +110,7 @@ class AckRequests:
         if request.invisible_time < 0:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
         handle = parse_handle(request.extra_info)
-        state = await self._log.wait_ready()
+        state = await self._pop_log.wait_ready()
         now_ms = self._wall_clock_ms()
         queue = state.get((request.consumer_group, request.topic, request.queue_id))
         pop_time_ms, invisible_ms = max(now_ms, handle.pop_time_ms + 1), request.invisible_time
@@ -122,7 +122,7 @@ class AckRequests:
             pop_time=pop_time_ms, invisible_time=invisible_ms, revive_qid=handle.revive_queue
         )
         answer = command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields())
-        self._log.call(partial(_reply, connection, command, answer))
+        self._pop_log.call(partial(_reply, connection, command, answer))
         return None
 
     # ---- the state

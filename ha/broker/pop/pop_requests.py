@@ -23,7 +23,7 @@ from ha.broker.pop.pop_holds import PopHold, PopHolds
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.revival import Revival
 from ha.broker.pop.state import PopState
-from ha.broker.pop.taking import Asked, Taken, Taker
+from ha.broker.pop.taking import Taken, Taker, TopicRequest
 from ha.broker.queue_read import QueueReader, ReadStatus
 from ha.broker.refused import REJECT_REMARK, RefusedError
 from ha.protocol.bodies import TopicConfig
@@ -61,7 +61,7 @@ class PopRequests:
         self._options = options
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
-        self._log = log
+        self._pop_log = log
         self._revival = revival
         self._filters = Filters(options)
         self._taker = Taker(core, log)
@@ -87,8 +87,11 @@ class PopRequests:
 
     # ---- checks
 
-    async def _check(self, request: Asked | PollingInfoRequest, verb: str) -> TopicConfig:
-        """Checks broker, topic, queue and group, and returns the topic. Raises RefusedError."""
+    async def _check(
+        self, request: TopicRequest | PollingInfoRequest, wrong_queue: ResponseCode = ResponseCode.SYSTEM_ERROR
+    ) -> TopicConfig:
+        """Checks topic, queue and group, and returns the topic. `wrong_queue`: the code for a queue that it does not
+        have. Raises RefusedError."""
         topic, name = request.topic, request.consumer_group
         config = self._topics.get(topic)
         if config is None:
@@ -97,7 +100,7 @@ class PopRequests:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
         if request.queue_id >= config.read_queue_nums:
             raise RefusedError(
-                ResponseCode.INVALID_PARAMETER if verb == "pop" else ResponseCode.SYSTEM_ERROR,
+                wrong_queue,
                 f"queueId[{request.queue_id}] is illegal, topic:[{topic}] "
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer:[{name}]",
             )
@@ -135,22 +138,31 @@ class PopRequests:
             )
         if request.invisible_time < 0:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
-        await self._check(request, "pop")
-        selection = self._filters.select(request.exp, request.exp_type if request.exp else None, is_registered=False)
-        hold = PopHold(
+        await self._check(request, ResponseCode.INVALID_PARAMETER)
+        await self._pop(self._new_hold(connection, command, request, left_s), request)
+        return None
+
+    def _new_hold(
+        self,
+        connection: RemotingConnection,
+        command: RemotingCommand,
+        request: PopMessageRequest | NotificationRequest,
+        left_s: float,
+    ) -> PopHold:
+        """Returns what has to be kept of a request while it waits: not its fields and filter expression, which may be
+        long. Raises RefusedError if the filter is wrong."""
+        return PopHold(
             connection=connection,
             command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),
             request=msgspec.structs.replace(request, exp=None, exp_type=None),
-            selection=selection,
+            selection=self._filters.select(request.exp, request.exp_type if request.exp else None, is_registered=False),
             deadline=0.0,
             ends_at=trio.current_time() + left_s,
         )
-        await self._pop(hold, request)
-        return None
 
     async def _pop(self, hold: PopHold, request: PopMessageRequest) -> None:
         """Answers a pop, or holds it. Raises RefusedError."""
-        state = await self._log.wait_ready()
+        state = await self._pop_log.wait_ready()
         if self._waiting_bytes > self._options.pop_waiting_bytes_max:
             raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (too many messages wait for the POP log)")
         config = self._topics.get(request.topic)
@@ -166,7 +178,7 @@ class PopRequests:
         if taken.rest_count:
             self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
         self._waiting_bytes += taken.size
-        self._log.call(partial(self._send_taken, hold, request, taken))
+        self._pop_log.call(partial(self._send_taken, hold, request, taken))
 
     def _send_taken(self, hold: PopHold, request: PopMessageRequest, taken: Taken, logged: Logged) -> None:
         """Sends popped messages once their record is acknowledged.
@@ -220,8 +232,8 @@ class PopRequests:
         """200052: reads what a pop would return, without taking it."""
         request = parse_header(PeekMessageRequest, command.ext_fields)
         self._check_readable("peek")
-        config = await self._check(request, "pop")
-        state = await self._log.wait_ready()
+        config = await self._check(request, ResponseCode.INVALID_PARAMETER)
+        state = await self._pop_log.wait_ready()
         bodies: list[bytes] = []
         rest_count = found_count = 0
         count_max = min(request.max_msg_nums, MESSAGE_COUNT_MAX)
@@ -247,20 +259,13 @@ class PopRequests:
         """200054: waits until there is something to pop, and says so."""
         request = parse_header(NotificationRequest, command.ext_fields)
         self._check_readable("peeking")
-        await self._check(request, "peeking")
-        hold = PopHold(
-            connection=connection,
-            command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),
-            request=msgspec.structs.replace(request, exp=None, exp_type=None),
-            selection=self._filters.select(request.exp, request.exp_type if request.exp else None, is_registered=False),
-            deadline=0.0,
-            ends_at=trio.current_time() + self._left_s(request.born_time, request.poll_time),
-        )
-        await self._notify(hold, request)
+        await self._check(request)
+        left_s = self._left_s(request.born_time, request.poll_time)
+        await self._notify(self._new_hold(connection, command, request, left_s), request)
         return None
 
     async def _notify(self, hold: PopHold, request: NotificationRequest) -> None:
-        state = await self._log.wait_ready()
+        state = await self._pop_log.wait_ready()
         config = self._topics.get(request.topic)
         has_messages, blocked_until_ms = False, None
         if config is not None:
@@ -294,7 +299,7 @@ class PopRequests:
         """200055: how many requests of a group wait for a queue."""
         request = parse_header(PollingInfoRequest, command.ext_fields)
         self._check_readable("peeking")
-        await self._check(request, "peeking")
+        await self._check(request)
         count = self.holds.count(request.topic, request.consumer_group, request.queue_id)
         header = PollingInfoResponse(polling_num=count)
         return command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields())

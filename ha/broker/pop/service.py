@@ -42,20 +42,20 @@ class PopService:
     """The parts, for the broker that assembles them."""
 
     def __init__(self, core: BrokerCore) -> None:
-        self._log = PopLog(core)
-        self._revival = Revival(core, self._log)
-        self.requests = PopRequests(core, self._log, self._revival)
+        self._pop_log = PopLog(core)
+        self._revival = Revival(core, self._pop_log)
+        self.requests = PopRequests(core, self._pop_log, self._revival)
         self.holds = self.requests.holds
-        acks = AckRequests(core, self._log, self._revival, self.holds)
+        acks = AckRequests(core, self._pop_log, self._revival, self.holds)
         self.assignments = Assignments(core)
         self.families: Sequence[Family] = (self.requests, acks, self.assignments)
-        self.master_services: Sequence[Service] = (self._log.serve, self._revival.serve)
-        self.release = self._log.release
+        self.master_services: Sequence[Service] = (self._pop_log.serve, self._revival.serve)
+        self.release = self._pop_log.release
         core.tables.offsets.on_removed = self._on_removed
 
     def statistics(self) -> PopStatistics:
         """Returns a snapshot."""
-        state = self._log.state
+        state = self._pop_log.state
         return PopStatistics(
             in_flight_count=0 if state is None else state.in_flight_count,
             next_due_ms=None if state is None else state.next_due_ms,
@@ -66,13 +66,14 @@ class PopService:
 
     def in_flight_count(self, group: str, topic: str, queue_id: int) -> int:
         """Returns how many messages of a queue a group has in flight, those of order mode not included."""
-        state = self._log.state
+        state = self._pop_log.state
         queue = None if state is None else state.get((group, topic, queue_id))
         return 0 if queue is None else len(queue.batches)
 
     def group(self, name: str) -> GroupInFlight | None:
         """Returns a group's messages in flight; None if it has never popped, or this broker is no master."""
-        queues = [] if self._log.state is None else [q for key, q in self._log.state.queues.items() if key[0] == name]
+        state = self._pop_log.state
+        queues = [] if state is None else [queue for key, queue in state.queues.items() if key[0] == name]
         if not queues:
             return None
         popped_ms = [batch.pop_time_ms for queue in queues for batch in queue.batches.values()]
@@ -89,7 +90,7 @@ class PopService:
         """Forgets the queues of a deleted topic or group."""
         if group is not None:
             self._revival.revived_counts.pop(group, None)
-        state = self._log.state
+        state = self._pop_log.state
         if state is None:
             return
         for key in list(state.queues):

@@ -61,7 +61,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 class PopQueue:
     """One queue of one group. Changed only by `PopState`."""
 
-    __slots__ = ("batches", "before", "committed", "is_busy", "key", "next_offset", "order", "was_full")
+    __slots__ = ("batches", "committed", "is_busy", "key", "next_offset", "order", "undo", "was_full")
 
     def __init__(self, key: QueueKey, next_offset: int = 0) -> None:
         self.key = key
@@ -70,8 +70,8 @@ class PopQueue:
         self.batches: dict[int, Batch] = {}
         """Queue offset of each message in flight -> its batch"""
         self.order: OrderedBatch | None = None
-        self.before: Before | None = None
-        """What was changed since the last record"""
+        self.undo: Undo | None = None
+        """Its values at the last record, if it was changed since then"""
         self.is_busy = False
         """Whether a pop reads from it; others skip it meanwhile"""
         self.was_full = False
@@ -85,8 +85,8 @@ class PopQueue:
         return batch if batch is not None and batch.pop_time_ms == pop_time_ms else None
 
 
-class Before(msgspec.Struct):
-    """The values of one queue before its changes."""
+class Undo(msgspec.Struct):
+    """The values of one queue before its changes. `batches`: of changed messages only; None: it was not in flight."""
 
     next_offset: int
     order: OrderedBatch | None
@@ -104,7 +104,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     queue_count: int
 
 
-_Changes: TypeAlias = "dict[QueueKey, tuple[PopQueue | None, Before | None]]"
+_Changes: TypeAlias = "dict[QueueKey, tuple[PopQueue | None, Undo | None]]"
 
 
 class PopState:
@@ -173,49 +173,49 @@ class PopState:
         if len(self.queues) >= self.limits.queue_count:
             return None
         queue = self.queues[key] = PopQueue(key, next_offset)
-        self._note(queue).is_new = True
+        self._undo_of(queue).is_new = True
         return queue
 
     def move(self, queue: PopQueue, next_offset: int) -> None:
         """Sets where the next pop begins."""
         if queue.next_offset != next_offset:
-            self._note(queue)
+            self._undo_of(queue)
             queue.next_offset = next_offset
 
     def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
         """Records that messages were popped."""
-        before = self._note(queue)
+        undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         for offset in offsets:
-            before.batches.setdefault(offset, queue.batches.get(offset))
+            undo.batches.setdefault(offset, queue.batches.get(offset))
             self._set(queue, offset, batch)
         queue.next_offset = next_offset
 
     def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
         """Records that a message was acknowledged or is lost, or that its copy is in the log."""
-        before = self._note(queue)
-        before.batches.setdefault(offset, queue.batches.get(offset))
+        undo = self._undo_of(queue)
+        undo.batches.setdefault(offset, queue.batches.get(offset))
         if is_copied:
-            before.copied.add(offset)
+            undo.copied.add(offset)
         self._set(queue, offset, None)
 
     def change(self, queue: PopQueue, offset: int, pop_time_ms: int, due_ms: int, *, is_suspended: bool) -> None:
         """Sets a new pop time and due time of a message in flight."""
-        self._note(queue).batches.setdefault(offset, queue.batches.get(offset))
+        self._undo_of(queue).batches.setdefault(offset, queue.batches.get(offset))
         batch = Batch(queue=queue, offsets=(offset,), pop_time_ms=pop_time_ms, due_ms=due_ms, is_suspended=is_suspended)
         self._set(queue, offset, batch)
 
     def set_order(self, queue: PopQueue, order: OrderedBatch | None) -> None:
         """Sets the ordered messages of a queue; the previous object must not have been changed."""
         if queue.order != order:
-            self._note(queue)
+            self._undo_of(queue)
             queue.order = order
 
     def reset(self, queue: PopQueue, next_offset: int) -> None:
         """Moves a queue to another offset; messages in flight from there on will be popped again."""
-        before = self._note(queue)
+        undo = self._undo_of(queue)
         for offset in [offset for offset in queue.batches if offset >= next_offset]:
-            before.batches.setdefault(offset, queue.batches[offset])
+            undo.batches.setdefault(offset, queue.batches[offset])
             self._set(queue, offset, None)
         queue.next_offset, queue.order = next_offset, None
 
@@ -226,17 +226,18 @@ class PopState:
             return
         for offset in list(queue.batches):
             self._set(queue, offset, None)
-        queue.before = None
+        queue.undo = None
         self._changed[key] = None, None
         self._on_change()
 
-    def _note(self, queue: PopQueue) -> Before:
-        before = queue.before
-        if before is None:
-            before = queue.before = Before(queue.next_offset, queue.order)
-            self._changed[queue.key] = queue, before
+    def _undo_of(self, queue: PopQueue) -> Undo:
+        """Marks a queue as changed, and returns its values before the change."""
+        undo = queue.undo
+        if undo is None:
+            undo = queue.undo = Undo(queue.next_offset, queue.order)
+            self._changed[queue.key] = queue, undo
             self._on_change()
-        return before
+        return undo
 
     def _set(self, queue: PopQueue, offset: int, batch: Batch | None) -> None:
         known = queue.batches.get(offset)
@@ -270,18 +271,18 @@ class PopState:
         assert not self._taken, "the previous record is not settled"
         self._taken, self._changed = self._changed, {}
         records = []
-        for key, (queue, before) in self._taken.items():
-            if queue is None or before is None:
+        for key, (queue, undo) in self._taken.items():
+            if queue is None or undo is None:
                 records.append(QueueRecord(*key, REMOVED))
                 continue
-            queue.before = None
-            changes = {offset: queue.batches.get(offset) for offset, was in before.batches.items()}
+            queue.undo = None
+            changes = {offset: queue.batches.get(offset) for offset in undo.batches}
             done = sorted(
-                offset for offset, batch in changes.items() if batch is None and before.batches[offset] is not None
+                offset for offset, batch in changes.items() if batch is None and undo.batches[offset] is not None
             )
             taken = _taken_records((offset, batch) for offset, batch in sorted(changes.items()) if batch is not None)
             order = None if queue.order is None else queue.order.to_record()
-            kind = WHOLE if before.is_new else CHANGED  # a queue of this name may have been removed just before
+            kind = WHOLE if undo.is_new else CHANGED  # a queue of this name may have been removed just before
             records.append(QueueRecord(*key, kind, queue.next_offset, taken, to_runs(done), order))
         return PopRecord(queues=records)
 
@@ -297,17 +298,17 @@ class PopState:
         removed = []
         copied: list[tuple[PopQueue, int]] = []
         for changes in (self._changed, taken):
-            for key, (queue, before) in changes.items():
-                if queue is None or before is None or before.is_new:
+            for key, (queue, undo) in changes.items():
+                if queue is None or undo is None or undo.is_new:
                     removed.append(key)  # of a new queue, too: its name may have been in use
-                if queue is None or before is None or self.queues.get(key) is not queue:
+                if queue is None or undo is None or self.queues.get(key) is not queue:
                     continue
-                queue.before = None
-                for offset, batch in before.batches.items():
+                queue.undo = None
+                for offset, batch in undo.batches.items():
                     self._set(queue, offset, batch)
-                queue.next_offset, queue.order = before.next_offset, before.order
-                copied += [(queue, offset) for offset in before.copied]
-                if before.is_new:
+                queue.next_offset, queue.order = undo.next_offset, undo.order
+                copied += [(queue, offset) for offset in undo.copied]
+                if undo.is_new:
                     del self.queues[key]
         self._changed = {key: (None, None) for key in removed if key not in self.queues}
         for queue, offset in copied:

@@ -55,7 +55,12 @@ SCAN_COUNT_MAX = 8192
 INIT_MAX = 1
 """Init mode of a group that has no offset yet: from the last message on."""
 
-Asked = PopMessageRequest | NotificationRequest | PeekMessageRequest
+_EVERYTHING = Selection()
+_SKIPPED_MESSAGES = (ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.OFFSET_TOO_SMALL)
+"""There are no messages at the offset, but there may be some after it"""
+
+TopicRequest = PopMessageRequest | NotificationRequest | PeekMessageRequest
+"""Requests about messages of a topic"""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -98,25 +103,25 @@ class Taker:
             core.store.log, options, run_blocking=core.store.run_blocking, repair_entry=core.store.scrub.repair_entry
         )
         self._log = LimitedLog(logger)
-        self._turns = count(1)
+        self._pop_numbers = count(1)
 
     # ---- which queues
 
-    def sources(self, request: Asked, config: TopicConfig, *, is_order: bool) -> list[Source]:
+    def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> list[Source]:
         """The queues to read from, in order."""
         queue_count = config.read_queue_nums
-        turn = next(self._turns)
+        pop_number = next(self._pop_numbers)
         if request.queue_id >= 0:
             queue_ids: Sequence[int] = (request.queue_id,)
         elif (config.attributes or {}).get(MESSAGE_TYPE) == PRIORITY_TYPE:
             queue_ids = range(queue_count - 1, -1, -1)
         else:
-            queue_ids = [(turn + number) % queue_count for number in range(queue_count)]
+            queue_ids = [(pop_number + number) % queue_count for number in range(queue_count)]
         normal = [Source(config.topic_name, queue_id, NORMAL) for queue_id in queue_ids]
         if is_order:
             return normal
         retries = list(self._retry_sources(request.consumer_group, config.topic_name))
-        return retries + normal if turn % RETRY_FIRST_EVERY == 0 else normal + retries
+        return retries + normal if pop_number % RETRY_FIRST_EVERY == 0 else normal + retries
 
     def _retry_sources(self, group: str, topic: str) -> Iterator[Source]:
         for flag in (RETRY_V2, RETRY_V1):
@@ -186,7 +191,7 @@ class Taker:
         if not records:
             return
         if source.flag != NORMAL:
-            records = [self._as_asked(raw, request, source, begin, taken) for raw in records]
+            records = [self._as_original(raw, request, source, begin, taken) for raw in records]
         taken.info.add(source.flag, source.queue_id, begin, offsets)
         taken.bodies += records
         taken.count += len(records)
@@ -278,7 +283,7 @@ class Taker:
             store_queue = self._store.queues.get(source.topic, source.queue_id)
         scan_end = queue.next_offset + SCAN_COUNT_MAX
         if source.flag != NORMAL:
-            selection = _ALL
+            selection = _EVERYTHING
         while True:
             begin = queue.next_offset
             read = await self._read_once(store_queue, begin, selection, count_max, taken)
@@ -286,7 +291,7 @@ class Taker:
                 return begin, read
             if not self._is_current(state, queue) or queue.next_offset != begin:
                 return begin, None
-            if read.status in _PASSED:
+            if read.status in _SKIPPED_MESSAGES:
                 state.move(queue, read.next_offset)
                 if scan_end > read.next_offset < read.max_offset:
                     await trio.lowlevel.checkpoint()
@@ -316,8 +321,8 @@ class Taker:
             queue, begin, message_count_max=count_max, message_bytes_max=bytes_max, tags_codes=selection.tags_codes
         )
 
-    def _as_asked(self, raw: bytes, request: PopMessageRequest, source: Source, begin: int, taken: Taken) -> bytes:
-        """The record of a retry as one of the topic that was asked for, with its handle as a property."""
+    def _as_original(self, raw: bytes, request: PopMessageRequest, source: Source, begin: int, taken: Taken) -> bytes:
+        """The record of a retry as one of the original topic, with its handle as a property."""
         try:
             record = decode_record(raw, verify_crc=False)
             properties = record.property_map()
@@ -343,11 +348,8 @@ class Taker:
             return raw
 
 
-_ALL = Selection()
-_PASSED = (ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING, ReadStatus.OFFSET_TOO_SMALL)
-
-
 def _add_counts(info: PopInfo, source: Source, batch: OrderedBatch, offsets: Sequence[int]) -> None:
+    """Adds how often each message was popped before, and the least of these numbers."""
     counts = [(offset, batch.messages[offset].count) for offset in offsets]
     tried = [each for each in counts if each[1]]
     info.add_counts(source.flag, source.queue_id, tried, min(times for _, times in counts))
