@@ -132,6 +132,7 @@ class LogRecovery:
                 "that version, or set storePathRootDir to another directory",
             )
         await run(self.list_found, first, bad)
+        await run(self._checksums.truncate, end.position)  # before the log: they would prove its zeros to be damage
         truncated = await run(truncate_segments, self._parts.disk, scan.segments, end.position, end.reason)
         return Recovered(
             segments=scan.segments,

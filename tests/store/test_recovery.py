@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.errors import CorruptLog, DamagedBytes, StoreLocked
+from ha.errors import CorruptLog, DamagedBytes, HalogError, StoreLocked
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import Checkpoint
@@ -881,6 +882,36 @@ async def test_damage_proven_by_queues_alone_stays_damage(is_clean: bool, autoju
             killed = disk.kill()
         disk = disk if is_clean else killed
     assert load_flushed_to(disk, ROOT / "checkpoint") == end
+
+
+async def test_a_start_that_fails_at_any_step_leaves_no_damage() -> None:
+    """A slave was killed with a part of a record, which has checksums. A start zeroes it, and the next one took these
+    zeros for damage if the first had ended before it removed the checksums."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        results = await store.log.put([message(number, size=400) for number in range(8)])
+        log = await all_bytes(store)
+    part = results[-1].physical_offset + 200
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True, checksum_block_size=1024) as store:
+        await store.log.append_raw(0, log[:part])
+        await store.flusher.flush()
+        await store.checkpointer.save(with_derived=True)
+        killed = disk.kill()
+    step = 0
+    while True:
+        first = killed.kill()
+        first.die_at = step
+        with suppress(OSError, HalogError):
+            async with open_small(first, is_slave=True, checksum_block_size=1024):
+                pass
+        if len(first.steps) < step:
+            break
+        async with open_small(first.kill(), is_slave=True, checksum_block_size=1024) as store:
+            assert not store.damage.open, (step, first.steps[-3:])
+            assert store.log.max_offset.value == results[-1].physical_offset
+        step += 1
+    assert ("zero", f"{0:020d}") in first.steps
 
 
 @pytest.mark.parametrize("is_slave", [False, True])
