@@ -57,6 +57,8 @@ class ConsumerOffsetTable:
         """In a failover group: collects changes for its log"""
         self.on_removed: Callable[[str | None, str | None], None] = lambda topic, group: None
         """Called when the offsets of a topic, or of a group, were deleted"""
+        self.on_reset: Callable[[str, str, int, int], None] = lambda group, topic, queue_id, offset: None
+        """Called after a reset"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
 
@@ -127,6 +129,7 @@ class ConsumerOffsetTable:
         if not self.commit(group, topic, queue_id, offset):
             return False
         self._resets[key] = offset
+        self.on_reset(group, topic, queue_id, offset)
         return True
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:

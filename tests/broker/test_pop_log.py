@@ -203,6 +203,22 @@ async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: ob
         assert queue.next_offset == 3
 
 
+@pytest.mark.parametrize("offset", [1, 5])
+async def test_reset_of_the_offset_survives_a_restart_before_the_next_pop(
+    tmp_path: Path, autojump_clock: object, offset: int
+) -> None:
+    async with open_node(tmp_path) as node:
+        for number in range(7):
+            await node.send(b"%d" % number)
+        for message in await pop_messages(node, maxMsgNums=3):
+            await ack(node, message)
+        assert node.broker.offsets.reset("g", "TT", 0, offset)
+        await node.dispatched()
+        await trio.sleep(0.1)
+    async with open_node(tmp_path) as node:
+        assert bodies(await pop_messages(node)) == [b"%d" % number for number in range(offset, 7)]
+
+
 async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await put_many(node, 8)

@@ -52,6 +52,7 @@ class PopService:
         self.master_services: Sequence[Service] = (self._pop_log.serve, self._revival.serve)
         self.release = self._pop_log.release
         core.tables.offsets.on_removed = self._on_removed
+        core.tables.offsets.on_reset = self._on_reset
 
     def statistics(self) -> PopStatistics:
         """Returns a snapshot."""
@@ -85,6 +86,13 @@ class PopService:
             oldest_pop_ms=min(popped_ms, default=None),
             revived_count=self._revival.revived_counts.get(name, 0),
         )
+
+    def _on_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Moves a queue at once: the next pop may come after a restart, which takes the position from the log."""
+        state = self._pop_log.state
+        queue = None if state is None else state.get((group, topic, queue_id))
+        if state is not None and queue is not None:
+            state.reset(queue, offset)
 
     def _on_removed(self, topic: str | None, group: str | None) -> None:
         """Forgets the queues of a deleted topic or group."""
