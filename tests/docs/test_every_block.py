@@ -25,6 +25,7 @@ RUN_BY = {
     ("docs/deploying.md", "sh"): "tests/containers/test_compose.py",
     ("docs/disaster-recovery.md", "sh"): "tests/interop/test_how_to.py",
     ("docs/failover.md", "sh"): "tests/docs/test_commands.py",
+    ("docs/grpc.md", "properties"): "tests/proxy/test_front_security.py",
     ("docs/scaling.md", "sh"): "tests/docs/test_commands.py",
     ("docs/security.md", "properties"): "tests/security/test_documentation.py",
     ("docs/observability.md", "json"): "tests/metrics/test_documentation.py",

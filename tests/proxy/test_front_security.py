@@ -1,7 +1,8 @@
-"""A front before a broker with TLS and access control, as `python -m ha.proxy` runs it."""
+"""A front before a broker with TLS and access control, as `python -m ha.proxy` runs it, and the example in grpc.md."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from ha.errors import ConfigError
 from ha.node import Node, open_node
 from ha.protocol.bodies import TopicConfig
 from ha.proxy.__main__ import serve_proxy
+from tests.docs.pages import ROOT
 from tests.proxy.site import Client, message
 from tests.proxy.test_access import signed
 from tests.proxy.test_receiving import ack, receive, receiving
@@ -21,6 +23,8 @@ from tests.tls.nodes import client, server, settings
 from tests.tls.pki import Pki
 
 Code = definition.Code
+[EXAMPLE] = re.findall(r"(?ms)^```properties\n(.*?)^```", (ROOT / "docs" / "grpc.md").read_text())
+"""Enables TLS and access control; the tests replace its addresses, paths and accounts"""
 FRONT = "- {accessKey: the-front, secretKey: secret-of-front, admin: true}"
 SENDER = "- {accessKey: the-sender, secretKey: secret-of-sender, topicPerms: [t=PUB]}"
 READER = "- {accessKey: the-reader, secretKey: secret-of-reader, topicPerms: [t=SUB], groupPerms: [g=SUB]}"
@@ -50,11 +54,12 @@ async def opened(folder: Path, pki: Pki, front_file: str) -> AsyncIterator[tuple
         secret.write_text("secret-of-front\n")
         secret.chmod(0o600)
         keys = (
-            f"namesrvAddr={node.name_server_address}",
-            *("grpcListenPort=0", "tls.enable=true", *client(pki, "front")),
-            *("aclEnable=true", front_file, "brokerAccessKey=the-front", f"brokerSecretKeyFile={secret}"),
+            *(f"namesrvAddr={node.name_server_address}", "grpcListenPort=0", *client(pki, "front")),
+            *(front_file, "brokerAccessKey=the-front", f"brokerSecretKeyFile={secret}"),
         )
-        async with serve_proxy(load_config(ProxyConfig, settings=list(keys)).config) as line:
+        (folder / "front.conf").write_text(EXAMPLE)
+        config = load_config(ProxyConfig, file=folder / "front.conf", settings=keys).config
+        async with serve_proxy(config) as line:
             yield node, line.rpartition("=")[2]
 
 
