@@ -55,6 +55,20 @@ async def test_ha_looks_at_real_brokers_and_their_stores(release: Release, child
     planned = json.loads(await ha("offsets", "reset", "readers", "load", "--to", "last", "--json", *servers))
     assert sum(queue["after"] for queue in planned["queues"]) == 64
 
+    page = json.loads(await ha("status", "--json", *servers))[master.address]
+    assert (page["role"], page["is_ready"], page["read_from"]) == ("SYNC_MASTER", True, "remoting")
+    assert page["commitlog"]["max_offset"] > 64 * 1024
+    name = page["broker_name"]
+    await ha("broker", "drain", name, "--wait", "0", *servers, code=2)  # sends to "load" would fail
+    await ha("topic", "create", "load", "--queues", "2", "--permission", "r", *servers)
+    await ha("consume", "load", "--limit", "10", "--commit", *servers)
+    drained = json.loads(await ha("broker", "drain", name, "--wait", "0", "--json", *servers, code=1))
+    lag = json.loads(await ha("offsets", "show", "halog-cli", "--json", *servers))["lag"]
+    assert 0 < lag < 64
+    left = {"groups": {"halog-cli": lag}, "delayed_count": 0, "timer_count": 0, "half_count": 0}
+    assert drained == {"broker": name, "is_drained": False, "left": left}
+    assert json.loads(await ha("broker", "undrain", name, "--json", *servers))["topic_count"] > 1
+
     verified = json.loads(await ha("log", "verify", str(master.store), "--json"))
     assert (verified["is_clean"], verified["record_count"] >= 64) == (True, True)
     dumped = (await ha("log", "dump", str(master.store), "--topic", "load", "--no-body")).splitlines()
