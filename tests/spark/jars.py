@@ -9,9 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pyspark
+
 from tests.interop.releases import locked
 
-DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+SPARK = "4.2"
+DELTA = f"io.delta:delta-spark_{SPARK}_2.13:4.4.0"
 _MAVEN_TIMEOUT_S = 600
 _TAIL_CHARACTERS = 4000
 
@@ -22,7 +25,10 @@ def delta_jars() -> list[Path]:
 
 
 def delta_settings() -> dict[str, str]:
-    """Spark's settings for Delta; empty if the jars are not available (tests of Delta then skip)."""
+    """Spark's settings for Delta; empty if the jars are not available, or for another Spark (tests of Delta then
+    skip)."""
+    if not pyspark.__version__.startswith(f"{SPARK}."):
+        return {}
     try:
         jars = delta_jars()
     except RuntimeError:

@@ -47,6 +47,7 @@ def committed(servers: str, topic: str) -> list[str]:
     return [body.decode() for body in read_committed(servers, topic)]
 
 
+@pytest.mark.spark_versions
 def test_a_frame_is_written_and_read_back(session: SparkSession, servers: str) -> None:
     frame = session.range(0, 500, 1, 3).selectExpr(
         "concat('row ', id) AS body",
@@ -67,6 +68,7 @@ def test_a_frame_is_written_and_read_back(session: SparkSession, servers: str) -
     assert committed(servers, "written") == sorted(bytes(row.body).decode() for row in rows)
 
 
+@pytest.mark.spark_versions
 def test_from_topic_to_topic(session: SparkSession, servers: str, tmp_path: Path) -> None:
     """A stream over the network, of committed rows only, into another topic."""
     frame = session.range(300).selectExpr("cast(id AS string) AS body", "concat('T', id % 3) AS tags")

@@ -27,6 +27,7 @@ def load(spark: SparkSession, path: Path, **given: Any) -> DataFrame:
     return spark.read.format("halog").options(**given).load(str(path))
 
 
+@pytest.mark.spark_versions
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 def test_spark_shows_the_rows_that_the_tasks_gave(version: str, spark: SparkSession, tmp_path: Path) -> None:
     """Every column of a real broker's store passes through Spark unchanged. (test_source_local compares the tasks' rows
@@ -68,6 +69,7 @@ def test_each_topic_has_a_view(spark: SparkSession, flights: Path) -> None:
         spark.catalog.dropTempView(view)
 
 
+@pytest.mark.spark_versions
 def test_permanent_tables_are_refused_or_get_their_options_in_the_query(spark: SparkSession, flights: Path) -> None:
     with pytest.raises(PySparkException, match=r"CREATE TABLE: Spark does not pass .* CREATE TEMPORARY VIEW name"):
         spark.sql(f"CREATE TABLE refused USING halog OPTIONS (path '{flights}', topic 'delays')")
@@ -80,6 +82,7 @@ def test_permanent_tables_are_refused_or_get_their_options_in_the_query(spark: S
         spark.sql("DROP TABLE halog_log")
 
 
+@pytest.mark.spark_versions
 def test_filters_pushed_and_not_give_the_same_rows(
     spark: SparkSession, pushdown_spark: SparkSession, flights: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_filters_pushed_and_not_give_the_same_rows(
     assert "tag1" in plain.where(conditions[0])._jdf.queryExecution().executedPlan().toString()
 
 
+@pytest.mark.spark_versions
 @pytest.mark.parametrize(
     ("given", "schema", "message"),
     [

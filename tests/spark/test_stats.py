@@ -144,6 +144,7 @@ def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
         count(tmp_path, tracked=0)
 
 
+@pytest.mark.spark_versions
 def test_executors_count_what_the_driver_would(tmp_path: Path, spark: SparkSession) -> None:
     options = StatsOptions(path=str(unpack_store("5.5.0", tmp_path / "store")), range_bytes=4096)
     there, here = stats(spark, options), stats_with(inline_runner(), options)

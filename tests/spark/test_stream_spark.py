@@ -11,6 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ha.spark.restarts import with_restarts
 from ha.spark.source.listener import LagListener, LagReport
 from tests.spark.stores import live_store, message, records_of
 
@@ -46,13 +47,17 @@ class Stream:
         self.batches[number] = batch
 
     def read_all(self, **trigger: Any) -> StreamingQuery:
-        """Runs until all present messages are read."""
-        query = self.start(**(trigger or {"availableNow": True}))
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
-        return query
+        """Runs until all present messages are read; again if the machine is too busy for Spark to start the query."""
+
+        def run() -> StreamingQuery:
+            query = self.start(**(trigger or {"availableNow": True}))
+            try:
+                assert query.awaitTermination(120)
+            finally:
+                query.stop()
+            return query
+
+        return with_restarts(run)
 
     def run_with(self, body: Callable[[StreamingQuery], None]) -> None:
         """Run with the default trigger while `body` does something."""
@@ -73,6 +78,7 @@ def process_all(query: StreamingQuery) -> None:
     query.processAllAvailable()
 
 
+@pytest.mark.spark_versions
 def test_a_stream_follows_a_log_that_rolls_and_gains_a_topic_and_goes_on_after_a_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -146,6 +152,7 @@ def test_unfinished_batches_are_read_again_unchanged(spark: SparkSession, tmp_pa
         assert all(len(batch) <= 40 + 5 for batch in stream.batches.values())
 
 
+@pytest.mark.spark_versions
 def test_available_now_respects_limits_and_ends(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "broker-a"
     with live_store(path) as live:
