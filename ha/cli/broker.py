@@ -17,11 +17,11 @@ from cyclopts import Parameter
 from ha.cli.asking import Json, ask
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import user_groups, user_topics
+from ha.cli.names import check_brokers, user_groups, user_topics
 from ha.cli.showing import notices, print_json, safe
 from ha.client import Admin, Client
 from ha.client.admin import Broker
-from ha.errors import BrokerError
+from ha.errors import BrokerError, ConnectionFailed
 from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
@@ -136,11 +136,15 @@ async def drain_broker(
 
 
 async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
-    """Returns the brokers of the cluster of `name` that have a master, by name. UsageError if it is not one of them."""
-    found = {each.name: each for each in await admin.brokers() if MASTER_ID in each.addresses}
-    if name not in found:
-        raise UsageError(f"no master called {safe(name)} is registered; there are {safe(', '.join(found)) or 'none'}")
-    return {each.name: each for each in found.values() if each.cluster == found[name].cluster}
+    """Returns the brokers of the cluster of `name` that have a master, by name.
+
+    UsageError if there is no broker of this name, ConnectionFailed if it has no master.
+    """
+    await check_brokers(admin, [name])
+    brokers = {each.name: each for each in await admin.brokers() if MASTER_ID in each.addresses}
+    if name not in brokers:
+        raise ConnectionFailed(name, "no master is registered for this name")
+    return {each.name: each for each in brokers.values() if each.cluster == brokers[name].cluster}
 
 
 async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
