@@ -20,6 +20,7 @@ from pathlib import Path
 from shutil import which
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import build_backend
@@ -164,6 +165,7 @@ def test_the_sdist_has_documentation_but_no_tests(sdist: Path) -> None:
 
 def test_version_and_license_are_those_of_the_project(wheel: Path) -> None:
     metadata = zipfile.ZipFile(wheel).read(f"halog-{PYPROJECT['project']['version']}.dist-info/METADATA").decode()
+    assert metadata.startswith("Metadata-Version: 2.4\n")  # twine, which checks uploads, knows no newer one
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     program = "import ha; print(ha.__version__)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
@@ -223,6 +225,18 @@ def test_every_entry_point_starts_there(module: str, bare: Path, tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_check_of_a_release_s_wheels(bare: Path, tmp_path: Path) -> None:
+    """scripts/wheels runs it after a build that may have compiled nothing."""
+    is_compiled = bool(which("cc"))
+    kinds = ("compiled", "pure") if is_compiled else ("pure", "compiled")
+    check = ("python", "-P", str(ROOT / "scripts" / "wheel_check.py"))
+    right, wrong = (run(bare, *check, kind, directory=tmp_path) for kind in kinds)
+    assert right.returncode == 0, right.stderr
+    assert "a message was sent and received" in right.stdout
+    assert wrong.returncode == 1
+    assert "modules run compiled" in wrong.stderr
+
+
 def test_a_master_serves_there(bare: Path, tmp_path: Path) -> None:
     program = """
 import trio, ha
@@ -253,6 +267,22 @@ def test_what_needs_an_extra_names_it(words: str, code: int, extra: str, bare: P
     assert done.returncode == code, done.stderr
     assert f"pip install 'halog[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# ---- releases
+
+
+def test_the_workflow_of_a_release_builds_what_is_published() -> None:
+    """It runs nowhere but at a release: what can be seen without one is seen here."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    jobs = workflow["jobs"]
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as a truth value
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert any("scripts/wheels" in step.get("run", "") for step in jobs["pure"]["steps"])
+    command = PYPROJECT["tool"]["cibuildwheel"]["test-command"].split()
+    assert (ROOT / command[2].removeprefix("{project}/")).is_file()
+    assert command[3] == "compiled"
 
 
 # ---- changelog
