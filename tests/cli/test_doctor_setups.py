@@ -99,7 +99,7 @@ def test_an_ha_address_that_nobody_listens_on(tmp_path: Path, capsys: pytest.Cap
     with cluster(tmp_path) as nodes:
         nodes.master("brokerIP2=127.0.0.77", "bindAddress=127.0.0.1", "brokerRole=SYNC_MASTER")
         result = diagnose(capsys, "--servers", nodes.name_server, code=1)
-    assert named(result) == {"ha-port", "sync-alone"}
+    assert named(result) == {"ha-port", "degraded"}
     [found] = [finding for finding in result["findings"] if finding["check"] == "ha-port"]
     assert "127.0.0.77" in found["what"]
     assert "brokerIP2" in found["cure"]

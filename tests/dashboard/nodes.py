@@ -22,6 +22,7 @@ ORDER_COUNT = 60
 HARM = "<script>window.harmed = 1</script>"
 HOSTILE = f'{HARM}"><img src=x onerror="window.harmed = 1">'
 HOSTILE_TOPIC = "hostile'\"><svg onload=window.harmed=1>"
+HOSTILE_GROUP = "group'\"><svg onload=window.harmed=1>"
 BINARY = bytes(range(256))
 SMALL_FILES = ("mappedFileSizeCommitLog=1048576", "maxHashSlotNum=1000", "maxIndexNum=4000")
 
@@ -146,6 +147,9 @@ def cluster(directory: Path) -> Iterator[Cluster]:
     config = directory / "master" / "config"
     config.mkdir(parents=True)
     (config / "topics.json").write_text(json.dumps(_topics()))
+    groups = {HOSTILE_GROUP: {"groupName": HOSTILE_GROUP}}
+    table = {"dataVersion": {"counter": 1, "timestamp": 1}, "subscriptionGroupTable": groups}
+    (config / "subscriptionGroup.json").write_text(json.dumps(table))
     with ExitStack() as stack:
         names = stack.enter_context(Process("ha.namesrv", "--set", "listenPort=0", directory=directory)).wait_ready()
         ports = [free_ports(), free_ports()]

@@ -17,6 +17,7 @@ from tests.dashboard.nodes import (
     BINARY,
     HARM,
     HOSTILE,
+    HOSTILE_GROUP,
     HOSTILE_TOPIC,
     ORDER_COUNT,
     QUEUE_COUNT,
@@ -104,8 +105,8 @@ def test_no_page_has_barriers(viewer: Viewer, nodes: Cluster) -> None:
         assert barriers(light) == "", path
         assert light.locator("h1").count() == 1
         assert light.locator("main").count() == 1
-    for path in ("", "/queue?topic=orders&queue=1", message):
-        go(dark, f"{nodes.master}/dashboard{path}")
+    for path in (*PAGES, message):
+        go(dark, f"{nodes.master}/dashboard{path}", expected_code(path))
         assert barriers(dark, "color-contrast") == "", path
     assert [ground(page) > 3 * 128 for page in (light, dark)] == [True, False]
     forgive_missing(viewer)
@@ -392,6 +393,7 @@ def test_nothing_that_strangers_wrote_is_run(viewer: Viewer, nodes: Cluster) -> 
         ("/queue?topic=special&queue=0", HOSTILE[:40]),
         ("/topics?q=hostile", HOSTILE_TOPIC),
         ("/group?name=billing", HOSTILE),
+        ("/groups", HOSTILE_GROUP),
     ):
         go(page, f"{nodes.master}/dashboard{path}")
         expect(page.get_by_text(said).first).to_be_visible()
@@ -399,6 +401,9 @@ def test_nothing_that_strangers_wrote_is_run(viewer: Viewer, nodes: Cluster) -> 
     go(page, f"{nodes.master}/dashboard/topics?q=hostile")
     page.get_by_role("link", name=HOSTILE_TOPIC).click()
     expect(page.locator("h1")).to_have_text(HOSTILE_TOPIC)
+    go(page, f"{nodes.master}/dashboard/groups?q=onload")
+    page.get_by_role("link", name=HOSTILE_GROUP).click()
+    expect(page.locator("h1")).to_have_text(HOSTILE_GROUP)
     page.goto(f"{nodes.master}/dashboard/messages?topic=orders&q={HOSTILE}")
     expect(page.get_by_text("No message of orders has")).to_be_visible()
     assert page.evaluate("window.harmed") is None
@@ -523,6 +528,8 @@ def test_actions_from_the_form_to_the_outcome(
         assert barriers(page) == ""
         assert cuts(page) == []
 
+    page.goto(f"{empty}/dashboard/topics")
+    is_whole()
     log_in(page, empty, "/topics", TOKEN)
     page.get_by_role("link", name="Create a topic").click()
     is_whole()
