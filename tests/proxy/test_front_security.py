@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from rocketmq.grpc_protocol import definition_pb2 as definition
 from ha.config import ProxyConfig, load_config
 from ha.errors import ConfigError
 from ha.node import Node, open_node
+from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserConfig
 from ha.protocol.bodies import TopicConfig
 from ha.proxy.__main__ import serve_proxy
 from tests.docs.pages import ROOT
@@ -43,11 +45,12 @@ def pki(tmp_path: Path) -> Pki:
 
 
 @asynccontextmanager
-async def opened(folder: Path, pki: Pki, front_file: str) -> AsyncIterator[tuple[Node, str]]:
+async def opened(folder: Path, pki: Pki, front_file: str, *access_control: str) -> AsyncIterator[tuple[Node, str]]:
     """A master that requires certificates and signatures, and the address of a front before it."""
-    broker_file = acl_file(folder / "broker.yml", FRONT, SENDER, READER)
-    required = ("tls.server.mode=enforcing", "tls.server.need.client.auth=require", "aclEnable=true", broker_file)
-    async with open_node(settings(folder, "ASYNC_MASTER", *server(pki), *required)) as node:
+    required = ("tls.server.mode=enforcing", "tls.server.need.client.auth=require")
+    if not access_control:
+        access_control = "aclEnable=true", acl_file(folder / "broker.yml", FRONT, SENDER, READER)
+    async with open_node(settings(folder, "ASYNC_MASTER", *server(pki), *required, *access_control)) as node:
         for topic in ("t", "other"):
             assert await node.broker.topics.update(TopicConfig(topic_name=topic)) == ""
         secret = folder / "secret"
@@ -87,6 +90,22 @@ async def test_brokers_check_the_rights_of_a_fronts_clients(tmp_path: Path, pki:
         assert refused.code == Code.INTERNAL_SERVER_ERROR
         assert "the-sender" in refused.message or "No default permission" in refused.message
         assert node.store.queues.get("other", 0) is None
+
+
+async def test_brokers_check_the_policies_of_users_behind_a_front(tmp_path: Path, pki: Pki) -> None:
+    """The front knows names and passwords of ACL 2.0 users from its file."""
+    file = acl_file(tmp_path / "front.yml", FRONT, GENEROUS)
+    root = {"username": "the-front", "password": "secret-of-front"}
+    users = (f"{key}=true" for key in ("authenticationEnabled", "authorizationEnabled"))
+    async with opened(tmp_path, pki, file, *users, f"initAuthenticationUser={json.dumps(root)}") as (node, address):
+        entry = PolicyEntryInfo(resource="Topic:t", actions=["Pub"], decision=ALLOW)
+        policy = PolicyInfo(policy_type=CUSTOM, entries=[entry])
+        user = UserConfig(username="the-sender", password="secret-of-sender", policies=[policy])
+        assert await node.broker.tables.users.put(user) == ""
+        sender = signed(address, "the-sender", "secret-of-sender")
+        assert (await sender.send(message("t"))).status.code == Code.OK
+        refused = (await sender.send(message("other"))).status
+        assert (refused.code, "User:the-sender has no permission" in refused.message) == (Code.FORBIDDEN, True)
 
 
 @pytest.mark.parametrize(
