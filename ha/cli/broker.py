@@ -176,7 +176,8 @@ async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
     for key, value in figures.items():
         if key.startswith("scheduleMessageOffset_"):
             delivered, _, end = value.partition(",")
-            delayed += int(end) - int(delivered)
+            if delivered.isdecimal() and end.isdecimal():
+                delayed += max(0, int(end) - int(delivered))
     return Left(
         groups=behind,
         delayed_count=delayed,

@@ -203,6 +203,15 @@ def test_usage_errors(words: list[str], says: str, tmp_path: Path, capsys: pytes
     assert [file.name for file in tmp_path.iterdir() if file.name != "cluster.lock"] == ["thesis"]
 
 
+def test_without_etcd_there_is_no_failover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["cluster", "up", "--failover", "--dir", str(tmp_path / "cluster")]) == 2
+    assert "etcd is not on the PATH" in capsys.readouterr().err
+    assert not (tmp_path / "cluster").exists()
+
+
 # ---- processes
 
 

@@ -19,7 +19,15 @@ from ha.cli.admin_pages import AdminFlags
 from ha.cli.asking import Json
 from ha.cli.cluster.layout import GROUPS_MAX, REPLICAS_MAX, LocalNode, add_nodes, name_server_of, read_nodes
 from ha.cli.cluster.processes import NodeError
-from ha.cli.cluster.running import START_MISSING, LocalCluster, locked, runner_of, stop_runner, wait_settled
+from ha.cli.cluster.running import (
+    START_MISSING,
+    LocalCluster,
+    etcd_program,
+    locked,
+    runner_of,
+    stop_runner,
+    wait_settled,
+)
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
 from ha.cli.showing import notices, output, print_json
 from ha.cli.status import status as show_status
@@ -59,6 +67,8 @@ def up(
         if value is not None and not 1 <= value <= limit:
             raise UsageError(f"--{name} must be from 1 to {limit}")
     _check(timeout)
+    if failover:
+        etcd_program()  # before the directory becomes one of failover groups
     dir_.mkdir(parents=True, exist_ok=True)
     try:
         runner = runner_of(dir_)

@@ -98,7 +98,9 @@ class NodeProcess:
         if line is None:
             raise NodeError(f"{self.name} was not READY within {timeout_s:g} s", self.log_tail())
         if not line.startswith("READY"):
-            code = self._popen.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._popen.wait(STOP_TIMEOUT_S)  # it closed its output, which nodes do only by ending
+            code = self.exit_code
             raise NodeError(f"{self.name} did not start (exit code {code})", self.log_tail(), code)
         self.ready = dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
 

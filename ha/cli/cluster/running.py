@@ -67,6 +67,14 @@ def stop_runner(descriptor: int, timeout_s: float) -> bool:
     return bool(select.select([descriptor], [], [], timeout_s)[0])
 
 
+def etcd_program() -> str:
+    """Returns the path of etcd. UsageError."""
+    program = shutil.which(ETCD)
+    if program is None:
+        raise UsageError("etcd is not on the PATH, and failover needs it; on Debian: apt-get install etcd-server")
+    return program
+
+
 class LocalCluster:
     """Processes of the nodes in a directory. `close` ends them all; the kernel does if this process is killed."""
 
@@ -104,12 +112,7 @@ class LocalCluster:
 
     def _spawn(self, node: LocalNode) -> NodeProcess:
         if node.name == ETCD:
-            program = shutil.which(ETCD)
-            if program is None:
-                raise UsageError(
-                    "etcd is not on the PATH, and failover needs it; on Debian: apt-get install etcd-server"
-                )
-            command = [program, "--config-file", f"{ETCD}.yml"]
+            command = [etcd_program(), "--config-file", f"{ETCD}.yml"]
         else:
             command = [sys.executable, "-P", "-m", node.module, "--config", f"{node.name}.conf"]
         process = NodeProcess(
