@@ -77,7 +77,10 @@ def drain(
     broker: str,
     /,
     *,
-    wait: Annotated[float, Parameter(help="Maximum time to wait until it is drained, in seconds.")] = 600.0,
+    wait: Annotated[
+        float,
+        Parameter(help="Maximum time to wait, in seconds. Less than --settle only shows what is left."),
+    ] = 600.0,
     settle: Annotated[
         float, Parameter(help="Minimum time until all producers have new routes, in seconds.")
     ] = SETTLE_S,
