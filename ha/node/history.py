@@ -97,14 +97,16 @@ class History:
         table = self._tables.topics.table
         self._counts = {topic: points for topic, points in self._counts.items() if topic in table}
         queue_count = 0
-        for number, (topic, config) in enumerate(list(table.items())):
-            await yield_sometimes(number)
+        for topic, config in list(table.items()):
             if topic not in self._counts and len(self._counts) >= TOPIC_COUNT_MAX:
                 continue
             queue_count += config.write_queue_nums
             if queue_count > QUEUE_COUNT_MAX:
                 break
-            queues = (self._store.queues.get(topic, queue_id) for queue_id in range(config.write_queue_nums))
-            end = sum(queue.max_offset for queue in queues if queue is not None)
+            end = 0
+            for queue_id in range(config.write_queue_nums):
+                await yield_sometimes(queue_id)
+                queue = self._store.queues.get(topic, queue_id)
+                end += 0 if queue is None else queue.max_offset
             points = self._counts.setdefault(topic, deque(maxlen=RATE_SAMPLE_COUNT))
             points.append((trio.current_time(), end))
