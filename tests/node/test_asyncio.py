@@ -198,6 +198,21 @@ def test_a_cancelled_call_loses_no_message(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_cancelled_call_ends_in_the_node_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ha.open_master(config(tmp_path)) as in_thread:
+            assert isinstance(in_thread, NodeInThread)
+            calls = in_thread._call.__self__._calls  # type: ignore[attr-defined]
+            waiting = asyncio.create_task(anext(in_thread.messages("t", 0)))
+            while not calls.child_tasks:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            waiting.cancel()
+            while calls.child_tasks:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    run(main)
+
+
 def test_calls_that_wait_fail_when_the_node_stops(tmp_path: Path) -> None:
     async def main() -> None:
         async with ha.open_master(config(tmp_path)) as master:
