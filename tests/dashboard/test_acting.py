@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from html import unescape
 from urllib.parse import urlencode
 
 import httpx
 import pytest
+import trio
 
 from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.dashboard.forms import ACTION_SIZE_MAX
@@ -38,8 +40,12 @@ class Actions(Source):
         super().__init__()
         self.done: list[object] = []
         self.is_good = True
+        self.gate = self.arrived = trio.Event()
+        self.gate.set()
 
     async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
+        self.arrived.set()
+        await self.gate.wait()
         kinds = {"t": "messages", "system": "system", "%RETRY%g": "retries"}
         if name not in kinds:
             return Missing(f"Topic {name} does not exist on this node.")
@@ -174,6 +180,19 @@ async def test_what_is_confirmed_is_done_once(
     assert "done=true" in line
     assert "hello" not in line
     assert not [record for record in caplog.records if TOKEN in record.getMessage()]
+
+
+async def test_what_is_confirmed_twice_at_once_is_done_once() -> None:
+    actions = Actions()
+    async with acting(actions) as client, trio.open_nursery() as nursery:
+        asked = await act(client, "send", **SEND)
+        actions.gate, actions.arrived = trio.Event(), trio.Event()
+        nursery.start_soon(partial(confirm, client, "send", asked.text, **SEND))
+        with trio.fail_after(20):
+            await actions.arrived.wait()
+            assert (await confirm(client, "send", asked.text, **SEND)).status_code == 403
+        actions.gate.set()
+    assert len(actions.done) == 1
 
 
 @pytest.mark.parametrize(

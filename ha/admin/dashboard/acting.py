@@ -60,12 +60,13 @@ class Acting:
             reason = "This form has expired, was used already, or is not from this page. Nothing was done."
             return self._page(request, "missing.html", 403, title="Not done", reason=reason)
         is_confirmed = values.pop("confirmed", "") == "1"
+        if is_confirmed:
+            sessions.use_form(token)  # before anything waits, or the same form could be carried out twice
         plan = await operation.plan(values)
         if isinstance(plan, Refusal):
             return self._show(request, operation, "form", values, error=plan.reason, status=400)
         if not is_confirmed:
             return self._show(request, operation, "confirm", values, plan=plan)
-        sessions.use_form(token)
         outcome = await operation.run(values)
         logger.warning(
             "admin.action_performed action=%s session=%s peer=%s done=%s request=%r outcome=%r",
