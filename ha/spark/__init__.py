@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ha.spark.data_source import HalogDataSource
     from ha.spark.restarts import with_restarts
     from ha.spark.source.listener import LagListener, LagReport, QueueLag
+    from ha.spark.topic_table import topic
     from ha.spark.views import catalog_views
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "QueueLag",
     "catalog_views",
     "read_arrow",
+    "topic",
     "with_restarts",
 ]
 
@@ -32,6 +34,7 @@ _HOMES = {
     "QueueLag": "ha.spark.source.listener",
     "catalog_views": "ha.spark.views",
     "read_arrow": "ha.arrow",
+    "topic": "ha.spark.topic_table",
     "with_restarts": "ha.spark.restarts",
 }
 

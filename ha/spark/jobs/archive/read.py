@@ -46,7 +46,11 @@ def archive_schema_of(states: list[State]) -> pa.Schema:
 
 def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
     """Return the rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as in `archive_states`."""
-    states = archive_states(archive)
+    return read_states(spark, archive, archive_states(archive))
+
+
+def read_states(spark: SparkSession, archive: Path, states: list[State]) -> DataFrame:
+    """Return the rows of these states of an archive; of a Delta table, all that it has now."""
     if is_delta(archive):
         return delta_session(spark).read.format("delta").load(str(archive))
     schema: StructType = from_arrow_schema(archive_schema_of(states))
