@@ -76,6 +76,7 @@ def test_every_python_snippet_runs(
     out = capsys.readouterr().out
     assert f"{COUNT} ['queueId', 'queueOffset', 'tags', 'body']" in out
     assert f"{COUNT} archived, {COUNT} in the archive" in out
+    assert f"{COUNT} messages, from the first one archived" in out
     written = own.read.format("halog").option("servers", nodes.name_server_address).option("topic", "delays").load()
     assert written.count() == own.table("delay").where("delay IS NOT NULL").count()
 
