@@ -372,8 +372,12 @@ class CommitLog(SegmentedLog):
             reason = str(error) or f"it was not ready after {self._options.segment_wait_s} s"
             return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark=f"create mapped file failed: {reason}")
         if segment is not None and position < self.segment_size:
+            rest = self.segment_size - position
+            filler = encode_filler(rest)
+            if not self._options.preallocate:
+                filler = filler.ljust(rest, b"\0")  # tmpfs needs space even to read a hole through the map
             try:
-                self._pwrite(segment, encode_filler(self.segment_size - position), position)
+                self._pwrite(segment, filler, position)
             except OSError as error:
                 raise DiskFailed(segment.file.path, "write", str(error)) from error
             self.max_offset.raise_to(segment.end)
