@@ -17,8 +17,8 @@ from ha.errors import CorruptLog, DamagedBytes, HalogError, StoreLocked
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import Checkpoint
-from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to, save_checkpoint
-from ha.store.queue_ends import QUEUE_ENDS_FILE
+from ha.store.checkpoint import load_checkpoint, load_flushed_to
+from tests.store.damaged_stores import LOG, damage, forget_checksums, made, segment, snapshot
 from tests.store.disks import MemoryDisk
 from tests.store.stores import (
     ROOT,
@@ -31,49 +31,6 @@ from tests.store.stores import (
     open_small,
     records,
 )
-
-LOG = ROOT / "commitlog"
-
-
-async def made(count: int = 30, *, size: int = 400, is_clean: bool = True) -> tuple[MemoryDisk, list[tuple[int, int]]]:
-    """A store with some segments, and (offset, size) of its records."""
-    disk = MemoryDisk()
-    async with open_small(disk) as store:
-        results = []
-        for number in range(count):
-            results += await store.log.put([message(number, size=size, queue_id=number % 2)])
-        await check_derived(store)
-    if not is_clean:
-        disk.write_bytes(ROOT / "abort", b"")
-        forget_checksums(disk)  # which would prove that all of it was flushed
-    return disk, [(result.physical_offset, result.size) for result in results]
-
-
-def forget_checksums(disk: MemoryDisk) -> None:
-    """Removes what RocketMQ, or an older halog, does not write."""
-    for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
-        del disk.inodes[path]
-    forget_flushed_to(disk)
-
-
-def forget_flushed_to(disk: MemoryDisk) -> None:
-    """Leaves only the times of the checkpoint as a proof of what was flushed."""
-    checkpoint = load_checkpoint(disk, ROOT / "checkpoint")
-    save_checkpoint(disk, ROOT / "checkpoint", checkpoint, 0, load_begin(disk, ROOT / "checkpoint"))
-
-
-def segment(disk: MemoryDisk, physical_offset: int) -> tuple[Path, int]:
-    start = physical_offset - physical_offset % SEGMENT
-    return LOG / f"{start:020d}", physical_offset - start
-
-
-def damage(disk: MemoryDisk, physical_offset: int, size: int = 10) -> None:
-    path, position = segment(disk, physical_offset)
-    disk.inodes[path].content[position : position + size] = b"\xff" * size
-
-
-def snapshot(disk: MemoryDisk) -> dict[Path, bytes]:
-    return {path: bytes(inode.content) for path, inode in disk.inodes.items() if path.parent == LOG}
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -224,26 +181,6 @@ async def test_leftovers_behind_the_end_are_not_damage() -> None:
         assert store.log.max_offset.value == end
         assert store.statistics().truncated_bytes > 0
         assert not any(disk.inodes[path].content[position:])
-
-
-@pytest.mark.parametrize("is_clean", [True, False])
-@pytest.mark.parametrize("folder", ["consumequeue", "index"])
-async def test_missing_queues_or_index_are_rebuilt(folder: str, is_clean: bool) -> None:
-    disk, _ = await made(is_clean=is_clean)
-    before = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
-    for path in before:
-        del disk.inodes[path]
-    async with open_small(disk) as store:
-        await check_derived(store)
-    after = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
-    assert sorted(after.values()) == sorted(before.values())
-
-
-async def test_a_queue_with_a_missing_file_is_rebuilt() -> None:
-    disk, _ = await made(60)
-    del disk.inodes[ROOT / "consumequeue" / "T" / "0" / f"{160:020d}"]
-    async with open_small(disk) as store:
-        await check_derived(store)
 
 
 async def test_a_stale_index_continues_where_it_ended() -> None:
@@ -951,88 +888,6 @@ async def test_the_checkpoint_of_a_deleted_log_is_rewritten_at_once() -> None:
     async with open_small(disk) as store:
         assert store.log.max_offset.value == result.next_offset
         assert not store.damage.open
-
-
-QUEUE = ROOT / "consumequeue" / "T" / "0"
-
-
-def zero_the_end(disk: MemoryDisk) -> None:
-    content = disk.inodes[QUEUE / f"{8 * 20:020d}"].content
-    content[2 * 20 :] = bytes(6 * 20)
-
-
-def lose_the_last_file(disk: MemoryDisk) -> None:
-    del disk.inodes[QUEUE / f"{8 * 20:020d}"]
-
-
-def lose_the_queue(disk: MemoryDisk) -> None:
-    for path in [path for path in disk.inodes if path.parent == QUEUE]:
-        del disk.inodes[path]
-
-
-@pytest.mark.parametrize("harm", [zero_the_end, lose_the_last_file, lose_the_queue])
-@pytest.mark.parametrize("is_clean", [True, False])
-async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
-    harm: Callable[[MemoryDisk], None], is_clean: bool
-) -> None:
-    """The queue itself looks as if it ended there. Its next offsets would be used twice."""
-    disk, clock = MemoryDisk(), WallClock()
-    async with open_small(disk, clock) as store:
-        for number in range(30):
-            clock.now_ms += 5000
-            await store.log.put([message(number, size=400, queue_id=number % 2 if number < 22 else 1)])
-        await check_derived(store)
-    if not is_clean:
-        disk.write_bytes(ROOT / "abort", b"")
-    harm(disk)
-    async with open_small(disk, clock) as store:
-        await check_derived(store)
-        [result] = await store.log.put([message(99)])
-        assert result.queue_offset == 11
-        await check_derived(store)
-
-
-@pytest.mark.parametrize("first", range(26, 38))
-async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: int) -> None:
-    """The search for the entries that are written again ended at the zeros, and what follows them was removed."""
-    disk, clock = MemoryDisk(), WallClock()
-    async with open_small(disk, clock) as store:
-        for number in range(70):
-            clock.now_ms += 5000
-            await store.log.put([message(number, size=400)])
-        await check_derived(store)
-        [queue] = store.queues
-        entries = queue.read(0, 70)
-    disk.write_bytes(ROOT / "abort", b"")
-    for position in range(first, first + 3):
-        content = disk.inodes[QUEUE / f"{position // 8 * 8 * 20:020d}"].content
-        content[position % 8 * 20 : position % 8 * 20 + 20] = bytes(20)
-    async with open_small(disk, clock) as store:
-        await dispatched(store)
-        [queue] = store.queues
-        assert (queue.min_offset, queue.max_offset) == (0, 70)
-        assert queue.read(0, first) + queue.read(first + 3, 70) == entries[:first] + entries[first + 3 :]
-
-
-async def test_unreadable_queue_ends_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    disk, _ = await made()
-    content = disk.inodes[ROOT / QUEUE_ENDS_FILE].content
-    content[-3] ^= 1
-    async with open_small(disk) as store:
-        await check_derived(store)
-    assert "queue.ends_damaged" in caplog.text
-
-
-async def test_a_queue_that_ends_later_than_recorded_is_kept() -> None:
-    """RocketMQ used the store meanwhile."""
-    disk, _ = await made()
-    early = bytes(disk.inodes[ROOT / QUEUE_ENDS_FILE].content)
-    async with open_small(disk) as store:
-        await store.log.put([message(number) for number in range(30, 40)])
-    disk.write_bytes(ROOT / QUEUE_ENDS_FILE, early)
-    async with open_small(disk) as store:
-        assert store.queues.rebuild_from is None
-        await check_derived(store)
 
 
 async def test_dispatch_skips_each_damaged_range_that_the_queues_have(autojump_clock: MockClock) -> None:

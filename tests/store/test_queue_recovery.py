@@ -1,0 +1,111 @@
+"""What a start does with consume queues that lack files, entries or their end."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ha.store.queue_ends import QUEUE_ENDS_FILE
+from tests.store.damaged_stores import made
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small
+
+QUEUE = ROOT / "consumequeue" / "T" / "0"
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("folder", ["consumequeue", "index"])
+async def test_missing_queues_or_index_are_rebuilt(folder: str, is_clean: bool) -> None:
+    disk, _ = await made(is_clean=is_clean)
+    before = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
+    for path in before:
+        del disk.inodes[path]
+    async with open_small(disk) as store:
+        await check_derived(store)
+    after = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
+    assert sorted(after.values()) == sorted(before.values())
+
+
+async def test_a_queue_with_a_missing_file_is_rebuilt() -> None:
+    disk, _ = await made(60)
+    del disk.inodes[ROOT / "consumequeue" / "T" / "0" / f"{160:020d}"]
+    async with open_small(disk) as store:
+        await check_derived(store)
+
+
+def zero_the_end(disk: MemoryDisk) -> None:
+    content = disk.inodes[QUEUE / f"{8 * 20:020d}"].content
+    content[2 * 20 :] = bytes(6 * 20)
+
+
+def lose_the_last_file(disk: MemoryDisk) -> None:
+    del disk.inodes[QUEUE / f"{8 * 20:020d}"]
+
+
+def lose_the_queue(disk: MemoryDisk) -> None:
+    for path in [path for path in disk.inodes if path.parent == QUEUE]:
+        del disk.inodes[path]
+
+
+@pytest.mark.parametrize("harm", [zero_the_end, lose_the_last_file, lose_the_queue])
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
+    harm: Callable[[MemoryDisk], None], is_clean: bool
+) -> None:
+    """The queue itself looks as if it ended there. Its next offsets would be used twice."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        for number in range(30):
+            clock.now_ms += 5000
+            await store.log.put([message(number, size=400, queue_id=number % 2 if number < 22 else 1)])
+        await check_derived(store)
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", b"")
+    harm(disk)
+    async with open_small(disk, clock) as store:
+        await check_derived(store)
+        [result] = await store.log.put([message(99)])
+        assert result.queue_offset == 11
+        await check_derived(store)
+
+
+@pytest.mark.parametrize("first", range(26, 38))
+async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: int) -> None:
+    """The search for the entries that are written again ended at the zeros, and what follows them was removed."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        for number in range(70):
+            clock.now_ms += 5000
+            await store.log.put([message(number, size=400)])
+        await check_derived(store)
+        [queue] = store.queues
+        entries = queue.read(0, 70)
+    disk.write_bytes(ROOT / "abort", b"")
+    for position in range(first, first + 3):
+        content = disk.inodes[QUEUE / f"{position // 8 * 8 * 20:020d}"].content
+        content[position % 8 * 20 : position % 8 * 20 + 20] = bytes(20)
+    async with open_small(disk, clock) as store:
+        await dispatched(store)
+        [queue] = store.queues
+        assert (queue.min_offset, queue.max_offset) == (0, 70)
+        assert queue.read(0, first) + queue.read(first + 3, 70) == entries[:first] + entries[first + 3 :]
+
+
+async def test_unreadable_queue_ends_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    disk, _ = await made()
+    content = disk.inodes[ROOT / QUEUE_ENDS_FILE].content
+    content[-3] ^= 1
+    async with open_small(disk) as store:
+        await check_derived(store)
+    assert "queue.ends_damaged" in caplog.text
+
+
+async def test_a_queue_that_ends_later_than_recorded_is_kept() -> None:
+    """RocketMQ used the store meanwhile."""
+    disk, _ = await made()
+    early = bytes(disk.inodes[ROOT / QUEUE_ENDS_FILE].content)
+    async with open_small(disk) as store:
+        await store.log.put([message(number) for number in range(30, 40)])
+    disk.write_bytes(ROOT / QUEUE_ENDS_FILE, early)
+    async with open_small(disk) as store:
+        assert store.queues.rebuild_from is None
+        await check_derived(store)
