@@ -24,7 +24,7 @@ from ha.cli.unreachable import reason_of_os
 from ha.client import Client, ClientOptions
 from ha.client.options import split_address
 from ha.errors import BrokerError, ClientError, HalogError, RemoteProtocolError
-from ha.protocol.bodies import ClusterInfo, HARuntimeInfo
+from ha.protocol.bodies import ClusterInfo, HARuntimeInfo, KVTable
 from ha.protocol.codes import DUPLICATE_BROKERS, RequestCode, ResponseCode
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
@@ -259,7 +259,7 @@ async def _ask_duplicates(facts: Facts, client: Client, server: str, timeout_s: 
     fields = {"namespace": DUPLICATE_BROKERS}
     try:
         answer = await _ask(client, server, RequestCode.GET_KVLIST_BY_NAMESPACE, timeout_s, fields)
-        table = read_as(_Table, answer.body).table
+        table = read_as(KVTable, answer.body).table
     except (HalogError, OSError):
         return  # not supported by RocketMQ's name servers, and absent from halog's without duplicates
     for key, addresses in table.items():
@@ -277,10 +277,6 @@ async def _ask(
     return answer
 
 
-class _Table(msgspec.Struct):
-    table: dict[str, str] = {}
-
-
 async def _ask_broker(facts: Facts, client: Client, place: tuple[str, str, int, str], timeout_s: float) -> None:
     cluster, name, broker_id, address = place
     broker = BrokerFacts(
@@ -292,7 +288,7 @@ async def _ask_broker(facts: Facts, client: Client, place: tuple[str, str, int, 
     try:
         asked_s = time.time()
         answer = await _ask(client, address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s)
-        broker.figures = read_as(_Table, answer.body).table
+        broker.figures = read_as(KVTable, answer.body).table
         broker.clock_ahead_s = clock_ahead_s(broker.figures, asked_s, time.time())
     except BrokerError as error:
         broker.error = str(error)

@@ -52,7 +52,7 @@ from ha.protocol.admin_requests import (
     decode_consume_stats,
     decode_topic_stats,
 )
-from ha.protocol.bodies import ClusterInfo, GroupConfig, GroupTable, TopicConfig, TopicConfigTable, TopicList
+from ha.protocol.bodies import ClusterInfo, GroupConfig, GroupTable, KVTable, TopicConfig, TopicConfigTable, TopicList
 from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
 from ha.protocol.group_requests import (
     ConsumeDirectlyRequest,
@@ -180,7 +180,7 @@ class Admin(ClientUser):
     async def broker_figures(self, address: str) -> dict[str, str]:
         """Runtime figures of one broker (28), by RocketMQ's names, as text."""
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
-        return read_as(_Table, answer.body).table
+        return read_as(KVTable, answer.body).table
 
     # Topics
 
@@ -555,10 +555,6 @@ def _address_in(offset_message_id: str) -> str:
     except RemoteProtocolError as error:
         raise ValueError(str(error)) from None
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class _Table(msgspec.Struct):
-    table: dict[str, str] = {}
 
 
 def _masters_of(route: TopicRoute) -> list[str]:

@@ -1,15 +1,17 @@
-"""The remoting address of a slave's master, and a request to it."""
+"""The remoting address of a slave's master, and what it and other brokers report about themselves."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
+
 import trio
 
 from ha.broker.registration import MasterAddresses
 from ha.config import is_loopback
 from ha.errors import RemoteProtocolError
-from ha.protocol import java_json
+from ha.protocol.bodies import KVTable
 from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
@@ -36,19 +38,29 @@ def master_broker_address(reported: MasterAddresses | None, ha_address: str | No
     return f"{ha_host}:{port}" if is_loopback(host) and not is_loopback(ha_host) else reported.master_address
 
 
-class _RuntimeInfo(msgspec.Struct):
-    table: dict[str, str] = {}
+async def ask(client: RemotingClient, address: str, code: RequestCode) -> bytes | None:
+    """Sends a request without fields, and returns the body of a successful response; None after any failure."""
+    try:
+        answer = await client.invoke(address, RemotingCommand(code), ASK_TIMEOUT_S)
+    except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError):
+        return None
+    return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
+
+
+async def ask_runtime_info(client: RemotingClient, address: str) -> Mapping[str, str]:
+    """Asks a broker for its runtime statistics (request 28); empty if that fails."""
+    try:
+        return read_as(KVTable, await ask(client, address, RequestCode.GET_BROKER_RUNTIME_INFO) or b"").table
+    except RemoteProtocolError:
+        return {}
 
 
 async def ask_min_offset(client: RemotingClient, address: str | None) -> int | None:
-    """Asks a RocketMQ master (request 28) for its minimum physical offset; None if that fails."""
+    """Asks a RocketMQ master for its minimum physical offset; None if that fails."""
     if address is None:
         return None
     try:
-        answer = await client.invoke(address, RemotingCommand(RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
-        if answer.code != ResponseCode.SUCCESS:
-            return None
-        first = int(java_json.read_as(_RuntimeInfo, answer.body).table["commitLogMinOffset"])
-    except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError, KeyError, ValueError):
+        first = int((await ask_runtime_info(client, address))["commitLogMinOffset"])
+    except (KeyError, ValueError):
         return None
     return first if first >= 0 else None

@@ -10,24 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import trio
 
 from ha.admin.dashboard.source import Neighbour
 from ha.config import is_loopback
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import ClusterInfo
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import RequestCode
 from ha.protocol.java_json import read_as
-from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
-from .master_address import split
+from .master_address import ask, ask_runtime_info, split
 from .node import Node
 from .ports import is_wildcard, join
 
 REFRESH_S = 10.0
-ASK_TIMEOUT_S = 3.0
 BROKER_COUNT_MAX = 32
 """Further brokers are not asked for their addresses. The node's own requests need connections, too."""
 
@@ -53,10 +50,6 @@ def own_addresses(node: Node) -> Mapping[str, str]:
         HA_ADDRESS: node.ha_address,
         HA_CLIENT_ADDRESS: "" if link is None else link.local_address,
     }
-
-
-class _RuntimeInfo(msgspec.Struct):
-    table: dict[str, str] = {}
 
 
 class Neighbours:
@@ -86,12 +79,13 @@ class Neighbours:
     async def _ask(self) -> Sequence[Neighbour]:
         found: dict[tuple[str, int], Neighbour] = {}
 
-        async def ask(name: str, broker_id: int, address: str) -> None:
-            found[name, broker_id] = self._neighbour(name, broker_id, address, await self._addresses(address))
+        async def find(name: str, broker_id: int, address: str) -> None:
+            told = await ask_runtime_info(self._client, address)
+            found[name, broker_id] = self._neighbour(name, broker_id, address, told)
 
         async with trio.open_nursery() as nursery:
             for name, broker_id, address in (await self._brokers())[:BROKER_COUNT_MAX]:
-                nursery.start_soon(ask, name, broker_id, address)
+                nursery.start_soon(find, name, broker_id, address)
         return [found[key] for key in sorted(found)]
 
     async def _brokers(self) -> list[tuple[str, int, str]]:
@@ -100,7 +94,7 @@ class Neighbours:
         for server, state in self._node.registration.states.items():
             if not state.is_registered:
                 continue
-            body = await self._invoke(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            body = await ask(self._client, server, RequestCode.GET_BROKER_CLUSTER_INFO)
             try:
                 info = read_as(ClusterInfo, body or b"")
             except RemoteProtocolError:
@@ -115,19 +109,6 @@ class Neighbours:
                 if address != own
             ]
         return []
-
-    async def _addresses(self, address: str) -> Mapping[str, str]:
-        try:
-            return read_as(_RuntimeInfo, await self._invoke(address, RequestCode.GET_BROKER_RUNTIME_INFO) or b"").table
-        except RemoteProtocolError:
-            return {}
-
-    async def _invoke(self, address: str, code: RequestCode) -> bytes | None:
-        try:
-            answer = await self._client.invoke(address, RemotingCommand(code), ASK_TIMEOUT_S)
-        except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError):
-            return None
-        return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
 
     def _neighbour(self, name: str, broker_id: int, address: str, told: Mapping[str, str]) -> Neighbour:
         host = split(address)[0]

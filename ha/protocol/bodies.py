@@ -152,6 +152,12 @@ class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
     cluster_addr_table: dict[str, list[str]] = {}
 
 
+class KVTable(msgspec.Struct):
+    """Answer to 28 and 219: texts by name."""
+
+    table: dict[str, str] = {}
+
+
 class TopicList(msgspec.Struct, rename="camel", kw_only=True):
     """Answer to 206, 224 and 304: topics, unordered."""
 
