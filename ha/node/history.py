@@ -82,7 +82,7 @@ class History:
     async def _sample_groups(self) -> None:
         committed = await self._progress.topics_by_group()
         self._lags = {group: series for group, series in self._lags.items() if group in committed}
-        queue_count = 0
+        queue_count, sampled = 0, []
         for group, committed_topics in committed.items():
             if group not in self._lags and len(self._lags) >= GROUP_COUNT_MAX:
                 continue
@@ -92,11 +92,13 @@ class History:
                 break
             lag = await self._progress.lag(group, topics)
             self._lags.setdefault(group, _Series()).add(self._wall_clock_ms(), lag)
+            sampled.append(group)
+        self._lags = {group: self._lags[group] for group in sampled}
 
     async def _sample_topics(self) -> None:
         table = self._tables.topics.table
         self._counts = {topic: points for topic, points in self._counts.items() if topic in table}
-        queue_count = 0
+        queue_count, sampled = 0, []
         for topic, config in list(table.items()):
             if topic not in self._counts and len(self._counts) >= TOPIC_COUNT_MAX:
                 continue
@@ -110,3 +112,5 @@ class History:
                 end += 0 if queue is None else queue.max_offset
             points = self._counts.setdefault(topic, deque(maxlen=RATE_SAMPLE_COUNT))
             points.append((trio.current_time(), end))
+            sampled.append(topic)
+        self._counts = {topic: self._counts[topic] for topic in sampled}
