@@ -193,7 +193,7 @@ def log_in(page: Page) -> None:
 
 
 def take(page: Page, path: Path) -> None:
-    """Saves what is visible in 32 colours, which is an eighth of the size and hardly looks different."""
+    """Saves the visible part of a page, in COLOUR_COUNT colours to keep the file small."""
     page.screenshot(path=path)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(COLOUR_COUNT, dither=Image.Dither.NONE)

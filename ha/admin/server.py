@@ -3,7 +3,7 @@
     /live     200 while the event loop runs
     /ready    200 if the node serves its role, otherwise 503 and the reason as one line of text
     /status   the node's state as JSON, for `ha status`, health checks and people
-    /dashboard   the same for browsers, and topics, messages and groups (dashboard/)
+    /dashboard   the same for browsers, and topics, messages, groups and actions (dashboard/)
     /metrics  metrics for Prometheus (metrics.py)
     /switch   POST ?to=2&reason=…&wait_s=10: switch the failover group to another master, and wait for it
     /log-level   POST ?logger=ha.replication&level=DEBUG: set a logger's level; GET: all levels (logs.py)

@@ -1,7 +1,8 @@
-"""Runs a node in a thread, with a Trio loop of its own, for a program that runs on asyncio.
+"""Runs a node in a thread, with its own Trio loop, for a program that runs on asyncio.
 
 The two loops only exchange callbacks (`call_soon_threadsafe`, `run_sync_soon`), so neither ever waits for the other's
-thread. Attributes with a comment "Trio" are used in the node's thread only, the others in asyncio's.
+thread. Attributes with a comment "Trio" are used in the node's thread only, the others in asyncio's. `_token` and
+`_stop_at` are read in both, and set once: each side sets its own before it reads the other's, so a stop is not lost.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class _NodeThread:
         error: BaseException | None = None
         try:
             trio.run(self._serve_node)
-        except BaseException as caught:
+        except BaseException as caught:  # `serve` raises it; nobody sees what a thread raises
             error = caught
         self._settle_soon(self._ended, None, error)
 
@@ -191,7 +192,7 @@ class _NodeThread:
         try:
             with scope:
                 result, error = await function(), None
-        except Exception as caught:
+        except Exception as caught:  # for the caller in the other loop, whatever it is
             error = caught
         finally:
             self._settle_soon(answer, result, error)

@@ -40,7 +40,7 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in exception groups. Leaving or cancelling
     the block answers or fails the requests in flight and flushes the log.
 
-    Under asyncio the node runs in a thread with a Trio loop of its own. What is yielded is a `NodeInThread`, which has
+    Under asyncio the node runs in a thread with its own Trio loop, and the block gets a `NodeInThread`, which has
     `put`, `put_many`, `read`, `messages` and the addresses. If the node fails, the block is cancelled and the error
     raised. Leaving the block takes at most shutdownTimeout.
     """

@@ -41,15 +41,15 @@ class Acting:
         return [Route(path, checked(self._form)), Route(path, checked(self._submit), methods=["POST"])]
 
     async def _form(self, request: Request) -> Response:
-        operation, refusal = self._find(request)
-        if operation is None:
-            return refusal
+        operation = self._find(request)
+        if isinstance(operation, Response):
+            return operation
         return self._show(request, operation, "form", dict(request.query_params))
 
     async def _submit(self, request: Request) -> Response:
-        operation, refusal = self._find(request)
-        if operation is None:
-            return refusal
+        operation = self._find(request)
+        if isinstance(operation, Response):
+            return operation
         sessions = self._guard.sessions
         assert sessions is not None
         session = self._guard.session_of(request.scope)
@@ -79,7 +79,7 @@ class Acting:
         )
         return self._show(request, operation, "done", values, outcome=outcome, status=200 if outcome.is_done else 409)
 
-    def _find(self, request: Request) -> tuple[Operation | None, Response]:
+    def _find(self, request: Request) -> Operation | Response:
         """Returns the operation that a path names, or a page that says why there is none."""
         operation = self._operations.get(request.path_params["name"])
         if self._guard.sessions is None:
@@ -89,8 +89,8 @@ class Acting:
         elif operation is None:
             reason = "The dashboard has no such action."
         else:
-            return operation, Response()
-        return None, self._page(request, "missing.html", 404, title="Not found", reason=reason)
+            return operation
+        return self._page(request, "missing.html", 404, title="Not found", reason=reason)
 
     def _show(
         self,

@@ -15,7 +15,7 @@ FIELD_COUNT_MAX = 16
 
 async def form_fields(request: Request, size_max: int) -> dict[str, str]:
     """Returns the fields of a posted form; empty if it is too large, incomplete, or has too many fields."""
-    body = b""
+    body = bytearray()
     try:
         async with aclosing(request.stream()) as chunks:
             async for chunk in chunks:

@@ -295,7 +295,7 @@ class DashboardSource(Protocol):
 
 
 class DashboardActions(Protocol):
-    """Carries out what an operator has confirmed, on this node alone. Each is a request to its broker."""
+    """The actions of an operator, on this node alone. Each change is a request to its broker."""
 
     async def send(self, message: NewMessage) -> Outcome:
         """Stores a message in a topic that exists."""
