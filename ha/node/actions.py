@@ -11,7 +11,7 @@ import trio
 
 from ha.admin.dashboard.source import DeadLetters, Missing, NewMessage, OffsetMove, Outcome
 from ha.broker.batch_reader import BatchReader
-from ha.broker.queue_times import offset_at
+from ha.broker.queue_times import bounds, offset_at
 from ha.protocol.admin_requests import CreateTopicRequest, ResetOffsetsRequest
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.group_requests import decode_queue_offsets
@@ -104,7 +104,7 @@ class NodeActions:
         moves = []
         for queue_id in range(config.read_queue_nums):
             queue = self._node.store.queues.get(topic, queue_id)
-            end = 0 if queue is None else queue.max_offset
+            _, end = bounds(queue)
             after = end if to_ms is None else await offset_at(self._node.store, queue, to_ms)
             moves.append(OffsetMove(queue_id, self._tables.offsets.get(group, topic, queue_id), after, end))
         return moves
@@ -120,10 +120,10 @@ class NodeActions:
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:
         """`DashboardActions.dead_letters`."""
-        queue = self._dead_queue(group)
-        if queue is None:
+        begin, end = bounds(self._dead_queue(group))
+        if begin >= end:
             return Missing(f"Consumer group {group} has no dead letters on this node.")
-        return DeadLetters(max(0, queue.min_offset), queue.max_offset)
+        return DeadLetters(begin, end)
 
     async def send_back(self, group: str, begin: int, count: int) -> Outcome:
         """`DashboardActions.send_back`."""

@@ -111,6 +111,10 @@ async def test_dead_letters_are_sent_back_to_their_group(tmp_path: Path) -> None
         assert (properties["KEYS"], properties["RETRY_TOPIC"]) == ("k3", "orders")
         assert "DELAY" not in properties
         assert actions.dead_letters("g") == DeadLetters(0, 40)
+        queue = node.store.queues.get("%DLQ%g", 0)
+        assert queue is not None
+        queue.min_offset = queue.max_offset  # all have expired
+        assert actions.dead_letters("g") == Missing("Consumer group g has no dead letters on this node.")
 
 
 async def test_a_slave_changes_nothing(tmp_path: Path) -> None:
