@@ -42,9 +42,9 @@ def status(
     With --check, sends are degraded if a master can't store messages, or if fewer slaves of a SYNC_MASTER are in sync
     than its sends need.
 
-    Exit codes: 0 every node is reachable and ready; 1 with --check, sends are degraded; 2 usage; 4 a node is not
-    ready; 69 a registered node, a node given by --admin or a name server given by --servers can't be reached, or there
-    is no node.
+    Exit codes: 0 every node is reachable and ready; 1 with --check, sends are degraded, or a master does not report
+    whether they are; 2 usage; 4 a node is not ready; 69 a registered node, a node given by --admin or a name server
+    given by --servers can't be reached, or there is no node.
     """
     if not 0 <= sample <= 3600:
         raise UsageError("--sample must be from 0 to 3600 s")
@@ -64,14 +64,21 @@ def status(
         notices().print(f"ha: {safe(address)}: {safe(reason)}")
     if errors:
         return EXIT_UNREACHABLE
-    if check and (degraded := [page for page in pages.values() if page.node.degraded_reason != ""]):
-        for page in degraded:
-            why = page.node.degraded_reason
-            if why is None:
-                why = page.note or "its version does not report it"
-            notices().print(f"ha: sends to {safe(page.node.name)} are degraded: {safe(why)}")
+    if check and (problems := [problem for page in pages.values() if (problem := _problem_of_sends(page))]):
+        for problem in problems:
+            notices().print(f"ha: {safe(problem)}")
         return EXIT_REFUSED
     return EXIT_DONE if all(page.node.is_ready for page in pages.values()) else EXIT_NOT_READY
+
+
+def _problem_of_sends(page: Page) -> str:
+    """Returns what is wrong with sends to a master, or that it is unknown; "" for nothing, and for slaves."""
+    node = page.node
+    if node.role == "SLAVE" or node.degraded_reason == "":
+        return ""
+    if node.degraded_reason is None:
+        return f"can't tell whether sends to {node.name} are degraded: {page.note or 'its version does not report it'}"
+    return f"sends to {node.name} are degraded: {node.degraded_reason}"
 
 
 def _flows(pages: list[Page], again: Callable[[], NodePages], sample_s: float) -> list[NodeFlow]:

@@ -232,7 +232,6 @@ def test_pending_timer_messages_are_shown_with_when_they_are_due(capsys: pytest.
             {"is_ready": False, "degraded_reason": "the node is not ready: it starts"},
             "the node is not ready: it starts",
         ),
-        ({}, "its version does not report it"),
     ],
 )
 def test_check_fails_if_sends_are_degraded(
@@ -244,7 +243,15 @@ def test_check_fails_if_sends_are_degraded(
         assert run(["status", "--sample", "0", "--admin", address]) == (4 if "is_ready" in changes else 0)
 
 
-def test_check_ignores_slaves_but_not_nodes_that_are_gone() -> None:
-    with admin_port(json.dumps(SLAVE | {"is_ready": True, "degraded_reason": ""}).encode()) as slave:
+def test_check_fails_for_a_master_of_a_version_that_does_not_report_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER).encode()) as address:
+        assert run(["status", "--check", "--sample", "0", "--admin", address]) == 1
+    said = "ha: can't tell whether sends to broker-a:0 are degraded: its version does not report it\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("reported", [{}, {"degraded_reason": ""}], ids=["older version", "this version"])
+def test_check_ignores_slaves_but_not_nodes_that_are_gone(reported: dict[str, str]) -> None:
+    with admin_port(json.dumps(SLAVE | {"is_ready": True} | reported).encode()) as slave:
         assert run(["status", "--check", "--admin", slave]) == 0
         assert run(["status", "--check", "--admin", slave, "--admin", "127.0.0.1:1"]) == 69
