@@ -21,7 +21,7 @@ from ha.cli.names import check_brokers, user_groups, user_topics
 from ha.cli.showing import notices, print_json, safe
 from ha.client import Admin, Client
 from ha.client.admin import Broker
-from ha.errors import BrokerError, ConnectionFailed
+from ha.errors import BrokerError, ConnectionFailed, RouteNotFound
 from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
@@ -93,8 +93,8 @@ def drain(
     consumers still read it. The name servers give the permission back when a topic of the broker changes, and when it
     restarts; while this command waits, it removes it again.
 
-    Exit codes: 0 drained; 1 not within --wait, and what is left; 2 usage, or a topic exists on no other broker; 69 a
-    name server or the broker can't be reached.
+    Exit codes: 0 drained; 1 not within --wait, and what is left; 2 usage, or no other broker takes messages of a
+    topic; 69 a name server or the broker can't be reached.
     """
     if not 0 <= wait <= 7 * 86400:
         raise UsageError("--wait must be from 0 to 604800 s")
@@ -118,7 +118,7 @@ def drain(
 async def drain_broker(
     admin: Admin, client: Client, name: str, wait_s: float, settle_s: float, report: Callable[[Left], None]
 ) -> Drained:
-    """Drains a broker, and calls `report` when what is left has changed. UsageError, and the errors of Admin."""
+    """Drains a broker, and calls `report` with each change of what is left. UsageError, and the errors of Admin."""
     brokers = await _brokers(admin, name)
     address = brokers[name].addresses[MASTER_ID]
     await _check_others(admin, name, brokers)
@@ -151,23 +151,31 @@ async def _brokers(admin: Admin, name: str) -> dict[str, Broker]:
 
 
 async def _check_others(admin: Admin, name: str, brokers: dict[str, Broker]) -> None:
-    """Checks that each topic which takes messages on this broker takes them on another one, too. UsageError."""
-    own: set[str] = set()
-    elsewhere: set[str] = set()
-    for each in brokers:
-        configs = await admin.topic_configs(each)
-        writable = {topic for topic, config in configs.items() if config.perm & Permission.WRITE}
-        if each == name:
-            own = set(user_topics(writable, brokers.values()))
-        else:
-            elsewhere |= writable
-    if missing := sorted(own - elsewhere):
-        others = sorted(brokers.keys() - {name})
+    """Checks that each topic which takes messages on this broker takes them on another one, too. UsageError.
+
+    Routes show that: a drained broker still has its topics, but takes no messages.
+    """
+    others = brokers.keys() - {name}
+    configs = await admin.topic_configs(name)
+    writable = sorted(topic for topic, config in configs.items() if config.perm & Permission.WRITE)
+    missing = [topic for topic in user_topics(writable, brokers.values()) if not others & await _takers(admin, topic)]
+    if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        cure = f"ha broker join {others[0]}" if others else "start another broker, and run ha broker join BROKER"
+        cure = "start another broker, and run ha broker join BROKER"
+        if others:
+            other = min(others)
+            cure = f"ha broker join {other}, or, if {other} is drained, ha broker undrain {other}"
         raise UsageError(
-            f"sends would fail: no other broker has {safe(', '.join(missing[:3]))}{more}; create it there: {safe(cure)}"
+            f"sends would fail: no other broker takes messages of {safe(', '.join(missing[:3]))}{more}; {safe(cure)}"
         )
+
+
+async def _takers(admin: Admin, topic: str) -> set[str]:
+    """Returns the names of the brokers to which producers send messages of a topic."""
+    try:
+        return {queue.broker_name for queue in (await admin.route(topic)).write_queues}
+    except RouteNotFound:
+        return set()
 
 
 async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
@@ -249,7 +257,7 @@ class Joined(msgspec.Struct, frozen=True):
 def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
     """Create the topics and consumer groups of the other brokers on a broker that was added to the cluster.
 
-    They get the settings and numbers of queues that they have on the other brokers. What the broker has already stays.
+    Settings and numbers of queues are those of the other brokers. Topics and groups that it has stay as they are.
     """
     joined = ask(lambda admin, _: join_broker(admin, broker), client)
     if json:
