@@ -41,3 +41,12 @@ def from_message(message: ReceivedMessage) -> Event:
     """Returns the event in a message. msgspec.DecodeError if it isn't one."""
     event: Event = _decoder.decode(message.body)
     return event
+
+
+def describe(event: Event) -> str:
+    """Returns a line for people."""
+    match event:
+        case Order(order_id, customer, amount_cents):
+            return f"{customer} ordered {order_id} for {amount_cents / 100:.2f} EUR"
+        case Cancellation(order_id):
+            return f"{order_id} is cancelled"

@@ -3,7 +3,7 @@
 import msgspec
 import trio
 
-from events import TOPIC, Cancellation, Event, Order, from_message, to_message
+from events import TOPIC, Cancellation, Order, describe, from_message, to_message
 from ha.client import (
     Message,
     Producer,
@@ -16,16 +16,16 @@ from ha.client import (
 
 async def main() -> None:
     """Sends two events and something else, and ends when all are handled."""
-    send_handled, handled = trio.open_memory_channel[Event | msgspec.DecodeError](3)
+    handled = trio.Semaphore(0)
 
     async def handle(message: ReceivedMessage) -> None:
         try:
-            await send_handled.send(from_message(message))
+            print(describe(from_message(message)))
         except msgspec.DecodeError as error:
-            await send_handled.send(error)
-            raise RetryLater(
-                delay_level=-1
-            ) from error  # another delivery would not help
+            print(f"dead letter: {error}")
+            raise RetryLater(delay_level=-1) from error  # a retry would not help
+        finally:
+            handled.release()
 
     async with (
         Producer(group="shop") as producer,
@@ -43,14 +43,7 @@ async def main() -> None:
         await producer.send(to_message(Cancellation(order_id=7)))
         await producer.send(Message(TOPIC, b'{"type": "order", "order_id": "seven"}'))
         for _ in range(3):
-            match await handled.receive():
-                case Order(order_id, customer, amount_cents):
-                    amount = f"{amount_cents / 100:.2f} EUR"
-                    print(f"{customer} ordered {order_id} for {amount}")
-                case Cancellation(order_id):
-                    print(f"{order_id} is cancelled")
-                case msgspec.DecodeError() as error:
-                    print(f"dead letter: {error}")
+            await handled.acquire()
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ ERRORS_HEAD = """\
 
 Look up here which exceptions your program can catch. Every exception that halog raises deliberately is an
 `ha.errors.HalogError`, and carries its details as fields. Expected conditions, such as a lagging slave or a slow flush,
-are [statuses](../statuses.md), not exceptions. [Errors and retries](../errors.md) says what the SDK does about its own.
+are [statuses](../statuses.md), not exceptions. [Errors and retries](../errors.md) lists which of them the SDK retries.
 
 """
 
