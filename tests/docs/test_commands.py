@@ -38,7 +38,8 @@ def test_failover_page(tmp_path: Path) -> None:
     require_etcd()
     group, switch = blocks("failover.md")
     started = "".join(line for line in group.splitlines(True) if not line.startswith(("pip install", "apt install")))
-    run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
+    output = run_script(traced(["ip link set lo up", started, ELECTED, NOT_2, switch]), tmp_path, prefix=OWN_NETWORK)
+    assert "broker-a: member 2 is master, epoch " in output.partition(">>> block 4")[2]
 
 
 @pytest.mark.processes
