@@ -11,10 +11,16 @@ from tests.docs.pages import blocks
 pytestmark = pytest.mark.processes
 
 
-def test_example_stores_and_reads_a_message(tmp_path: Path) -> None:
+ON_ASYNCIO = [("import trio\n", "import asyncio\n"), ("trio.run(main)", "asyncio.run(main())")]
+
+
+@pytest.mark.parametrize("changes", [[], ON_ASYNCIO], ids=["trio", "asyncio"])
+def test_example_stores_and_reads_a_message(changes: list[tuple[str, str]], tmp_path: Path) -> None:
     [example] = blocks("reference/library.md", "python")
-    assert "ha.Config()" in example
-    command = [sys.executable, "-c", example.replace("ha.Config()", "ha.Config(listen_port=0)")]
+    for old, new in [("ha.Config()", "ha.Config(listen_port=0)"), *changes]:
+        assert old in example
+        example = example.replace(old, new)
+    command = [sys.executable, "-c", example]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "PutStatus.PUT_OK 0\n0 b'hello'\n", done.stderr
     assert (tmp_path / "data/master/commitlog/00000000000000000000").exists()
