@@ -22,7 +22,7 @@ from ha.protocol.codes import RequestCode
 from ha.protocol.properties import java_hash
 from ha.protocol.remoting import RemotingCommand
 from ha.proxy.access import GuardedCalls
-from ha.proxy.brokers import BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
+from ha.proxy.brokers import BROKER_TIMEOUT_S, BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
 from ha.proxy.front import Front
 from ha.proxy.messages import SQL
 from ha.proxy.names import resource_name
@@ -33,8 +33,6 @@ from . import options as make
 from .node import Node
 from .own_requests import ask_own_broker
 from .platform import Port
-
-BACKEND_TIMEOUT_S = 3.0
 
 
 class OwnBroker:
@@ -69,7 +67,7 @@ class OwnBroker:
         return await self._broker.groups.find_or_create(group)
 
     async def invoke(
-        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float
+        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
     ) -> RemotingCommand:
         if broker_name != self._name:
             raise BrokerUnreachable(f"no broker {broker_name} here")
@@ -117,7 +115,7 @@ class OwnBroker:
             subscription_data_set=subscriptions,
         )
         body = java_json.dumps(HeartbeatData(client_id=session.client_id, consumer_data_set=[consumer]))
-        await self.invoke(session, self._name, RemotingCommand(RequestCode.HEART_BEAT, body=body), BACKEND_TIMEOUT_S)
+        await self.invoke(session, self._name, RemotingCommand(RequestCode.HEART_BEAT, body=body))
 
     def forget(self, session: Session) -> None:
         if session.local is not None:

@@ -142,5 +142,4 @@ class Acknowledging:
         self, session: Session | None, handle: Handle, code: int, fields: dict[str, str]
     ) -> RemotingCommand:
         command = RemotingCommand(code, ext_fields=fields)
-        timeout_s = self._options.broker_timeout_s
-        return check(await self._brokers.invoke(session, handle.broker_name, command, timeout_s))
+        return check(await self._brokers.invoke(session, handle.broker_name, command))

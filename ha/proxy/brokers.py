@@ -16,6 +16,9 @@ from .messages import MessageType
 if TYPE_CHECKING:
     from .session import Session
 
+BROKER_TIMEOUT_S = 3.0
+"""Longest wait for an answer, except that of a long poll."""
+
 OnResponse = Callable[[RemotingCommand | None], None]
 """Called once with the response, or with None if there will be none. It must not raise."""
 
@@ -87,7 +90,7 @@ class Brokers(Protocol):
         ...
 
     async def invoke(
-        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float
+        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
     ) -> RemotingCommand:
         """Sends a request for a client, or for the front itself, and returns the response. BrokerUnreachable."""
         ...

@@ -29,7 +29,7 @@ from ha.remoting import (
 )
 from ha.tls.ports import Connect
 
-from .brokers import UNTYPED, BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
+from .brokers import BROKER_TIMEOUT_S, UNTYPED, BrokerQueues, BrokerUnreachable, OnResponse, Route, accepted_types
 
 if TYPE_CHECKING:
     from .front import Front
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 ROUTE_AGE_S_MAX = 10.0
 KNOWN_COUNT_MAX = 16_384
 """Topics, and groups, whose answers are kept."""
-TIMEOUT_S = 3.0
 
 
 Sign = Callable[["Session | None", RemotingCommand], None]
@@ -121,7 +120,7 @@ class Cluster:
         for broker in queues:
             command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
             try:
-                answer = await self.invoke(None, broker.broker_name, command, TIMEOUT_S)
+                answer = await self.invoke(None, broker.broker_name, command)
             except BrokerUnreachable:
                 continue
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -139,7 +138,7 @@ class Cluster:
         for broker_name in list(self._masters):
             command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
             try:
-                answer = await self.invoke(None, broker_name, command, TIMEOUT_S)
+                answer = await self.invoke(None, broker_name, command)
             except BrokerUnreachable as error:
                 reason = str(error)
                 continue
@@ -152,7 +151,7 @@ class Cluster:
         raise BrokerUnreachable(f"consumer group {group}: {reason}")
 
     async def invoke(
-        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float
+        self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
     ) -> RemotingCommand:
         address = self._masters.get(broker_name)
         if address is None:
@@ -180,7 +179,7 @@ class Cluster:
         self._sign(None, command)
         for address in list(self._name_servers):
             try:
-                return await self._invoke(address, command, TIMEOUT_S)
+                return await self._invoke(address, command, BROKER_TIMEOUT_S)
             except BrokerUnreachable as error:
                 errors.append(str(error))
                 self._name_servers.remove(address)

@@ -65,7 +65,7 @@ class Front:
         self._sending = Sending(brokers, options, wall_clock_ms, self._producers)
         self._telemetry = Telemetry(brokers, options, self._producers, access)
         self._routes = Routes(brokers)
-        self.transactions = Transactions(brokers, options, self._producers)
+        self.transactions = Transactions(brokers, self._producers)
         self._in_flight = InFlight()
         self._acknowledging = Acknowledging(brokers, options, wall_clock_ms, self._in_flight)
         self._receiving = Receiving(brokers, options, wall_clock_ms, self._acknowledging, self._in_flight)
@@ -251,7 +251,7 @@ class Front:
             commands.append(RemotingCommand(RequestCode.UNREGISTER_CLIENT, ext_fields=header.to_ext_fields()))
         try:
             for command in commands:
-                await self._brokers.invoke(None, broker_name, command, self._options.broker_timeout_s)
+                await self._brokers.invoke(None, broker_name, command)
         except BrokerUnreachable as error:
             if times := self._log_limiter.admit(("heartbeat", broker_name), trio.current_time()):
                 logger.warning("proxy.heartbeat_failed broker=%r reason=%r times=%d", broker_name, str(error), times)

@@ -25,8 +25,6 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     invisible_ms_max: int = 12 * 3_600_000
     polling_ms_min: int = 5_000
     polling_ms_max: int = 20_000
-    broker_timeout_s: float = 3.0
-    """Longest wait for a broker's answer, except that of a long poll."""
     heartbeat_interval_s: float = 30.0
     """Interval at which the front registers at brokers for its producers' transactions."""
     is_message_type_checked: bool = True

@@ -121,7 +121,7 @@ class Sending:
             return await self._send_batch(session, messages, prepared)
         entries = []
         for message, (broker, command, kind) in zip(messages, prepared, strict=True):
-            response = await self._invoke(session, broker.broker_name, command)
+            response = await self._brokers.invoke(session, broker.broker_name, command)
             entries.append(_entry(response, message.system_properties.message_id, kind, broker.broker_name))
         return _response(entries)
 
@@ -139,14 +139,11 @@ class Sending:
             first.body = encode_batch(parts)
         except LocalProtocolError as error:
             raise CallRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, str(error)) from None
-        response = await self._invoke(session, broker.broker_name, first)
+        response = await self._brokers.invoke(session, broker.broker_name, first)
         entries = [_entry(response, each.system_properties.message_id, kind, broker.broker_name) for each in messages]
         for index, entry in enumerate(entries):
             entry.offset += index
         return _response(entries)
-
-    async def _invoke(self, session: Session, broker_name: str, command: RemotingCommand) -> RemotingCommand:
-        return await self._brokers.invoke(session, broker_name, command, self._options.broker_timeout_s)
 
     # ---- one message
 
@@ -296,7 +293,7 @@ class Sending:
             producer_group=topic, topic=topic, recall_handle=request.recall_handle, broker_name=broker_name
         )
         command = RemotingCommand(RequestCode.RECALL_MESSAGE, ext_fields=header.to_ext_fields())
-        response = check(await self._invoke(session, broker_name, command))
+        response = check(await self._brokers.invoke(session, broker_name, command))
         return make(
             "RecallMessageResponse",
             status=ok_status(),

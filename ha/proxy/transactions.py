@@ -24,7 +24,6 @@ from .brokers import Brokers
 from .conversion import to_message
 from .messages import COMMIT, ROLLBACK, SERVER_CHECK, Code, make
 from .names import topic_name
-from .options import FrontOptions
 from .refusal import CallRefused, check
 from .status import ok
 
@@ -48,9 +47,8 @@ def _join(message_id: str, broker_name: str, queue_offset: int, physical_offset:
 class Transactions:
     """Ends transactions, and passes brokers' checks to producers."""
 
-    def __init__(self, brokers: Brokers, options: FrontOptions, producers: Producers) -> None:
+    def __init__(self, brokers: Brokers, producers: Producers) -> None:
         self._brokers = brokers
-        self._options = options
         self._producers = producers
 
     async def end(self, session: Session, request: Any) -> Any:
@@ -82,7 +80,7 @@ class Transactions:
             broker_name=broker_name,
         )
         command = RemotingCommand(RequestCode.END_TRANSACTION, ext_fields=header.to_ext_fields())
-        check(await self._brokers.invoke(session, broker_name, command, self._options.broker_timeout_s))
+        check(await self._brokers.invoke(session, broker_name, command))
         return ok("EndTransactionResponse")
 
     def ask(self, broker_name: str, command: RemotingCommand) -> bool:
