@@ -3,6 +3,7 @@
 import pickle
 import zlib
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -398,18 +399,17 @@ async def test_tasks_share_the_iteration(world: PopWorld) -> None:
 # ---- with a whole broker
 
 
+def reading(options: ClientOptions, **arguments: Any) -> SimpleConsumer:
+    """A consumer of T from its first message on."""
+    usual = {"group": "g", "subscriptions": {"T": "*"}, "start_from": StartFrom.FIRST}
+    return SimpleConsumer(NAMES, options=options, **{**usual, **arguments})
+
+
 def test_life_of_a_message_on_a_broker(tmp_path: Path) -> None:
     async def body(node: Node, options: ClientOptions) -> None:
         async with (
             Producer(NAMES, options=options) as producer,
-            SimpleConsumer(
-                NAMES,
-                group="g",
-                subscriptions={"T": "*"},
-                start_from=StartFrom.FIRST,
-                reconsume_times_max=2,
-                options=options,
-            ) as consumer,
+            reading(options, reconsume_times_max=2) as consumer,
         ):
             await producer.send(Message("T", b"x"))
             [message] = await consumer.receive(invisible_s=10)
@@ -449,14 +449,7 @@ def test_order_on_a_broker(tmp_path: Path) -> None:
         got: list[bytes] = []
         in_hand: set[int] = set()
         async with (
-            SimpleConsumer(
-                NAMES,
-                group="g",
-                subscriptions={"T": "*"},
-                mode=ConsumeMode.ORDERLY,
-                start_from=StartFrom.FIRST,
-                options=options,
-            ) as consumer,
+            reading(options, mode=ConsumeMode.ORDERLY) as consumer,
             anyio.create_task_group() as tasks,
         ):
             messages = consumer.messages(invisible_s=30)
@@ -490,15 +483,7 @@ def test_order_survives_a_cancelled_receive(tmp_path: Path) -> None:
     async def body(node: Node, options: ClientOptions) -> None:
         async with (
             Producer(NAMES, options=options) as producer,
-            SimpleConsumer(
-                NAMES,
-                group="g",
-                subscriptions={"T": "*"},
-                mode=ConsumeMode.ORDERLY,
-                start_from=StartFrom.FIRST,
-                reconsume_times_max=2,
-                options=options,
-            ) as consumer,
+            reading(options, mode=ConsumeMode.ORDERLY, reconsume_times_max=2) as consumer,
         ):
             await producer.send(Message("T", b"x"))
             reply = node.broker.pop.requests._send_taken
@@ -531,9 +516,7 @@ def test_filters_on_a_broker(tmp_path: Path) -> None:
             ("sql", Sql92("n > 3"), [b"4", b"5"]),
         ):
             subscriptions: dict[str, str | Sql92] = {"T": wanted}
-            async with SimpleConsumer(
-                NAMES, group=group, subscriptions=subscriptions, start_from=StartFrom.FIRST, options=options
-            ) as consumer:
+            async with reading(options, group=group, subscriptions=subscriptions) as consumer:
                 got: list[bytes] = []
                 while len(got) < len(expected):
                     got += bodies(await consumer.receive(wait_s=5))
@@ -556,9 +539,7 @@ def test_priority_on_a_broker(tmp_path: Path) -> None:
         async with Producer(NAMES, options=options) as producer:
             for priority in (1, 3, 0, 9, None):
                 await producer.send(Message("T", b"%a" % priority, priority=priority))
-        async with SimpleConsumer(
-            NAMES, group="g", subscriptions={"T": "*"}, start_from=StartFrom.FIRST, options=options
-        ) as consumer:
+        async with reading(options) as consumer:
             assert bodies(await consumer.receive(4))[:2] == [b"3", b"9"]
 
     run_with_our_broker(tmp_path, body)
