@@ -7,6 +7,8 @@ MQClientAPIImpl (popMessageAsync, ackMessageAsync, changeInvisibleTimeAsync), po
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ha.client.client import Client
 from ha.client.messages import MessageQueue, ReadFrom
@@ -60,43 +62,39 @@ class PopRequests:
 
         If the connection is lost, or this is cancelled, messages may have been taken; they become visible again. In
         order mode the next call for the same source gets them."""
+        with self._attempt(source) as attempt_id:
+            header = PopMessageRequest(
+                consumer_group=self._group,
+                topic=source.topic,
+                queue_id=source.queue_id,
+                max_msg_nums=message_count_max,
+                invisible_time=invisible_ms,
+                poll_time=int(wait_s * 1000),
+                born_time=_BORN_NOW,
+                init_mode=self._init_mode,
+                exp_type=subscription.expression_type,
+                exp=subscription.sub_string,
+                order=self._is_ordered,
+                attempt_id=attempt_id,
+            )
+            answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
+            if answered.answer.code in _NOTHING_CODES:
+                return []
+            return read_popped(self._successful(answered, source.topic), source.broker_name)
+
+    @contextmanager
+    def _attempt(self, source: MessageQueue) -> Iterator[str | None]:
+        """Yields the attempt id of an ordered pop. The next pop repeats it if the block raises or is cancelled."""
         if not self._is_ordered:
-            return await self._pop(source, subscription, message_count_max, invisible_ms, wait_s, attempt_id=None)
+            yield None
+            return
         lost = self._lost_attempts.setdefault(source, [])
         attempt_id = lost.pop() if lost else uuid.uuid4().hex
         try:
-            return await self._pop(source, subscription, message_count_max, invisible_ms, wait_s, attempt_id)
-        except BaseException:
+            yield attempt_id
+        except BaseException:  # a cancellation, too
             lost.append(attempt_id)
             raise
-
-    async def _pop(
-        self,
-        source: MessageQueue,
-        subscription: SubscriptionData,
-        message_count_max: int,
-        invisible_ms: int,
-        wait_s: float,
-        attempt_id: str | None,
-    ) -> list[Popped]:
-        header = PopMessageRequest(
-            consumer_group=self._group,
-            topic=source.topic,
-            queue_id=source.queue_id,
-            max_msg_nums=message_count_max,
-            invisible_time=invisible_ms,
-            poll_time=int(wait_s * 1000),
-            born_time=_BORN_NOW,
-            init_mode=self._init_mode,
-            exp_type=subscription.expression_type,
-            exp=subscription.sub_string,
-            order=self._is_ordered,
-            attempt_id=attempt_id,
-        )
-        answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
-        if answered.answer.code in _NOTHING_CODES:
-            return []
-        return read_popped(self._successful(answered, source.topic), source.broker_name)
 
     async def notify(self, source: MessageQueue, subscription: SubscriptionData, wait_s: float) -> bool:
         """Waits until there may be messages to take (200054), for at most `wait_s`; returns whether there are."""
