@@ -34,7 +34,7 @@ from ha.client import (
 from ha.errors import BrokerError, ClientError
 from tests.client.backends import on_both_backends
 from tests.interop.processes import Child
-from tests.interop.releases import missing_programs, resolve
+from tests.interop.releases import resolve
 from tests.interop.sdk_cluster import SdkCluster
 from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all, until
 
@@ -108,10 +108,9 @@ async def test_members_share_the_queues_and_take_over(cluster: SdkCluster) -> No
     assert Counter(one.bodies + two.bodies) == Counter([b"first", *numbered(200), *numbered(50)])
 
 
+@pytest.mark.usefixtures("java")
 async def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
     """Both compute the allocation; a queue that both or neither took would show."""
-    if missing := missing_programs():
-        pytest.skip(f"needs {' and '.join(missing)} on the PATH")
     topic, group = cluster.name("mixed"), cluster.name("g")
     release, java, inbox = resolve("5.5.0"), list[str](), Inbox()
     command = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", release.client_class_path, "GroupMember"]
