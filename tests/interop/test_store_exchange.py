@@ -242,3 +242,5 @@ async def test_a_real_broker_takes_over_the_timers_of_halog(children: Children, 
     assert popped == {b"acknowledged": 1, b"in flight 1": 1, b"in flight 2": 1, b"new": 1}
     assert timed == {b"now": 1, b"delivered": 2, b"pending": 1}
     assert await hand_back_pops(name_server, giver, taker) == {b"new": 1}
+    # halog continues at its own position in a topic that both have served.
+    assert await popped_again(name_server, "popped") == {b"in flight 1": 1, b"in flight 2": 1, b"new": 2}
