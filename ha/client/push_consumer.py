@@ -68,8 +68,8 @@ class PushConsumer(ClientUser):
 
     `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
     subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages
-    stored at that time or later. `position_file`: where a BROADCASTING consumer keeps its positions; None: it starts over each
-    time. `name_servers`, `options` and `credentials` are those of Producer.
+    stored at that time or later. `position_file`: where a BROADCASTING consumer keeps its positions; None: it starts
+    over each time. `name_servers`, `options` and `credentials` are those of Producer.
 
     Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters from the brokers.
     """

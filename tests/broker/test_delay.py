@@ -270,7 +270,7 @@ async def test_file_is_in_rocketmqs_format(tmp_path: Path, autojump_clock: objec
         await trio.sleep(2)
         answer = await node.ask(RequestCode.GET_ALL_DELAY_OFFSET)
         assert answer.code == 0
-        assert java_json.read_as(DelayOffsets, bytes(answer.body)).offset_table == {1: 1}  # flushed so far
+        assert java_json.read_as(DelayOffsets, bytes(answer.body)).offset_table == {1: 1}  # what is flushed
         await node.store.flusher.flush()
         answer = await node.ask(RequestCode.GET_ALL_DELAY_OFFSET)
         assert java_json.read_as(DelayOffsets, bytes(answer.body)).offset_table == {1: 1, 3: 1}

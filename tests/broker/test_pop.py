@@ -705,7 +705,7 @@ async def test_messages_in_flight_are_limited(tmp_path: Path, autojump_clock: ob
 
 
 async def in_flight_of(node: Node) -> tuple[int, GroupInFlight | None]:
-    """What tools are told with request 208, and what the dashboard shows."""
+    """The figures of request 208, and those of the dashboard."""
     found = decode_consume_stats((await node.ask(208, consumerGroup="g", topic="TT")).body)[0]
     return sum(each.pull_offset - each.consumer_offset for each in found.values()), node.broker.pop.group("g")
 

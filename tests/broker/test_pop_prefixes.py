@@ -1,4 +1,4 @@
-"""Whatever part of the log survives, a new master delivers what is not acknowledged, and nothing that is.
+"""With any prefix of the log, a new master delivers what is not acknowledged, and nothing that is.
 
 A random workload runs on one broker. Then each of several prefixes of its log, ending with any record, becomes the log
 of another one, as after the death of a master whose last records did not reach its successor.

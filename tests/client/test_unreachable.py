@@ -1,4 +1,4 @@
-"""Servers that are away for a moment: what is retried, for how long, and what is not."""
+"""Retries while servers are unreachable: of which requests, and for how long."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -157,7 +157,7 @@ async def pop_some(name_server: str, topic: str) -> None:
 
 
 async def popped_again(name_server: str, topic: str) -> Counter[bytes]:
-    """What the group gets after the invisible time, and a new message."""
+    """Sends a new message; returns how often the group gets each body after the invisible time."""
     found: Counter[bytes] = Counter()
     async with Producer(name_server, group="poppers") as producer:
         await retry_on((HalogError,), lambda: producer.send(Message(topic, b"new")))
