@@ -34,6 +34,10 @@ class Popped(msgspec.Struct, frozen=True):
         return self.record.body
 
 
+def bodies(messages: list[Popped]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
 async def pop(node: Node, **changes: Any) -> RemotingCommand:
     """Pops all queues of TT, without waiting."""
     return await node.ask(200050, **{**POP, **changes})

@@ -13,14 +13,14 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.pop.service import GroupInFlight
-from ha.broker.queue_read import QueueRead, ReadStatus
+from ha.broker.queue_read import QueueRead
 from ha.protocol.admin_requests import decode_consume_stats
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import open_remoting_client
 from tests.broker.node import Node, WallClock, open_node, text
-from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
+from tests.broker.pop_client import POP, Popped, ack, ack_fields, bodies, change, pop, pop_messages, popped_of
 
 
 @pytest.fixture
@@ -32,10 +32,6 @@ async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
 async def send(node: Node, *bodies: bytes, **changes: Any) -> None:
     for body in bodies:
         assert (await node.send(body, **changes)).code == 0
-
-
-def bodies(messages: list[Popped]) -> list[bytes]:
-    return [message.body for message in messages]
 
 
 # ---- pop
@@ -256,103 +252,6 @@ async def test_redelivery_comes_exactly_when_the_invisible_time_is_over(node: No
     assert again.record.property_map()["ORIGIN_GROUP"] == "g"
     assert again.record.property_map()["1ST_POP_TIME"] == str(first.handle.pop_time_ms)
     assert again.record.born_timestamp_ms == first.record.born_timestamp_ms
-
-
-@pytest.mark.parametrize("is_found", [False, True])
-async def test_messages_deleted_meanwhile_leave_the_state_when_they_are_due(
-    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, is_found: bool
-) -> None:
-    """Retention deletes their segment before the queue knows: a read passes them, alone or with what follows."""
-    await send(node, b"0", b"1", b"2")
-    assert len(await pop_messages(node)) == 3
-    revival = node.broker.pop._revival
-    read = revival._reader.read
-
-    async def read_after_deletion(queue: Any, offset: int, count_max: int) -> QueueRead:
-        if offset >= 2 or is_found:
-            return await read(queue, 2, 1)
-        return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 2, 0, 3)
-
-    monkeypatch.setattr(revival._reader, "read", read_after_deletion)
-    await trio.sleep(10.5)
-    assert bodies(await pop_messages(node)) == [b"2"]
-    assert (revival.lost_count, revival.revived_counts.total()) == (2, 1)
-
-
-@pytest.fixture
-async def unreadable(node: Node, monkeypatch: pytest.MonkeyPatch) -> dict[int, bool]:
-    """A node with messages 0, 1 and 2 in flight. Those with an entry that is true can't be read when they are due."""
-    await send(node, b"0", b"1", b"2")
-    assert len(await pop_messages(node)) == 3
-    offsets: dict[int, bool] = {}
-    read = node.broker.pop._revival._reader.read
-
-    async def read_some(queue: Any, offset: int, count_max: int) -> QueueRead:
-        if queue is node.store.queues.get("TT", 0) and offsets.get(offset):
-            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, offset, 0, 3)
-        return await read(queue, offset, 1)
-
-    monkeypatch.setattr(node.broker.pop._revival._reader, "read", read_some)
-    return offsets
-
-
-async def test_message_that_can_not_be_read_for_a_minute_is_lost(
-    node: Node, unreadable: dict[int, bool], autojump_clock: object
-) -> None:
-    unreadable.update({0: True, 2: True})
-    await trio.sleep(10.5)  # the invisible time
-    assert bodies(await pop_messages(node, invisibleTime=1_000_000)) == [b"1"]
-    await trio.sleep(50)
-    unreadable[2] = False
-    await trio.sleep(1)
-    assert bodies(await pop_messages(node, invisibleTime=1_000_000)) == [b"2"]
-    assert node.broker.pop.statistics().lost_count == 0
-    await trio.sleep(10)
-    assert node.broker.pop.statistics().lost_count == 1
-    assert await pop_messages(node) == []
-
-
-async def test_minute_begins_again_when_a_message_could_be_read(
-    node: Node, unreadable: dict[int, bool], autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unreadable[0] = True
-    await trio.sleep(10 + 50)
-    unreadable[0] = False
-    with monkeypatch.context() as patch:
-        patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
-        await trio.sleep(2)
-        unreadable[0] = True
-    await trio.sleep(50)
-    assert node.broker.pop.statistics().lost_count == 0
-    await trio.sleep(15)
-    assert node.broker.pop.statistics().lost_count == 1
-
-
-async def test_message_that_can_not_be_read_may_be_acknowledged(
-    node: Node, unreadable: dict[int, bool], autojump_clock: object
-) -> None:
-    """Nothing is remembered of it, which another message could inherit."""
-    [message] = await pop_messages(node, consumerGroup="h", maxMsgNums=1)
-    unreadable[0] = True
-    await trio.sleep(11)
-    assert node.broker.pop._revival._unreadable
-    await ack(node, message, consumerGroup="h")
-    await trio.sleep(11)
-    assert [each.batch.queue.key[0] for each in node.broker.pop._revival._unreadable] == ["g"]
-
-
-async def test_message_that_can_not_be_read_waits_for_the_repair_of_damage(
-    node: Node, unreadable: dict[int, bool], autojump_clock: object
-) -> None:
-    damage = node.store.damage.add(1, 2, file="f", reason="r", found_by="scrub", by_checksum=True)
-    unreadable[0] = True
-    await trio.sleep(1000)
-    assert node.broker.pop.statistics().lost_count == 0
-    node.store.damage.failed(damage, "no peer has it", is_hopeless=True)
-    await trio.sleep(58)
-    assert node.broker.pop.statistics().lost_count == 0
-    await trio.sleep(4)
-    assert node.broker.pop.statistics().lost_count == 1
 
 
 async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, autojump_clock: object) -> None:

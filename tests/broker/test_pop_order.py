@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.broker.node import Node, open_node
-from tests.broker.pop_client import Popped, ack, change, pop, pop_messages, popped_of
+from tests.broker.pop_client import ack, bodies, change, pop, pop_messages, popped_of
 
 ORDER: dict[str, Any] = {"order": True, "queueId": 0}
 
@@ -21,10 +21,6 @@ async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
         for number in range(5):
             await node.send(b"%d" % number)
         yield node
-
-
-def bodies(messages: list[Popped]) -> list[bytes]:
-    return [message.body for message in messages]
 
 
 async def test_queue_is_blocked_until_all_are_acknowledged(node: Node, autojump_clock: object) -> None:
