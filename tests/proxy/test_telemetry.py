@@ -25,8 +25,10 @@ async def chatting(client: Client) -> AsyncIterator[Chat]:
     chat = Chat(client)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(chat.run)
-        yield chat
-        await chat.end()
+        try:
+            yield chat
+        finally:
+            await chat.end()  # its thread can't be cancelled
 
 
 def producer(*topics: str) -> definition.Settings:
