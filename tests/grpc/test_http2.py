@@ -1,4 +1,4 @@
-"""The server's side of HTTP/2, against h2 as a client. h2spec passes too (docs/grpc.md)."""
+"""The server's side of HTTP/2, against h2 as a client."""
 
 from __future__ import annotations
 
