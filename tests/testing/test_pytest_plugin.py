@@ -133,7 +133,11 @@ def test_a_master_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     assert not (tmp_path / "store" / "abort").exists(), "it was stopped cleanly"
 
 
-def test_a_directory_keeps_its_messages(tmp_path: Path) -> None:
+def test_a_directory_keeps_its_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of the working directory, which may be a project of any kind, are not those of the master."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trio.py").write_text("raise ImportError\n")
+
     async def send(name_server: str) -> tuple[SendStatus, int]:
         async with Producer(name_server) as producer:
             [queue, *_] = await producer.queues("t")
@@ -141,6 +145,6 @@ def test_a_directory_keeps_its_messages(tmp_path: Path) -> None:
         return result.status, result.queue_offset
 
     for queue_offset in range(2):
-        with running_master(tmp_path, {"brokerRole": "SYNC_MASTER"}) as master:
+        with running_master(Path("master"), {"brokerRole": "SYNC_MASTER"}) as master:
             sent = anyio.run(send, master.name_server_address)
         assert sent == (SendStatus.SLAVE_NOT_AVAILABLE, queue_offset)
