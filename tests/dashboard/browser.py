@@ -35,7 +35,7 @@ def open_browser() -> Iterator[Browser]:
     program = require_browser()
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
-        # As root Chromium has no sandbox of its own; what it opens here is ours.
+        # As root, Chromium runs only without its sandbox; the pages are those of the tests.
         launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield launched
         launched.close()
@@ -79,7 +79,7 @@ def barriers(page: Page, only: str = "") -> str:
 
 
 def cuts(page: Page) -> list[str]:
-    """What the page's width cuts: boxes whose content is wider than they are. A hex dump may scroll."""
+    """Returns the elements whose content is wider than they are. A hex dump may scroll."""
     found: list[str] = page.evaluate(
         """() => [document.documentElement, ...document.querySelectorAll(".scroll, pre:not(.hex), td, th, dd, p, li")]
             .filter((each) => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display !== "inline"

@@ -1,4 +1,4 @@
-"""A source whose answers are told here, for what needs no node."""
+"""A source with fixed answers, for tests that need no node."""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +36,7 @@ LINE = MessageLine(
 
 
 def slave(identity: str, acknowledged: int, end: int) -> dict[str, object]:
-    """A slave as /status tells of it."""
+    """A slave in the form of /status."""
     return {
         "identity": identity, "peer": identity, "state": "transfer", "request_offset": 0, "start_offset": 0,
         "transfer_offset": end, "ack_offset": acknowledged, "lag_bytes": end - acknowledged, "is_in_sync": True,

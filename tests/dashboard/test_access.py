@@ -147,7 +147,7 @@ async def test_no_other_site_can_log_a_browser_in() -> None:
         own = form_token((await client.get("/dashboard/login")).text)
         for token, headers in (
             ("", {}),
-            (theirs, {}),  # the attacker's form, in a browser that has the cookie of its own
+            (theirs, {}),  # the attacker's form, in a browser with another form's cookie
             (own, {"Sec-Fetch-Site": "cross-site"}),
             (own, {"Sec-Fetch-Site": "same-site"}),  # another port of this host
             (own, {"Origin": "https://example.org"}),

@@ -1,4 +1,4 @@
-"""The dashboard's actions: who may do what, what is asked before, and what the log keeps. A source of our own."""
+"""The dashboard's actions: permissions, confirmations, effects and log lines, with a source that notes its calls."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_nobody_asks_while_the_page_is_hidden(viewer: Viewer, nodes: Cluster) ->
 @pytest.mark.parametrize(("now_s", "rest_ms"), [(0, 2500), (1.125, 1375), (1.25, 3750)])
 def test_all_overviews_ask_at_the_same_moments(viewer: Viewer, nodes: Cluster, now_s: float, rest_ms: int) -> None:
     page = viewer.page()
-    page.clock.set_fixed_time(1_700_000_000 + now_s)  # a moment at which all ask, and so much
+    page.clock.set_fixed_time(1_700_000_000 + now_s)  # `now_s` after a moment at which all ask
     page.add_init_script(
         "{ const set = window.setTimeout; window.rests = [];"
         " window.setTimeout = (act, ms) => { window.rests.push(ms); return set(act, ms); }; }"
@@ -443,7 +443,7 @@ def test_by_keyboard_alone(viewer: Viewer, nodes: Cluster) -> None:
     go(page, f"{nodes.master}/dashboard")
 
     def tab_to(text: str) -> None:
-        """Press Tab until what has the focus is named so; each stop on the way has to be seen."""
+        """Press Tab until the element with this name has the focus; the focus must be visible at each stop."""
         for _ in range(60):
             page.keyboard.press("Tab")
             focused = page.evaluate(

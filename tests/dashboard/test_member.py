@@ -69,7 +69,7 @@ def switch_from(page: Page, to: int) -> None:
 
 
 def shows(page: Page, id_: int, members: Members, state: str) -> None:
-    """Wait until the page says of its member, and of the group, what is so."""
+    """Wait until the page shows the state of its member and of the group."""
     group = members.view.group
     assert group is not None
     section = page.get_by_role("region", name="Failover group")

@@ -1,4 +1,4 @@
-"""What the overview says of states that a healthy cluster doesn't have, from what /status would show."""
+"""The overview of states that a healthy cluster doesn't have, from given data of /status."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def master_side(**differs: object) -> dict[str, object]:
 
 
 def link(**differs: object) -> dict[str, object]:
-    """A slave's link to its master, as /status tells of it."""
+    """A slave's link to its master in the form of /status."""
     return {
         "state": "ready", "condition": "connect_failed", "detail": "connection refused", "master_address": "m:10912",
         "max_offset": 10, "reported_offset": -1, "received_bytes": 0, "received_bytes_per_s": 0, "connection_count": 0,

@@ -1,4 +1,4 @@
-"""What an operator changes from the dashboard, on a real node: each is what a client or a tool would do."""
+"""The dashboard's actions on a real node: each has the effect of a request from a client or a tool."""
 
 from pathlib import Path
 

@@ -158,7 +158,7 @@ def test_cancelling_the_block_stops_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turns", [1, 2, 5, 50])
 def test_cancelling_the_start(tmp_path: Path, turns: int) -> None:
-    """After so many turns of the loop; a thread that has begun ends, and the store can be opened."""
+    """Cancelled after `turns` passes of the event loop: a started thread ends, and the store can be opened."""
 
     async def main() -> None:
         async def serve() -> None:

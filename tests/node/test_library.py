@@ -274,6 +274,7 @@ async def test_a_slave_of_a_slave(tmp_path: Path) -> None:
         await master.put(ha.LogMessage(topic="t", queue_id=0, body=b"x"))
         with trio.fail_after(30):
             await second.store.log.max_offset.wait_beyond(master.store.log.max_offset.value - 1)
+            assert bytes((await anext(second.messages("t", 0))).body) == b"x"
 
 
 async def test_cancelling_the_block_closes_the_store(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_a_locked_store(tmp_path: Path) -> None:
 
 
 def damaged_by_a_cut(tmp_path: Path, *, segment_count: int) -> Path:
-    """A store that was stopped in order, its first segment then cut: what the checkpoint promised there is gone."""
+    """Truncate the first segment of a cleanly closed store, so that messages below the checkpoint are lost."""
     with master(tmp_path) as process:
         ready = process.wait_ready()
         for number in range(14 * segment_count):
@@ -408,7 +408,7 @@ def wait_until(condition: object, timeout_s: float = 30.0) -> None:
     give_up = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up
-        time.sleep(0.05)  # other processes: nobody to be woken by
+        time.sleep(0.05)  # another process can be asked, but wakes nobody here
 
 
 def test_any_bytes_on_any_port_end_that_connection_alone(tmp_path: Path) -> None:
