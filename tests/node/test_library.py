@@ -275,6 +275,7 @@ async def test_a_slave_of_a_slave(tmp_path: Path) -> None:
         with trio.fail_after(30):
             await second.store.log.max_offset.wait_beyond(master.store.log.max_offset.value - 1)
             assert bytes((await anext(second.messages("t", 0))).body) == b"x"
+        assert slave.ha_service.statistics().slave_count == 1  # it is not the master that `second` follows
 
 
 async def test_cancelling_the_block_closes_the_store(tmp_path: Path) -> None:
