@@ -104,7 +104,13 @@ def test_a_cluster_runs_grows_and_keeps_its_data(tmp_path: Path, capsys: pytest.
             [f"broker-{at}" for at in ("a-0", "a-1", "b-0", "b-1")],
         )
         assert described("orders", capsys, names) == {"broker-a": 8, "broker-b": 8}
-        os.kill(next(iter(nodes_of(directory))), signal.SIGKILL)  # the others go on, and stop as usual
+        *others, ended = sorted(nodes_of(directory))
+        os.kill(ended, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{ended}").exists())  # the runner has noticed
+        assert run(["cluster", "up", "--dir", str(directory), "--timeout", str(TIMEOUT_S)]) == 0
+        assert set(others) < nodes_of(directory)  # they went on
+        assert len(nodes_of(directory)) == 5
+        capsys.readouterr()
         assert run(["cluster", "down", "--dir", str(directory), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"was_running": True, "is_stopped": True}
         assert runner.wait(TIMEOUT_S) == 0

@@ -47,7 +47,7 @@ def test_every_command_does_what_the_page_says(
     monkeypatch.chdir(nodes.directory)
     monkeypatch.setenv("NAMESRV_ADDR", nodes.name_server)
     for line in LINES:
-        if OF_A_GROUP.search(line) or line.startswith(("ha broker ", "ha cluster ")):  # docs/scaling.md has these, too
+        if OF_A_GROUP.search(line) or line.startswith(("ha broker ", "ha cluster ")):  # the next tests
             continue
         command, _, remark = line.partition("#")
         for port, admin in zip(("10913", "10923"), nodes.admins, strict=True):
@@ -58,6 +58,15 @@ def test_every_command_does_what_the_page_says(
         code = run_server(words) if words[0] in SERVERS else run(words)
         captured = capfd.readouterr()
         assert code == (int(wanted[1]) if wanted else 0), line + "\n" + captured.out + captured.err
+
+
+def test_the_page_s_commands_for_several_groups_are_valid() -> None:
+    """tests/docs/test_commands.py runs those of docs/scaling.md, and test_cluster.py runs clusters."""
+    lines = [line for line in LINES if line.startswith(("ha broker ", "ha cluster "))]
+    assert len(lines) == 7
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        application(words).parse_args(words, exit_on_error=False, print_error=False)
 
 
 @pytest.mark.processes

@@ -75,9 +75,11 @@ def up(
         if runner is None:
             with _interruptible() as wakeup, locked(dir_):
                 return _run(dir_, add_nodes(dir_, groups, replicas, failover=failover), wakeup, timeout, json=json)
-        nodes = add_nodes(dir_, groups, replicas, failover=failover)
-        signal.pidfd_send_signal(runner, START_MISSING)
-        os.close(runner)
+        try:
+            nodes = add_nodes(dir_, groups, replicas, failover=failover)
+            signal.pidfd_send_signal(runner, START_MISSING)
+        finally:
+            os.close(runner)
         wait_settled(nodes, timeout)
         _show(nodes, json=json)
     except NodeError as error:

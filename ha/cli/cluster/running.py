@@ -1,7 +1,7 @@
 """Runs the nodes of a cluster on this machine until a signal, in one process that holds the directory's lock.
 
-The lock says whether the cluster runs, and its file which process runs it. It ends with the process, so nothing is left
-to be checked after a crash.
+The lock says whether the cluster runs, and its file which process runs it. The kernel releases the lock when the
+process ends, so a crash leaves nothing to clean up.
 """
 
 from __future__ import annotations
@@ -61,10 +61,13 @@ def runner_of(directory: Path) -> int | None:
 
 
 def stop_runner(descriptor: int, timeout_s: float) -> bool:
-    """Stops the cluster of this pidfd, and returns whether it ended in time."""
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-    return bool(select.select([descriptor], [], [], timeout_s)[0])
+    """Stops the cluster of this pidfd, closes it, and returns whether the cluster ended in time."""
+    try:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)
 
 
 def etcd_program() -> str:
