@@ -25,11 +25,11 @@ from ha.protocol.codes import SysFlag
 from ha.spark.data_source import HalogDataSource
 from ha.spark.jobs.archive.manifest import State
 from ha.spark.jobs.archive.read import archive_states, delta_session, is_delta, read_states
-from ha.spark.source.log_source import LogSource
-from ha.spark.source.offsets import encode_queue
+from ha.spark.source.log_source import LogSource, QueueKey
+from ha.spark.source.offsets import check_topics_exist, encode_positions
 from ha.spark.source.opening import open_source
-from ha.spark.source.options import parse_options
-from ha.spark.source.positions import EARLIEST
+from ha.spark.source.options import SourceOptions, parse_options
+from ha.spark.source.positions import EARLIEST, AtEdge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,8 +43,9 @@ _Ends = dict[tuple[str, int], int]
 def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> DataFrame:
     """Returns the messages of topic `name`: those in the archive at `archive`, then those in the log.
 
-    `options` are those of the data source: `path` or `servers`, and for example `failOnDataLoss`. The columns are the
-    default ones of the source, as far as the archive has them.
+    `options` are those of the data source: `path` or `servers`, and for example `failOnDataLoss`; none that select
+    offsets, times or columns. The columns are the default ones of the source, as far as the archive has them.
+    `damagedRecords` is about the log: the archive has damaged records if it was written so.
 
     The archive is read as it is now, and the log as it is at the first query, from where this state of the archive
     ends. Meanwhile the archive may grow, and retention may delete: if it deletes what only a later state of the archive
@@ -52,8 +53,13 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     a Parquet file, which a compaction has replaced (a Delta table keeps them until VACUUM), or for a queue that did not
     exist yet.
 
+    A query fails with RecordsGone as well if a queue ends before its last archived message: the log is that of a slave
+    that is behind, or the topic was deleted and created again. With `servers` it fails, too, if all messages of a
+    queue after the last archived one were deleted before they could be archived, as brokers don't tell when that was.
+
     Raises OptionError for an invalid option, an archive without the topic, or an unknown topic, and ArchiveDamaged.
     """
+    parsed = _parse({**options, "topic": name})
     folder = Path(archive)
     states = [state for state in archive_states(folder) if state.scope is not None]
     if not any(_holds(state, name) for state in states):
@@ -63,19 +69,38 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     session = delta_session(spark) if is_delta(folder) else spark
     rows = read_states(session, folder, states).where((F.col("topic") == name) & _covered_by(states))
     ends = _ends_in_table(rows) if is_delta(folder) else _ends_in_files(states, name)
-    with closing(open_source(parse_options({**options, "topic": name}, "batch"))) as source:
-        starts = _starts(source, name, ends, {state.broker_name for state in states if state.holes})
+    covered = {state.broker_name: state.covered_end or 0 for state in states if _holds(state, name)}
+    with closing(open_source(parsed)) as source:
+        starts = encode_positions(_starts(source, name, ends, covered), source.brokers())
+        if not ends:
+            check_topics_exist(source, parsed)
     columns = [column for column in DEFAULT_COLUMNS if column in rows.columns]
-    archived = rows.withColumn("body", _inflated(options)).select(*columns)
+    if parsed.decompress:
+        rows = rows.withColumn("body", _inflated(parsed.message_size_max))
+    archived = rows.select(*columns)
     if not starts:
         return archived
     session.dataSource.register(HalogDataSource)
-    log = session.read.format("halog").options(**options, topic=name, columns=",".join(columns))
-    return archived.unionByName(log.option("startingOffsets", json.dumps({name: starts})).load())
+    given = {**options, "topic": name, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)}
+    return archived.unionByName(session.read.format("halog").options(**given).load())
+
+
+def _parse(options: Mapping[str, str]) -> SourceOptions:
+    """Return the parsed options. OptionError, also for those with which the table would not be the whole topic."""
+    parsed = parse_options(options, "batch")
+    if not parsed.reads_whole_topics:
+        option = parsed.ending_option if parsed.starting == AtEdge(EARLIEST) else parsed.starting_option
+        raise OptionError(option, "a topic with its archive is read as a whole", "leave it out, and filter the table")
+    if parsed.columns != DEFAULT_COLUMNS:
+        raise OptionError("columns", "a topic with its archive has the default columns", "leave it out")
+    if parsed.isolation != "read_uncommitted":
+        raise OptionError("isolation", "an archive has the rows that are not committed, too", "read_uncommitted")
+    return parsed
 
 
 def _holds(state: State, name: str) -> bool:
-    return state.scope is not None and (state.scope.topics is None or name in state.scope.topics)
+    scope = state.scope
+    return scope is not None and name not in scope.left_out and (scope.topics is None or name in scope.topics)
 
 
 def _covered_by(states: list[State]) -> Column:
@@ -100,26 +125,35 @@ def _ends_in_table(rows: DataFrame) -> _Ends:
     return {(broker, queue_id): last + 1 for broker, queue_id, last in found if queue_id is not None}
 
 
-def _starts(source: LogSource, name: str, ends: Mapping[tuple[str, int], int], has_holes: set[str]) -> dict[str, int]:
-    """Returns the queue offset from which each queue in the log is read.
+def _starts(
+    source: LogSource, name: str, ends: Mapping[tuple[str, int], int], covered: Mapping[str, int]
+) -> dict[QueueKey, int]:
+    """Return the queue offset from which each queue in the log is read. `covered`: broker -> end of its archive.
 
-    Messages that were deleted before they could be archived are a hole in the archive: they are no loss again.
+    Messages before `covered` that neither the archive nor the log has were deleted before they could be archived: they
+    are no loss again. Where the log may have lost messages after it, a start before the queue's first message makes
+    the query fail.
     """
-    aliases = getattr(source.brokers(), "aliases", {})
-    known = {(aliases.get(broker, broker), queue_id): end for (broker, queue_id), end in ends.items()}
-    holed = {aliases.get(broker, broker) for broker in has_holes}
+    brokers = source.brokers()
+    archived = {QueueKey(name, brokers.name_of(broker), queue_id): end for (broker, queue_id), end in ends.items()}
+    covered = {brokers.name_of(broker): end for broker, end in covered.items()}
     starts = {}
     for queue in source.queues(frozenset({name})):
-        start = known.get((queue.broker, queue.queue_id), EARLIEST)
-        if queue.broker in holed and start != EARLIEST:
-            start = max(start, source.queue_range(queue).begin)
-        starts[encode_queue(queue, source.brokers())] = start
+        begin, end = source.queue_range(queue).begin, archived.get(queue)
+        log_begin = source.min_offset(queue.broker)
+        if queue.broker not in covered:
+            starts[queue] = begin
+        elif log_begin is None:
+            starts[queue] = begin if end is None else end
+        elif log_begin <= covered[queue.broker]:
+            starts[queue] = begin if end is None else max(begin, end)
+        else:
+            starts[queue] = end or 0
     return starts
 
 
-def _inflated(options: Mapping[str, str]) -> Column:
-    """Returns the body before compression, as the source does; the archive has it as stored."""
-    size_max = parse_options({**options, "topic": "-"}, "batch").message_size_max
+def _inflated(size_max: int) -> Column:
+    """Returns the body before compression, as the source does; the archive has it as stored. `size_max` in bytes."""
     plain = F.udf(lambda body, flags: _inflate(body, flags, size_max), BinaryType(), useArrow=True)
     body, flags = F.col("body"), F.col("sysFlag")
     is_compressed = flags.bitwiseAND(SysFlag.COMPRESSED) != 0

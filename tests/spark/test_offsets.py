@@ -14,7 +14,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.errors import OptionError, RecordsGone
 from ha.spark.source.batch_reader import plan_batch
 from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records
-from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.offsets import (
     StreamOffset,
     decode_positions,
@@ -43,7 +43,7 @@ class FakeLog:
     """Queues with a first offset and store times: record n was stored at times[n − begin] and has 100 bytes."""
 
     def __init__(self, *brokers: str) -> None:
-        self.names = brokers or ("a",)
+        self.names = Brokers(brokers or ("a",))
         self.begins: dict[QueueKey, int] = {}
         self.times: dict[QueueKey, list[int]] = {}
         self.refreshes = 0
@@ -68,8 +68,11 @@ class FakeLog:
             self.on_refresh.pop(0)()
         return not self.is_unchanged
 
-    def brokers(self) -> tuple[str, ...]:
+    def brokers(self) -> Brokers:
         return self.names
+
+    def min_offset(self, broker: str) -> None:
+        return None
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         return sorted(queue for queue in self.times if topics is None or queue.topic in topics)
@@ -143,7 +146,7 @@ def test_offsets_survive_json(
     positions: dict[QueueKey, int], started: dict[QueueKey, int], initial: str | None
 ) -> None:
     offset = StreamOffset(positions=positions, started=started, initial=initial)
-    brokers = ("x", "y:z")
+    brokers = Brokers(("x", "y:z"))
     written = json.dumps(encode_stream(offset, brokers))
     assert decode_stream(json.loads(written), brokers) == offset
     assert json.dumps(encode_stream(decode_stream(json.loads(written), brokers), brokers)) == written
@@ -162,7 +165,7 @@ def test_offsets_of_many_queues_are_written_as_runs() -> None:
     assert list(encode_positions(gaps, ("x", "y"))["t"]) == ["x:0-39", "y:7-8", "y:100-139"]
     for positions in (queues_at(*[7] * 32), queues_at(*near), gaps, queues_at(*range(1 << 61, (1 << 61) + 50))):
         written = json.dumps(encode_positions(positions, ("x", "y")))
-        assert decode_positions(json.loads(written), ("x", "y")) == positions
+        assert decode_positions(json.loads(written), Brokers(("x", "y"))) == positions
 
 
 def test_offsets_of_ten_thousand_queues_are_small() -> None:
@@ -204,15 +207,15 @@ def test_starting_offsets_may_be_a_stream_s_own() -> None:
 @pytest.mark.parametrize("members", [{"0": "3"}, {"0-1": [3]}, {"0": [3]}, {"1-0": 3}, {"0-65536": 3}, {"0-": 3}])
 def test_offsets_in_no_known_form_are_refused(members: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="checkpoint: t: "):
-        decode_positions({"t": members}, ("x",))
+        decode_positions({"t": members}, Brokers(("x",)))
 
 
 def test_offsets_of_other_brokers_are_refused() -> None:
-    assert decode_stream({"a": {"x:0": 3}}, ("x",)).positions == {QueueKey("a", "x", 0): 3}
+    assert decode_stream({"a": {"x:0": 3}}, Brokers(("x",))).positions == {QueueKey("a", "x", 0): 3}
     with pytest.raises(OptionError, match="a queue y:0 is of a broker that is not read"):
-        decode_stream({"a": {"y:0": 3}}, ("x",))
+        decode_stream({"a": {"y:0": 3}}, Brokers(("x",)))
     with pytest.raises(OptionError, match="a queue 0 is the name of 2 queues"):
-        decode_stream({"a": {"0": 3}}, ("x", "y"))
+        decode_stream({"a": {"0": 3}}, Brokers(("x", "y")))
 
 
 # ---- what is read, from where to where

@@ -4,15 +4,20 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import ha.spark
+from ha.client import Message as ClientMessage
+from ha.client import Producer, PullConsumer, PullStatus
 from ha.errors import OptionError
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.sink.options import COMMIT_TOPIC
+from tests.spark.clusters import running_broker
 from tests.spark.stores import LiveStore, live_store, message
 from tests.spark.test_archive_spark import KilledError, skip_without_delta
 
@@ -77,7 +82,7 @@ def test_each_message_is_there_once_while_both_change(spark: SparkSession, tmp_p
         late = table()
         delete_archived(live)
         assert numbers(late) == list(range(460))
-        # What the earlier state of the archive lacks is gone from the log.
+        # The log no longer has the messages that were archived after this table was made.
         with pytest.raises(PySparkException, match="retention deleted them"):
             numbers(early)
 
@@ -87,15 +92,89 @@ def delete_archived(live: LiveStore) -> None:
     assert live.clean() > 2
 
 
-def test_a_topic_that_is_gone_from_the_log_is_read_from_the_archive(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_has_less_than_the_archive(spark: SparkSession, tmp_path: Path) -> None:
     store, target = tmp_path / "broker-b", tmp_path / "archive"
     with live_store(store) as live:
         live.put(messages(0, 50))
         run_archive(spark, store, target, topics=("flights",))
         with pytest.raises(OptionError, match="does not contain the topic other"):
             ha.spark.topic(spark, "other", archive=str(target), path=str(store))
+        run_archive(spark, store, tmp_path / "all")
+        for name, error in {"nowhere": "has no queue in the log", COMMIT_TOPIC: "does not contain the topic"}.items():
+            with pytest.raises(OptionError, match=error):
+                ha.spark.topic(spark, name, archive=str(tmp_path / "all"), path=str(store))
     other = tmp_path / "broker-b2"
     with live_store(other) as live:
         live.put([message(1, topic="else")])
         table = ha.spark.topic(spark, "flights", archive=str(target), path=str(other))
         assert numbers(table) == list(range(50))
+        live.put(messages(0, 5))
+        table = ha.spark.topic(spark, "flights", archive=str(target), path=str(other), brokerName="broker-b")
+        with pytest.raises(PySparkException, match="it went back to"):
+            numbers(table)
+
+
+def test_a_hole_in_the_archive_is_no_loss_but_messages_deleted_later_are(spark: SparkSession, tmp_path: Path) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+
+    def rare(number: int, queue_id: int) -> Message:
+        return message(number, queue_id=queue_id)
+
+    def fill_and_delete(*before: Message) -> None:
+        live.put([*before, *(message(number, topic="other", body=bytes(500)) for number in range(300))])
+        delete_archived(live)
+
+    def table() -> DataFrame:
+        return ha.spark.topic(spark, "flights", archive=str(target), path=str(store))
+
+    with live_store(store, SEGMENT) as live:
+        live.put([*messages(0, 100), rare(1000, 5)])
+        run_archive(spark, store, target)
+        fill_and_delete(rare(1001, 5), rare(1002, 6))
+        run_archive(spark, store, target, fail_on_data_loss=False)
+        archived = [*range(100), 1000]
+        assert numbers(table()) == archived
+        live.put([rare(1003, 7)])
+        early = table()
+        assert numbers(table()) == [*archived, 1003]
+        fill_and_delete()
+        with pytest.raises(PySparkException, match=r"queue 7 .*retention deleted them"):
+            numbers(early)
+        with pytest.raises(PySparkException, match=r"queue [57] .*retention deleted them"):
+            numbers(table())
+        run_archive(spark, store, target, fail_on_data_loss=False)
+        assert numbers(table()) == archived
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("startingTimestamp", "5"),
+        ("startingOffsets", '{"flights":{"0":3}}'),
+        ("endingTimestamp", "5"),
+        ("subscribePattern", "f.*"),
+        ("columns", "body"),
+        ("isolation", "read_committed"),
+    ],
+)
+def test_options_that_leave_messages_out_are_refused(option: str, value: str) -> None:
+    with pytest.raises(OptionError, match=f"^{option}"):
+        ha.spark.topic(None, "flights", archive="a", path="s", **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_the_log_is_pulled_from_a_broker(spark: SparkSession, tmp_path: Path) -> None:
+    async def send(begin: int, end: int) -> None:
+        async with Producer(servers) as producer, PullConsumer(servers, group="wait") as consumer:
+            for number in range(begin, end):
+                stored = await producer.send(ClientMessage("flights", b"%08d" % number))
+                found = await consumer.pull(stored.queue, stored.queue_offset, wait_s=10)  # until the queue has it
+                assert found.status is PullStatus.FOUND
+
+    with running_broker(tmp_path) as servers:
+        anyio.run(send, 0, 20)
+        run_archive(spark, tmp_path / "m" / "store", tmp_path / "archive")
+        anyio.run(send, 20, 30)
+        table = ha.spark.topic(spark, "flights", archive=str(tmp_path / "archive"), servers=servers)
+        assert numbers(table) == list(range(30))
+        assert {row.brokerName for row in table.select("brokerName").collect()} == {"broker-t"}

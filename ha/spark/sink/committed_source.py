@@ -1,9 +1,9 @@
 """The option isolation=read_committed: a `LogSource` that filters another one to rows that sinks have committed.
 
-`commits.py` defines which rows those are. A batch query reads a queue to its end and excludes the rows not committed by
-then. A stream stops before the first row that may still be committed, so that this row comes in a later micro-batch; to
-find it, the driver reads the properties of every row once. A query that died in the middle of a batch and is never
-restarted therefore blocks the streams that read its topic, like an open transaction in Kafka.
+`commits.py` defines which rows those are. A batch query reads each queue to its end, without the rows that are not
+committed by then. A stream stops before the first row that may still be committed, so that this row comes in a later
+micro-batch; to find it, the driver reads the properties of every row once. A query that died in the middle of a batch
+and is never restarted therefore blocks the streams that read its topic, like an open transaction in Kafka.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.spark.sink.commits import COLUMNS_NEEDED, Commits
 from ha.spark.sink.control import decode_control
 from ha.spark.sink.options import COMMIT_TOPIC
-from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 
 
 class CommittedSource:
@@ -42,9 +42,13 @@ class CommittedSource:
             self._are_fresh = False
         return has_changed
 
-    def brokers(self) -> tuple[str, ...]:
+    def brokers(self) -> Brokers:
         """As in `inner`."""
         return self._inner.brokers()
+
+    def min_offset(self, broker: str) -> int | None:
+        """As in `inner`."""
+        return self._inner.min_offset(broker)
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         """As in `inner`."""

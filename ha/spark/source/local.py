@@ -18,7 +18,7 @@ from ha.arrow.log_reader import LogReader
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.errors import RecordsGone, StoreUnreadable
-from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import Brokers, LogPartition, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.stores import Paths, find_stores
 
 logger = logging.getLogger("ha.spark")
@@ -86,9 +86,13 @@ class LocalSource:
     def _reader(self, broker: str) -> LogReader:
         return self._readers[broker, self._best[broker][0]]
 
-    def brokers(self) -> tuple[str, ...]:
+    def brokers(self) -> Brokers:
         """Return the brokers' names, in the order of their first path."""
         return self._brokers
+
+    def min_offset(self, broker: str) -> int:
+        """Return where the log of `broker` begins."""
+        return self._reader(broker).min_offset
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         """Return the queues of `topics`, or of all, sorted."""

@@ -21,11 +21,15 @@ class Brokers(tuple[str, ...]):
 
     aliases: Mapping[str, str]
 
-    def __new__(cls, names: Iterable[str], aliases: Mapping[str, str]) -> Brokers:
+    def __new__(cls, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> Brokers:
         """`aliases` may contain the names themselves."""
         made = super().__new__(cls, names)
-        made.aliases = {alias: name for alias, name in aliases.items() if alias not in made}
+        made.aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in made}
         return made
+
+    def name_of(self, given: str) -> str:
+        """Return the name of the broker that `given` is an alias of; any other text unchanged."""
+        return self.aliases.get(given, given)
 
 
 class QueueKey(NamedTuple):
@@ -79,8 +83,11 @@ class LogSource(Protocol):
         """Update queues and ranges; returns False if nothing has changed. Between two calls all answers are
         consistent."""
 
-    def brokers(self) -> tuple[str, ...]:
+    def brokers(self) -> Brokers:
         """Return the brokers' names, in the order given. With a single broker, offsets are written without its name."""
+
+    def min_offset(self, broker: str) -> int | None:
+        """Return the physical offset (bytes) at which the log of `broker` begins; None if that is unknown."""
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         """Return all queues of `topics` (None: all topics; the network source refuses None if it can't list them),

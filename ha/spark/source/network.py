@@ -30,7 +30,7 @@ from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionEr
 from ha.protocol.record import decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
-from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import Brokers, LogPartition, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 from ha.spark.source.options import SourceOptions
 
@@ -112,7 +112,7 @@ class NetworkSource:
     def __init__(self, settings: NetworkSettings) -> None:
         self._settings = settings
         self._client = _Client(settings)
-        self._brokers: tuple[str, ...] = ()
+        self._brokers = Brokers(())
         self._queues: dict[str, list[QueueKey]] = {}
         self._topics: list[str] | None = None
         self._ranges: dict[QueueKey, QueueRange] = {}
@@ -127,12 +127,15 @@ class NetworkSource:
         self._queues.clear()
         self._ranges.clear()
         self._topics = None
-        self._brokers = tuple(self._client.call(self._client.consumer.broker_names))
+        self._brokers = Brokers(self._client.call(self._client.consumer.broker_names))
         return True
 
-    def brokers(self) -> tuple[str, ...]:
+    def brokers(self) -> Brokers:
         """Return the names of all registered brokers, sorted."""
         return self._brokers
+
+    def min_offset(self, broker: str) -> None:
+        """None: brokers report the ranges of queues."""
 
     def topics(self) -> list[str]:
         """Return all topics known to the name servers, without RocketMQ's own, sorted."""

@@ -64,9 +64,7 @@ def encode_positions(
     return found
 
 
-def decode_positions(
-    found: Mapping[str, Any], brokers: tuple[str, ...], option: str = "checkpoint"
-) -> dict[QueueKey, int]:
+def decode_positions(found: Mapping[str, Any], brokers: Brokers, option: str = "checkpoint") -> OffsetMap:
     """Return the positions in parsed JSON. OptionError, naming `option`, if they are not of these brokers."""
     if not isinstance(found, Mapping):
         raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
@@ -89,14 +87,13 @@ def decode_positions(
     return positions
 
 
-def decode_queue(topic: str, text: str, brokers: tuple[str, ...], option: str, *, one: bool) -> list[QueueKey]:
+def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: bool) -> list[QueueKey]:
     """Return the queue that `text` names; without a broker's name, that queue of every broker.
 
     OptionError for a broker that is not read, and, if `one`, for a name that several brokers' queues have.
     """
     broker, _, number = text.rpartition(":")
-    if isinstance(brokers, Brokers):
-        broker = brokers.aliases.get(broker, broker)
+    broker = brokers.name_of(broker)
     if broker and broker not in brokers:
         raise OptionError(option, f"{topic} queue {text} is of a broker that is not read", ", ".join(brokers))
     if not broker and one and len(brokers) > 1:
@@ -118,7 +115,7 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
     return found
 
 
-def decode_stream(found: Mapping[str, Any], brokers: tuple[str, ...]) -> StreamOffset:
+def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
     """Decode a stream's offset. OptionError if it is not an offset of these brokers."""
     return StreamOffset(
         positions=decode_positions(found, brokers),
@@ -225,7 +222,7 @@ def _edge(source: LogSource, queue: QueueKey, offset: int) -> int:
     return offset
 
 
-def _named(found: PerQueue, brokers: tuple[str, ...], queues: list[QueueKey], option: str) -> OffsetMap:
+def _named(found: PerQueue, brokers: Brokers, queues: list[QueueKey], option: str) -> OffsetMap:
     numbers = decode_positions(found, brokers, option)
     topics = {queue.topic for queue in queues}
     for queue in queues:
