@@ -16,7 +16,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from ha.cli.cluster.processes import STOP_TIMEOUT_S, NodeError, NodeProcess, reserved_ports
+from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_ports
 
 __all__ = ["Cluster", "Node", "NodeError", "cluster", "log_range", "reserved_ports", "wait_until_attached"]
 
@@ -41,7 +41,7 @@ class Node(NodeProcess):
         """Sends SIGTERM and returns the seconds until the process exits. NodeError unless it exits with 0."""
         started = time.monotonic()
         self.send_signal(signal.SIGTERM)
-        self.wait_exit(STOP_TIMEOUT_S)
+        self.wait_exit()
         return time.monotonic() - started
 
     def status(self) -> dict[str, Any]:

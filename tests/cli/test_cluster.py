@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from ha.cli import run
 from ha.cli.cluster.layout import add_nodes, read_nodes
-from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_ports
+from ha.cli.cluster.processes import NodeError, NodeProcess
 from ha.cli.cluster.running import locked, runner_of
 from tests.cli.cluster import wait_until
 from tests.failover.etcd_servers import require_etcd
@@ -166,15 +165,6 @@ def test_nodes_are_added_and_what_is_there_stays(tmp_path: Path) -> None:
     assert add_nodes(tmp_path, None, None, failover=False) == more == read_nodes(tmp_path)
     ports = [node.keys[key] for node in more for key in node.keys if key.endswith("istenPort")]
     assert len(set(ports)) == len(ports) == 1 + 3 * 6
-
-
-def test_ports_of_nodes_that_do_not_run_are_not_chosen_again() -> None:
-    random.seed(7)
-    with reserved_ports(5) as ports:
-        pass
-    random.seed(7)
-    with reserved_ports(5, ports) as others:
-        assert not set(ports) & set(others)
 
 
 def test_one_replica_is_an_async_master(tmp_path: Path) -> None:

@@ -1,16 +1,15 @@
-"""scripts/nodes: ports of processes that are started beside those of other runs."""
+"""Ports for processes that are started while other runs choose ports, too."""
 
 import random
 import socket
 import subprocess
 import sys
 
-from scripts.nodes import reserved_ports
-from tests.demo.test_demo import ROOT
+from ha.cli.cluster.processes import reserved_ports
 
 CHOOSE = """
 import random
-from scripts.nodes import reserved_ports
+from ha.cli.cluster.processes import reserved_ports
 random.seed(7)
 with reserved_ports(5) as ports:
     print(*ports)
@@ -19,7 +18,7 @@ with reserved_ports(5) as ports:
 
 def chosen_elsewhere() -> set[int]:
     """What a process chooses that is as lucky as this one."""
-    done = subprocess.run([sys.executable, "-c", CHOOSE], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", CHOOSE], capture_output=True, text=True, check=True)
     return {int(word) for word in done.stdout.split()}
 
 
@@ -34,3 +33,12 @@ def test_ports_are_not_chosen_again_before_their_process_has_opened_them() -> No
             assert not set(ports) & set(others)
         assert not set(ports) & chosen_elsewhere()
     assert set(ports) & chosen_elsewhere()
+
+
+def test_ports_of_nodes_that_do_not_run_are_not_chosen_again() -> None:
+    random.seed(7)
+    with reserved_ports(5) as ports:
+        pass
+    random.seed(7)
+    with reserved_ports(5, ports) as others:
+        assert not set(ports) & set(others)
