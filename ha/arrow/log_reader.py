@@ -48,8 +48,8 @@ _REWRITE_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.05
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
-"""If more queues than the former, and at least one in so many, were asked for, all are read the next time: then the
-log's end is known, by which an unchanged log is recognized."""
+"""If more than _QUEUES_CHEAP queues, and at least one in _QUEUES_SHARE, were examined, all are after the next refresh:
+then the log's end is known, by which an unchanged log is recognized."""
 _UNCHANGED_MAX_S = 15.0
 """Maximum time for which queues are not read again while the log has no new record. A deleted topic, and entries that a
 node writes again after a crash, show only in the queues."""

@@ -31,14 +31,10 @@ def read_arrow(
         ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
     """
     names = check_columns(columns)
-    settings = _with(options or ReadOptions(), names, where or RowFilter())
+    settings = msgspec.structs.replace(options or ReadOptions(), columns=names, where=where or RowFilter())
     reader = LogReader(path, broker_name=broker_name)
     topics = None if topic is None else {topic} if isinstance(topic, str) else set(topic)
     return pa.RecordBatchReader.from_batches(arrow_schema(names), _batches(reader, topics, settings))
-
-
-def _with(options: ReadOptions, columns: tuple[str, ...], where: RowFilter) -> ReadOptions:
-    return msgspec.structs.replace(options, columns=columns, where=where)
 
 
 def _batches(reader: LogReader, topics: set[str] | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -46,7 +42,6 @@ def _batches(reader: LogReader, topics: set[str] | None, options: ReadOptions) -
         if topics is None:
             yield from reader.read_range(reader.min_offset, reader.end_offset(), options)
             return
-        for key in reader.queues():
-            if key.topic in topics:
-                begin, end = reader.queue_range(*key)
-                yield from reader.read_queue(*key, begin, end, options)
+        for key in reader.queues(topics):
+            begin, end = reader.queue_range(*key)
+            yield from reader.read_queue(*key, begin, end, options)

@@ -173,7 +173,7 @@ class QueueFold:
         return (at > 0 and self._ends[at - 1] > span.begin) or (at < len(self._begins) and self._begins[at] < span.end)
 
     def _set_aside(self, span: Span) -> None:
-        """Keep a span out of order: it may fill part of a hole, but must not create one before it."""
+        """Store a span that is out of order: it may fill part of a hole, but must not create one before it."""
         if len(self._aside) < SPANS_MAX:
             self._aside.append((span.begin, span.end))
 

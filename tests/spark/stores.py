@@ -5,7 +5,7 @@ Records are read back with the plain codec of ha.protocol, never with the code u
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,12 @@ async def _put(store: MessageStore, messages: Sequence[Message]) -> None:
 
 
 def make_store(
-    path: Path, messages: Sequence[Message], segment_size: int = 1 << 20, clear: str = "", **changes: Any
+    path: Path,
+    messages: Sequence[Message],
+    segment_size: int = 1 << 20,
+    clear: str = "",
+    clock_ms: Callable[[], int] = wall_clock_ms,
+    **changes: Any,
 ) -> Path:
     """Writes `messages` into the store at `path` (created if missing), closes it, and returns `path`.
 
@@ -73,7 +78,7 @@ def make_store(
     """
 
     async def run() -> None:
-        async with open_message_store(store_options(path, segment_size, **changes)) as store:
+        async with open_message_store(store_options(path, segment_size, **changes), wall_clock_ms=clock_ms) as store:
             await _put(store, messages)
             if clear:
                 await store.clear_topics({clear: store.log.max_offset.value})

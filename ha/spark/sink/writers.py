@@ -90,7 +90,7 @@ class BatchWriter(DataSourceArrowWriter):
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Keep the stored rows uncommitted."""
+        """Log that the stored rows stay uncommitted."""
         _say_aborted(messages)
 
 
@@ -117,7 +117,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Keep the stored rows uncommitted; the next attempt at this batch reuses them."""
+        """Log that the stored rows stay uncommitted; the next attempt at this batch reuses them."""
         _say_aborted(messages)
 
 
