@@ -378,7 +378,7 @@ class Admin(ClientUser):
     async def consumer_progress(
         self, group: str, topic: str | None = None, *, broker_names: Sequence[str] | None = None
     ) -> ConsumerProgress:
-        """The progress of `group` in `topic`, by default in all topics that it consumes, on the named broker sets."""
+        """The progress of `group` in `topic` (default: all it consumes) on the named broker sets (default: all)."""
         queues: list[QueueProgress] = []
         rate = 0.0
         header = ConsumeStatsRequest(consumer_group=group, topic=topic)
