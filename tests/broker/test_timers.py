@@ -5,6 +5,7 @@ Times are virtual and exact. Properties and remarks are those of RocketMQ 5.5.0 
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Sequence
@@ -194,8 +195,9 @@ async def test_a_restart_after_the_clock_was_set_back_repeats_nothing_that_was_d
         assert (found.count(b"ahead"), found.count(b"40")) == (1, 1)
 
 
+@pytest.mark.parametrize("is_disk_error", [False, True])
 async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_restart(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, is_disk_error: bool
 ) -> None:
     """The next one is delivered meanwhile; neither TIME nor FIRST passes the first."""
     monkeypatch.setattr("ha.broker.timers.READ_COUNT_MAX", 1)  # so that FIRST is determined at once
@@ -206,6 +208,8 @@ async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_resta
         read = node.broker.timers._reader.read
 
         async def read_others(queue: Any, offset: int, count_max: int) -> QueueRead:
+            if offset == 0 and is_disk_error:
+                raise OSError(errno.EIO, "Input/output error")
             if offset == 0:
                 return QueueRead(ReadStatus.OFFSET_FOUND_NULL, 0, 0, 2)
             return await read(queue, offset, count_max)
