@@ -215,7 +215,7 @@ def test_composed_groups_have_a_master_and_a_slave_each() -> None:
             groups.setdefault(config.broker_name, []).append(config.broker_role)
             assert config.broker_ip2 == name
             assert config.name_servers == ["namesrv:9876"]
-            assert [str(config.listen_port)] * 2 in published
+            assert service["ports"][0].endswith(f":{config.listen_port}:{config.listen_port}")
             assert service["ports"][1].endswith(f":{config.admin_listen_port}")
             assert service["volumes"] == [f"{name}:/data"]
     assert groups == {"broker-a": ["SYNC_MASTER", "SLAVE"], "broker-b": ["SYNC_MASTER", "SLAVE"]}
