@@ -108,6 +108,9 @@ def test_a_log_has_less_than_the_archive(spark: SparkSession, tmp_path: Path) ->
         live.put([message(1, topic="else")])
         table = ha.spark.topic(spark, "flights", archive=str(target), path=str(other))
         assert numbers(table) == list(range(50))
+        stored = ha.spark.topic(spark, "flights", archive=str(target), path=str(other), decompress="false")
+        compressed = [row.body for row in stored.collect() if row.sysFlag & SysFlag.COMPRESSED]
+        assert sorted(int(zlib.decompress(body)[:8]) for body in compressed) == list(range(0, 50, 5))
         live.put(messages(0, 5))
         table = ha.spark.topic(spark, "flights", archive=str(target), path=str(other), brokerName="broker-b")
         with pytest.raises(PySparkException, match="it went back to"):
