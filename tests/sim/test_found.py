@@ -266,14 +266,6 @@ def test_a_master_appends_before_the_end_of_its_recovery_is_recorded(outcome: Ou
     assert outcome.faults["power_in_write"] == 1
 
 
-def test_an_answer_that_comes_after_a_power_loss_makes_its_master_no_holder(outcome: Outcome) -> None:
-    """The pages of the message are still there, but not whole, and it was not flushed.
-
-    The simulation counted the master among those that had the message and never lost it.
-    """
-    assert outcome.faults["power_in_write"] == 1
-
-
 def test_a_node_whose_log_lost_its_end_by_damage_is_no_holder(outcome: Outcome) -> None:
     """A slave is killed, its first segment is cut off, and the answer to a message that it has is still on its way.
 
