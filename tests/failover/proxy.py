@@ -39,6 +39,8 @@ class Proxy:
         self.port = 0
         self.requests = Gate()
         self.answers = Gate()
+        self.loses_answers = False
+        """Whether the connection is closed in place of an answer: the server has executed the request by then"""
         self.request_bytes = 0
         """Bytes received from the node"""
 
@@ -68,6 +70,8 @@ class Proxy:
             async for piece in source:
                 if gate is self.requests:
                     self.request_bytes += len(piece)
+                elif self.loses_answers:
+                    break
                 await gate.wait()
                 await sink.send_all(piece)
         except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -244,12 +244,14 @@ def groups_simple(case: Case) -> None:
         message = case.message(b"%d" % number)
         message.message_group = "one"
         producer.send(message)
+    # A message is readable soon after its send, not at once: the first pop may come between the first two.
     first = consumer.receive(2, 30) or consumer.receive(2, 30)
-    assert [message.body for message in first] == [b"0", b"1"]
+    assert [message.body for message in first] in ([b"0"], [b"0", b"1"])
     assert not consumer.receive(16, 30)
     for message in first:
         consumer.ack(message)
-    assert [message.body for message in case.take(consumer, 2, 20)] == [b"2", b"3"]
+    rest = case.take(consumer, 4 - len(first), 20)
+    assert [message.body for message in [*first, *rest]] == [b"0", b"1", b"2", b"3"]
 
 
 def delay(case: Case) -> None:

@@ -290,12 +290,16 @@ public final class GrpcCases {
         for (int attempt = 0; attempt < 2 && first.isEmpty(); attempt++) {
             first = consumer.receive(2, INVISIBLE);
         }
-        equal(first.stream().map(GrpcCases::body).toList(), List.of("0", "1"));
+        // A message is readable soon after its send, not at once: the first pop may come between the first two.
+        int taken = first.size();
+        equal(taken == 1 || taken == 2, true);
+        List<String> sent = List.of("0", "1", "2", "3");
+        equal(first.stream().map(GrpcCases::body).toList(), sent.subList(0, taken));
         equal(consumer.receive(16, INVISIBLE).size(), 0);
         for (MessageView view : first) {
             consumer.ack(view);
         }
-        equal(take(consumer, 2, 20).stream().map(GrpcCases::body).toList(), List.of("2", "3"));
+        equal(take(consumer, 4 - taken, 20).stream().map(GrpcCases::body).toList(), sent.subList(taken, 4));
     }
 
     private static void delay(Case test) throws Exception {
