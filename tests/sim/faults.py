@@ -62,7 +62,8 @@ class Faults:
     def __init__(self, cluster: Machines) -> None:
         self._cluster = cluster
         self._timers = cluster.world.timers
-        self.clock_is_steady = True
+        self.set_back_s = 0.0
+        """By how much clocks were set back, all steps together"""
         """Whether no clock was set back"""
 
     def schedule(self, faults: tuple[Fault, ...]) -> None:
@@ -121,7 +122,7 @@ class Faults:
     def _clock(self, fault: Fault) -> bool:
         step_ms = CLOCK_STEPS_MS[fault.number % len(CLOCK_STEPS_MS)]
         self._cluster.machines[fault.node].clock_step_ms += step_ms
-        self.clock_is_steady = self.clock_is_steady and step_ms > 0
+        self.set_back_s += max(0, -step_ms) / 1000
         return True
 
     def _restart_name_server(self, fault: Fault) -> bool:

@@ -199,10 +199,11 @@ class Run:
         """Waits until the master has delivered what is due, and nothing becomes due before the nodes stop."""
         if self._ledger is None:
             return
-        if await self._until(lambda: not self._due_soon(), TIMERS_S):
+        timeout_s = TIMERS_S + self.faults.set_back_s
+        if await self._until(lambda: not self._due_soon(), timeout_s):
             self._master_name, self._now_ms = self.cluster.master_name, self._master_clock_ms()
         else:
-            self.watch.violate("timers", f"the master has not delivered what is due in {TIMERS_S} s")
+            self.watch.violate("timers", f"the master has not delivered what is due in {timeout_s} s")
 
     async def _drain_pops(self, senders: Sequence[Producer]) -> None:
         """Waits until all messages of the log were popped and acknowledged, stops the consumers, and judges them."""
@@ -249,7 +250,7 @@ class Run:
                 now_ms=self._now_ms,
                 may_lose=self._may_lose(),
                 may_repeat=self._may_repeat(),
-                clock_is_steady=self.faults.clock_is_steady,
+                clock_is_steady=not self.faults.set_back_s,
             )
         )
 

@@ -124,7 +124,7 @@ class FixedRun(Run):
 
     def _may_repeat(self) -> bool:
         has_crashed = any(crash.node == MASTER for crash in self.watch.history.of(Crashed))
-        return has_crashed or not self.faults.clock_is_steady or self.watch.faults["disk_full"] > 0
+        return has_crashed or self.faults.set_back_s > 0 or self.watch.faults["disk_full"] > 0
 
     def _consumers(self) -> list[Consumer]:
         cluster, options = self.cluster, self.plan.options
@@ -141,7 +141,7 @@ class FixedRun(Run):
         return [[*cluster.slaves, cluster.master, *([cluster.name_server] if cluster.name_server else [])]]
 
     def _check_end(self) -> None:
-        self.outcome.excused_count = self.watch.check_end(clock_is_steady=self.faults.clock_is_steady)
+        self.outcome.excused_count = self.watch.check_end(clock_is_steady=not self.faults.set_back_s)
         self.outcome.given_up_count = self.watch.given_up_count
 
     def _write_back(self) -> None:

@@ -309,6 +309,11 @@ def test_a_clock_is_set_back_while_a_due_timer_message_is_delivered(outcome: Out
     assert outcome.faults["clock"] == 1
 
 
+def test_clocks_that_are_set_back_delay_timer_messages_by_as_much(outcome: Outcome) -> None:
+    """The master's clock is set back three times by a minute. The simulator waited two minutes for what was due."""
+    assert outcome.faults["clock"] == 3
+
+
 def test_timer_messages_are_delivered_before_the_logs_are_compared(outcome: Outcome) -> None:
     """There is no fault, but a message becomes due between the convergence of the logs and their comparison."""
     assert not outcome.faults

@@ -84,7 +84,7 @@ class GroupRun(Run):
         return self._all_open() and self.cluster.master_name is not None
 
     def _check_end(self) -> None:
-        self.outcome.excused_count = self.watch.check_end(clock_is_steady=self.faults.clock_is_steady)
+        self.outcome.excused_count = self.watch.check_end(clock_is_steady=not self.faults.set_back_s)
 
     async def _live(self, nursery: trio.Nursery) -> None:
         await super()._live(nursery)
