@@ -19,6 +19,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from ha.text_log import TextFormatter
+
 WIDTH = 160
 """Line width in characters without a terminal."""
 ShowProgress = Callable[[str, int, int], None]
@@ -94,6 +96,21 @@ def warnings_shown() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+@contextmanager
+def events_shown(name: str) -> Iterator[ShowProgress]:
+    """Shows the log lines of `name` on standard error during the block, and no progress: for services."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler()
+    handler.setFormatter(TextFormatter())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lambda stage, done, total: None
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from ha.cli.exits import (
     needs_extra,
 )
 from ha.cli.flags import SERVERS_NAMES
-from ha.cli.showing import WIDTH, bars, notices, size, stoppable
+from ha.cli.showing import WIDTH, bars, events_shown, notices, size, stoppable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -198,7 +198,11 @@ def archive(
         list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
     ] = None,
     every: Annotated[
-        float | None, Parameter(help="Interval for new records in seconds, until stopped (default: run once).")
+        str | None,
+        Parameter(help="Interval for new records, such as 5s or 2m, until stopped by SIGTERM (default: run once)."),
+    ] = None,
+    metrics_file: Annotated[
+        str | None, Parameter(help="Write the lag to this file, for Prometheus' textfile collector.")
     ] = None,
     file_mib: Annotated[int, Parameter(help="Target size of a file in MiB.")] = 256,
     on_damage: Literal["report", "skip", "fail"] = "report",
@@ -209,11 +213,17 @@ def archive(
 ) -> int:
     """Write the log as Parquet or Delta, by topic and day, each record once. Run it again to continue.
 
+    With --every it runs as a service, and logs a line with the lag for each commit on standard error.
+
     Exit codes: 0 done; 3 done, but some records were damaged or missing; 65 the archive is damaged, or of another log;
     66 the store can't be read.
     """
+    every_s = None if every is None else _interval_s(every)
     _check_stores(path)
-    with _session("archive", where) as spark, bars() as show_progress, stoppable() as stop:
+    with ExitStack() as stack:
+        spark = stack.enter_context(_session("archive", where))
+        show_progress = stack.enter_context(bars() if every_s is None else events_shown("ha.spark"))
+        stop = stack.enter_context(stoppable())
         from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult
         from ha.spark.jobs.archive import archive as run
 
@@ -223,7 +233,8 @@ def archive(
             broker_name=broker_name,
             format=format,
             topics=None if topics is None else tuple(topics),
-            every_s=every,
+            every_s=every_s,
+            metrics_file=metrics_file,
             target_file_bytes=file_mib << 20,
             on_damage=on_damage,
             fail_on_data_loss=fail_on_data_loss,
@@ -248,6 +259,14 @@ def archive(
         ]
 
     return _show(result, where, tables)
+
+
+def _interval_s(text: str) -> float:
+    """Return a time in seconds, also of a number without a unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--every {text!r} is no interval: use for example 5s, 500ms or 2m")
+    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
 @app.command

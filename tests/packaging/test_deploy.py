@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+import ha.cli.spark
 from ha.config import Config, NameServerConfig, ProxyConfig, load_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+ARCHIVE_UNIT = DEPLOY / "systemd" / "halog-archive.service"
+NODE_UNITS = [path for path in UNITS if path != ARCHIVE_UNIT]
 ENTRY_POINTS: dict[str, Any] = {
     "ha.namesrv": (NameServerConfig, {}),
     "ha.proxy": (ProxyConfig, {}),
@@ -36,10 +39,10 @@ def unit(path: Path) -> configparser.ConfigParser:
 
 
 def test_each_entry_point_has_a_unit() -> None:
-    assert {path.stem for path in UNITS} == {module.replace("ha.", "halog-") for module in ENTRY_POINTS}
+    assert {path.stem for path in NODE_UNITS} == {module.replace("ha.", "halog-") for module in ENTRY_POINTS}
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NODE_UNITS, ids=lambda path: path.stem)
 def test_a_unit_starts_its_entry_point_and_leaves_it_time_to_stop(path: Path) -> None:
     service = unit(path)["Service"]
     module = path.stem.replace("halog-", "ha.")
@@ -53,11 +56,27 @@ def test_a_unit_starts_its_entry_point_and_leaves_it_time_to_stop(path: Path) ->
     assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
 
 
+def test_the_archive_s_unit_runs_a_command_in_the_store_s_directory() -> None:
+    service = unit(ARCHIVE_UNIT)["Service"]
+    program, group, *words = shlex.split(service["ExecStart"])
+    assert (program, group) == ("/opt/halog/bin/ha", "spark")
+    _, bound, _ = ha.cli.spark.app.parse_args(words, print_error=False, exit_on_error=False)
+    given = bound.arguments
+    slave = load_config(Config, defaults={"brokerRole": "SLAVE"}).config
+    assert given["path"] == slave.store_path_root_dir
+    assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
+    assert ha.cli.spark._interval_s(given["every"]) == 5
+    # Restarts are bounded, and Spark has the time to finish a commit.
+    limits = unit(ARCHIVE_UNIT)["Unit"]
+    assert int(limits["StartLimitBurst"]) * int(service["RestartSec"]) < int(limits["StartLimitIntervalSec"])
+    assert service["MemoryDenyWriteExecute"] == "no"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     """With this Python in place of the one that an installation has."""
     for path in UNITS:
-        text = path.read_text().replace("/opt/halog/bin/python", sys.executable)
+        text = re.sub(r"/opt/halog/bin/\w+", sys.executable, path.read_text())
         (tmp_path / path.name).write_text(text)
     found = sorted(map(str, tmp_path.iterdir()))
     done = subprocess.run(["systemd-analyze", "verify", *found], capture_output=True, text=True, check=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -27,6 +26,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ha.arrow.read_options import ReadOptions
 from ha.errors import HalogError
+from ha.spark.metrics import quoted, replace_metrics
 from ha.spark.source.log_source import LogSource, QueueKey, QueueSlice
 from ha.spark.source.offsets import OffsetMap, decode_stream, subscribed
 from ha.spark.source.opening import open_source
@@ -240,15 +240,8 @@ class LagListener(StreamingQueryListener):
         self._write_metrics()
 
     def _write_metrics(self) -> None:
-        if self._metrics_file is None:
-            return
-        text = prometheus_text(self._reports.values(), self._ended)
-        temporary = self._metrics_file.with_name(f".{self._metrics_file.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text)
-            temporary.replace(self._metrics_file)
-        except OSError as error:
-            logger.warning("lag.metrics_not_written error=%r", str(error))
+        if self._metrics_file is not None:
+            replace_metrics(self._metrics_file, prometheus_text(self._reports.values(), self._ended))
 
 
 _METRICS: tuple[tuple[str, str, Callable[[QueueLag], float | None]], ...] = (
@@ -269,7 +262,7 @@ def prometheus_text(reports: Iterable[LagReport], ended: Iterable[str] = ()) -> 
         for report in reports:
             for lag in report.queues:
                 value = value_of(lag)
-                labels = f'query="{_quoted(report.query)}",topic="{_quoted(lag.topic)}",broker="{_quoted(lag.broker)}"'
+                labels = f'query="{quoted(report.query)}",topic="{quoted(lag.topic)}",broker="{quoted(lag.broker)}"'
                 if value is not None:
                     lines.append(f'{name}{{{labels},queue="{lag.queue_id}"}} {value}')
     for name, help_text in (
@@ -280,9 +273,5 @@ def prometheus_text(reports: Iterable[LagReport], ended: Iterable[str] = ()) -> 
         for report in reports:
             active = 0 if report.query_id in ended else 1
             value = active if name.endswith("active") else report.measured_at_ms / 1000
-            lines.append(f'{name}{{query="{_quoted(report.query)}"}} {value}')
+            lines.append(f'{name}{{query="{quoted(report.query)}"}} {value}')
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

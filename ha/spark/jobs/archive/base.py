@@ -22,6 +22,7 @@ from ha.spark.jobs.archive.files import (
 )
 from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State
 from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult
+from ha.spark.jobs.archive.progress import LagReports
 from ha.spark.jobs.tasks import run_tasks
 from ha.spark.sink.options import COMMIT_TOPIC
 
@@ -45,6 +46,7 @@ class ArchiveJob:
         self.manifest = manifest
         self.reader = reader
         self.progress = progress
+        self.reports = LagReports(options.metrics_file)
         self.result = ArchiveResult(archive=str(manifest.archive), broker_name=reader.broker_name)
         self.state = State(broker_name=reader.broker_name)
         self._progress_begin = self._progress_end = 0
@@ -91,10 +93,16 @@ class ArchiveJob:
                 continue  # plan again, with the hole
             self.result.log_bytes += end - begin
             self.result.holes.extend(holes)
+            self._report()
         self.result.covered_begin = self.state.covered_begin or 0
         self.result.covered_end = self.state.covered_end or 0
         if self.options.compact_files_min and not stop.is_set():
             self.compact()
+        self._report()
+
+    def _report(self) -> None:
+        self.reader.refresh()
+        self.reports.report(self.reader, self.state.covered_end or 0, self.result)
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
         """Archive [begin, end), which `ranges` cover, and commit. RecordsGone with nothing changed."""

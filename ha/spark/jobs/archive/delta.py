@@ -26,6 +26,8 @@ from ha.spark.jobs.archive.manifest import Commit, Hole
 from ha.spark.jobs.archive.read import PARTITION_FIELDS, delta_session, is_delta
 
 _OPEN_WRITERS = "16"
+_COMMITS_PER_OPTIMIZE = 64
+"""While it runs continuously: OPTIMIZE looks at the whole table, which would take longer than a commit."""
 
 
 class DeltaJob(ArchiveJob):
@@ -34,6 +36,7 @@ class DeltaJob(ArchiveJob):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._session = delta_session(self.spark)
+        self._compacted_commits = 0
         self._session.conf.set("spark.sql.parquet.compression.codec", "zstd")
         self._session.conf.set("spark.sql.maxConcurrentOutputFileWriters", _OPEN_WRITERS)
         optimize = "spark.databricks.delta.optimize"
@@ -66,8 +69,10 @@ class DeltaJob(ArchiveJob):
 
     def compact(self) -> None:
         """See ArchiveJob."""
-        if not self.result.commits:
+        is_due = self.result.commits - self._compacted_commits >= _COMMITS_PER_OPTIMIZE
+        if not self.result.commits or (self.options.every_s is not None and not is_due):
             return
+        self._compacted_commits = self.result.commits
         table = self._session._jvm.io.delta.tables.DeltaTable  # type: ignore[union-attr]
         table.forPath(self._session._jsparkSession, str(self.manifest.archive)).optimize().executeCompaction()
 

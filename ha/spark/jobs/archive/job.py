@@ -41,9 +41,9 @@ def archive(
 ) -> ArchiveResult:
     """Bring the archive up to the log's end, once or every `options.every_s` seconds until `stop` is set.
 
-    Progress in bytes of the log ("archive") and files ("compact"). Raises OptionError, StoreUnreadable, CorruptLog,
-    ArchiveConflict (another archiver of this broker), ArchiveDamaged (also: not the log that was archived before),
-    RecordsGone, DiskFailed. After any error, and after a kill, run it again.
+    Progress in bytes of the log ("archive") and files ("compact"); each commit is logged, with the lag. Raises
+    OptionError, StoreUnreadable, CorruptLog, ArchiveConflict (another archiver of this broker), ArchiveDamaged (also:
+    not the log that was archived before), RecordsGone, DiskFailed. After any error, and after a kill, run it again.
     """
     target = archive_path(options.archive)
     check(options)
@@ -57,8 +57,9 @@ def archive(
                 job = kind(spark, options, manifest, reader, progress)
                 job.recover()
                 while True:
+                    began_s = time.monotonic()
                     job.run_pass(stop)
-                    if options.every_s is None or stop.wait(options.every_s):
+                    if options.every_s is None or stop.wait(max(0, began_s + options.every_s - time.monotonic())):
                         break
     except OSError as error:
         raise DiskFailed(Path(error.filename or target), "archiving", error.strerror or str(error)) from None

@@ -4,8 +4,9 @@
       topic=flights/date=2026-11-21/part-<broker>-<first physical offset>-<sequence>-<n>.zstd.parquet
       _halog/<broker>/
         lock                                     held (flock) by the only archiver of this broker
-        commits/00000000000000000007.json        one Commit each, numbered from 1, never changed
-        commits/00000000000000000064.state.json  every 64th: the state after all commits up to it (a cache)
+        commits/00000000000000000007.json        one Commit each, numbered from 1, never changed;
+                                                 older ones than the last 1,024 are deleted
+        commits/00000000000000000064.state.json  every 64th: the state after all commits up to it
         applied                                  number of the last commit whose files are in place
         staging/<run>/                           files that no commit names yet, or whose commit is being applied
 
@@ -43,6 +44,8 @@ from ha.errors import ArchiveConflict, ArchiveDamaged
 FOLDER = "_halog"
 FORMAT_VERSION = 1
 _STATE_EVERY = 64
+_COMMITS_KEPT = 1024
+"""Older ones are in a state file. Readers list the folder for each query, and a commit may come every few seconds."""
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(1, 32))))
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -137,6 +140,11 @@ class State(msgspec.Struct, kw_only=True):
     def rows(self) -> int:
         """Rows in all files."""
         return sum(file.rows for file in self.files.values())
+
+    def holds(self, topic: str) -> bool:
+        """Return whether the archive holds `topic`, as far as it goes."""
+        scope = self.scope
+        return scope is not None and topic not in scope.left_out and (scope.topics is None or topic in scope.topics)
 
     def fold(self, commit: Commit) -> None:
         """Apply `commit`, the next one, to this state."""
@@ -283,6 +291,19 @@ class Manifest:
         if sequence % _STATE_EVERY == 0:
             self.failpoint("write state")
             _replace(self._commits / f"{sequence:020d}.state.json", msgspec.json.encode(self.state()))
+            self._delete_commits(sequence - _COMMITS_KEPT)
+
+    def _delete_commits(self, before: int) -> None:
+        """Delete commits and states up to the state file `before`, which remains if it exists."""
+        commits, states = self._numbers()
+        if before in states:
+            self.failpoint("delete commits")
+            for number in commits:
+                if number <= before:
+                    (self._commits / f"{number:020d}.json").unlink()
+            for number in states:
+                if number < before:
+                    (self._commits / f"{number:020d}.state.json").unlink()
 
     def _numbers(self) -> tuple[list[int], list[int]]:
         """Return the numbers of the commits and of the state files, each ascending."""

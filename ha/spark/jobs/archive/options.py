@@ -50,6 +50,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Raise RecordsGone for records deleted before they were archived, instead of recording a hole in the manifest"""
     every_s: float | None = None
     """Interval for new records, in seconds, until stopped; None: run once"""
+    metrics_file: str | None = None
+    """Rewritten after each commit and each look at the log, for the textfile collector of Prometheus' node exporter"""
 
 
 class ArchiveResult(msgspec.Struct, kw_only=True):

@@ -1,0 +1,101 @@
+"""How far an archive is behind its log: a log line for each commit, and metrics in Prometheus' text format."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from ha.arrow import LogReader, ReadOptions
+from ha.spark.jobs.archive.options import ArchiveResult
+from ha.spark.metrics import quoted, replace_metrics
+
+logger = logging.getLogger("ha.spark")
+
+_LOOK_BYTES = 1 << 20
+"""Part of the log in which the oldest record is looked for"""
+
+
+class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):
+    """The distance of an archive from its log at one time. Sizes in bytes of the log."""
+
+    bytes: int
+    """Stored, but not archived yet"""
+    seconds: float
+    """Age of the oldest message among them; 0 without one"""
+    headroom_bytes: int
+    """Archived, and still in the log: what retention can delete before it reaches messages that are not archived"""
+
+
+def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> ArchiveLag:
+    """Compare the end of the archive with the log as `reader` has it now."""
+    end = reader.queued_end()
+    options = ReadOptions(columns=("storeTimestamp",), batch_rows=1, fail_on_data_loss=False)
+    seconds = 0.0
+    begin = max(covered_end, reader.min_offset)
+    if begin < end:
+        for batch in reader.read_range(begin, min(end, begin + _LOOK_BYTES), options):
+            stored = batch["storeTimestamp"].cast("int64")[0].as_py() if batch.num_rows else None
+            if stored is not None:
+                seconds = max(0.0, now_ms / 1000 - stored / 1_000_000)
+                break
+    return ArchiveLag(
+        bytes=max(0, end - covered_end), seconds=seconds, headroom_bytes=max(0, covered_end - reader.min_offset)
+    )
+
+
+class LagReports:
+    """Reports of one run."""
+
+    def __init__(self, metrics_file: str | None) -> None:
+        self._metrics_file = None if metrics_file is None else Path(metrics_file)
+        self._commits = 0
+
+    def report(self, reader: LogReader, covered_end: int, result: ArchiveResult) -> None:
+        """Log a line if there were commits since the last report, and rewrite the metrics."""
+        has_committed = result.commits > self._commits
+        if not has_committed and self._metrics_file is None:
+            return
+        self._commits = result.commits
+        now_ms = time.time_ns() // 1_000_000
+        lag = measure_archive_lag(reader, covered_end, now_ms)
+        if has_committed:
+            logger.info(
+                "archive.committed broker=%r commits=%d rows=%d covered_end=%d lag_bytes=%d lag_s=%.1f "
+                "headroom_bytes=%d",
+                result.broker_name,
+                result.commits,
+                result.rows,
+                covered_end,
+                lag.bytes,
+                lag.seconds,
+                lag.headroom_bytes,
+            )
+        if self._metrics_file is not None:
+            replace_metrics(self._metrics_file, prometheus_text(lag, result, now_ms))
+
+
+_METRICS = (
+    ("halog_archive_lag_bytes", "gauge", "Bytes of the log that are not archived yet."),
+    ("halog_archive_lag_seconds", "gauge", "Age of the oldest message that is not archived yet."),
+    ("halog_archive_headroom_bytes", "gauge", "Archived bytes that are still in the log."),
+    ("halog_archive_rows_total", "counter", "Messages archived by this process."),
+    ("halog_archive_commits_total", "counter", "Commits of this process."),
+    ("halog_archive_measured_timestamp_seconds", "gauge", "When these figures were measured."),
+)
+
+
+def prometheus_text(lag: ArchiveLag, result: ArchiveResult, now_ms: int) -> str:
+    """Return the metrics in Prometheus' text format."""
+    broker = quoted(result.broker_name)
+    values = (lag.bytes, lag.seconds, lag.headroom_bytes, result.rows, result.commits, now_ms / 1000)
+    lines = []
+    for (name, kind, help_text), value in zip(_METRICS, values, strict=True):
+        lines += [
+            f"# HELP {name} {help_text}",
+            f"# TYPE {name} {kind}",
+            f'{name}{{broker="{broker}"}} {value}',
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,24 @@
+"""Files in Prometheus' text format, for the textfile collector of its node exporter."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger("ha.spark")
+
+
+def quoted(text: str) -> str:
+    """Return `text` as it stands between a label's quotation marks."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def replace_metrics(file: Path, text: str) -> None:
+    """Replace `file` at once, so that the collector never sees a part of it; if that fails, a warning is logged."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        temporary.replace(file)
+    except OSError as error:
+        logger.warning("lag.metrics_not_written error=%r", str(error))
