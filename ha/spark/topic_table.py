@@ -62,14 +62,14 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     parsed = _parse({**options, "topic": name})
     folder = Path(archive)
     states = [state for state in archive_states(folder) if state.scope is not None]
-    if not any(_holds(state, name) for state in states):
+    if not any(state.holds(name) for state in states):
         raise OptionError(
             "archive", f"{archive} does not contain the topic {name}", "an archive of it, or of all topics"
         )
     session = delta_session(spark) if is_delta(folder) else spark
     rows = read_states(session, folder, states).where((F.col("topic") == name) & _covered_by(states))
     ends = _ends_in_table(rows) if is_delta(folder) else _ends_in_files(states, name)
-    covered = {state.broker_name: state.covered_end or 0 for state in states if _holds(state, name)}
+    covered = {state.broker_name: state.covered_end or 0 for state in states if state.holds(name)}
     with closing(open_source(parsed)) as source:
         starts = encode_positions(_starts(source, name, ends, covered), source.brokers())
         if not ends:
@@ -96,11 +96,6 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
     if parsed.isolation != "read_uncommitted":
         raise OptionError("isolation", "an archive has the rows that are not committed, too", "read_uncommitted")
     return parsed
-
-
-def _holds(state: State, name: str) -> bool:
-    scope = state.scope
-    return scope is not None and name not in scope.left_out and (scope.topics is None or name in scope.topics)
 
 
 def _covered_by(states: list[State]) -> Column:

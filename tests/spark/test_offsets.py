@@ -39,7 +39,7 @@ class FakePartition(LogPartition):
         raise AssertionError
 
 
-class FakeLog:
+class FakeLog(LogSource):
     """Queues with a first offset and store times: record n was stored at times[n − begin] and has 100 bytes."""
 
     def __init__(self, *brokers: str) -> None:

@@ -16,8 +16,10 @@ from ha.errors import OptionError
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.restarts import with_restarts
 from ha.spark.sink.options import COMMIT_TOPIC
 from tests.spark.clusters import running_broker
+from tests.spark.inline import inline_spark
 from tests.spark.stores import LiveStore, live_store, message
 from tests.spark.test_archive_spark import KilledError, skip_without_delta
 
@@ -147,6 +149,25 @@ def test_a_hole_in_the_archive_is_no_loss_but_messages_deleted_later_are(spark: 
             numbers(table())
         run_archive(spark, store, target, fail_on_data_loss=False)
         assert numbers(table()) == archived
+
+
+def test_a_stream_reads_the_archive_then_the_log(spark: SparkSession, tmp_path: Path) -> None:
+    store, target, out = tmp_path / "broker-b", tmp_path / "archive", tmp_path / "out"
+
+    def run_query() -> None:
+        given = {"path": str(store), "archive": str(target), "topic": "flights", "maxOffsetsPerTrigger": "90"}
+        writer = spark.readStream.format("halog").options(**given).load().writeStream.format("parquet")
+        query = writer.option("checkpointLocation", f"{out}-c").trigger(availableNow=True).start(str(out))
+        assert query.awaitTermination(300)
+
+    with live_store(store, SEGMENT) as live:
+        for archived, stored in ((200, 220), (420, 440)):
+            live.put(messages(stored - 220, archived))
+            run_archive(inline_spark(), store, target)
+            live.put(messages(archived, stored))
+            delete_archived(live)
+            with_restarts(run_query)
+            assert numbers(spark.read.parquet(str(out))) == list(range(stored))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ha.spark.sink.options import COMMIT_TOPIC
 from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 
 
-class CommittedSource:
+class CommittedSource(LogSource):
     """Implements `LogSource` over `inner`. `stops_at_pending`: for streams."""
 
     def __init__(self, inner: LogSource, *, stops_at_pending: bool, commit_topic: str = COMMIT_TOPIC) -> None:

@@ -18,7 +18,7 @@ from ha.arrow.log_reader import LogReader
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.errors import RecordsGone, StoreUnreadable
-from ha.spark.source.log_source import Brokers, LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.stores import Paths, find_stores
 
 logger = logging.getLogger("ha.spark")
@@ -28,7 +28,7 @@ _SHARE_READ_BY_RANGE = 0.25
 of the log's pages."""
 
 
-class LocalSource:
+class LocalSource(LogSource):
     """Implements `LogSource` over directories. Takes no lock and writes nothing; brokers may be running.
 
     StoreUnreadable if no replica of a broker can be read; an unreadable replica of several is tried again at each

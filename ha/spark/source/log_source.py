@@ -105,6 +105,10 @@ class LogSource(Protocol):
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
         """Return the size of records [begin, end) in bytes; None if that is unknown without reading them."""
 
+    def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
+        """Return tasks for the part of `slices` that only an archive has (none, by default), and the other slices."""
+        return [], list(slices)
+
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
         """Return a task's partition for `slices`, in this order."""
 

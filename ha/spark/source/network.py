@@ -30,7 +30,7 @@ from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionEr
 from ha.protocol.record import decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.option_values import GivenOptions, Table, choice, count, seconds
-from ha.spark.source.log_source import Brokers, LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 from ha.spark.source.options import SourceOptions
 
@@ -106,7 +106,7 @@ class _Client:
         self._stack.close()
 
 
-class NetworkSource:
+class NetworkSource(LogSource):
     """Implements `LogSource` over name servers and brokers. Keeps its connections between calls."""
 
     def __init__(self, settings: NetworkSettings) -> None:

@@ -10,6 +10,10 @@ from ha.spark.source.options import SourceOptions
 def open_source(options: SourceOptions) -> LogSource:
     """Open the source of the option `path` or `servers`. StoreUnreadable, ClientError or OptionError if that fails."""
     source = _open(options)
+    if options.archive is not None:
+        from ha.spark.source.archived_source import ArchivedSource
+
+        return ArchivedSource(source, options)
     if options.isolation == "read_uncommitted":
         return source
     from ha.spark.sink.committed_source import CommittedSource

@@ -50,6 +50,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One for each path; the same name twice means replicas of one log"""
     servers: tuple[str, ...] = ()
     """Name servers, host:port"""
+    archive: str | None = None
+    """Directory of an archive of the log, which a stream reads first"""
     subscribe: tuple[str, ...] | None = None
     subscribe_pattern: str | None = None
     assign: dict[str, tuple[str, ...]] | None = None
@@ -111,7 +113,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             message_size_max=self.message_size_max,
             on_damage=self.damaged_records,
             verify_crc=self.verify_crc,
-            fail_on_data_loss=self.fail_on_data_loss,
+            # What the log lost since the batch was planned may be in the archive: the query plans it again.
+            fail_on_data_loss=self.fail_on_data_loss or self.archive is not None,
         )
 
 
@@ -142,6 +145,7 @@ _TOGETHER = (
     "path",
     "paths",
     "servers",
+    "archive",
     "subscribe",
     "topic",
     "subscribePattern",
@@ -185,8 +189,10 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
     network = {name: given.values[name] for name in NETWORK_OPTIONS if name in given}
     if network and not addresses:
         raise OptionError(next(iter(network)), "it is for reading over the network", "together with the option servers")
+    archive = _archive(given, kind)
     subscribe, pattern, assign = _what(given)
-    starting, starting_option = parse_position(given, "starting", AtEdge(LATEST if kind == "stream" else EARLIEST))
+    is_from_end = kind == "stream" and archive is None
+    starting, starting_option = parse_position(given, "starting", AtEdge(LATEST if is_from_end else EARLIEST))
     ending, ending_option = parse_position(given, "ending", AtEdge(LATEST))
     if kind == "batch":
         check_batch_positions(starting, starting_option, ending, ending_option)
@@ -194,6 +200,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         kind=kind,
         paths=paths,
         servers=addresses,
+        archive=archive,
         subscribe=subscribe,
         subscribe_pattern=pattern,
         assign=assign,
@@ -250,6 +257,20 @@ def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not paths and not addresses:
         raise OptionError("path", "it is missing", "a store directory (or servers, to pull over the network)")
     return tuple(_local(path) for path in paths), addresses
+
+
+def _archive(given: GivenOptions, kind: Kind) -> str | None:
+    archive = given.text("archive")
+    if archive is None:
+        return None
+    if kind == "batch":
+        raise OptionError("archive", "it is for streams", "ha.spark.topic(spark, topic, archive=…, path=…)")
+    for name in ("startingTimestamp", "startingOffsetsByTimestamp"):
+        if name in given:
+            raise OptionError(name, "archived messages are not searched by time", "startingOffsets, and a filter")
+    if given.values.get("isolation", "").lower() == "read_committed":
+        raise OptionError("isolation", "an archive has the rows that are not committed, too", "read_uncommitted")
+    return archive
 
 
 def _local(path: str) -> str:

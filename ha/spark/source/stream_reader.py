@@ -215,12 +215,14 @@ class StreamPlanner:
             last.positions,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
-        tasks = queue_tasks(slices, self._source, self._options)
+        record_count = sum(part.entry_count for part in slices)
+        archived, slices = self._source.archived_tasks(slices)
+        tasks = [*archived, *queue_tasks(slices, self._source, self._options)]
         if len(tasks) > _TASKS_EXPECTED and self._options.is_trigger_unlimited:
             logger.warning(
                 'stream.batch_large tasks=%d records=%d hint="limit batches with maxBytesPerTrigger, such as 16g"',
                 len(tasks),
-                sum(part.entry_count for part in slices),
+                record_count,
             )
         return tasks
 

@@ -60,7 +60,7 @@ RAW_PROPERTIES = "propertiesRaw"
 _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
 _OPEN_FILES_MAX = 64
-_MERGE_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 16 << 20
 _US_PER_DAY = 86_400_000_000
 _NO_DAY = np.iinfo(np.int64).min
 _REPLACEMENT = "\ufffd"
@@ -162,16 +162,23 @@ def merge_files(task: MergeTask, attempt: int = 0) -> Written:
     with _Files(task, folder, schema, attempt) as files:
         for source in task.sources:
             with pq.ParquetFile(Path(task.archive, source.path)) as parquet:
-                for number in range(parquet.num_row_groups):
-                    group = parquet.metadata.row_group(number)
-                    rows_at_once = max(1, _MERGE_BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
-                    for batch in parquet.iter_batches(batch_size=rows_at_once, row_groups=[number]):
-                        files.write(first.topic, first.date, batch)
+                for batch in row_batches(parquet, range(parquet.num_row_groups)):
+                    files.write(first.topic, first.date, batch)
         written = files.close()
     rows = sum(file.rows for file in written)
     expected = sum(source.rows for source in task.sources)
     assert rows == expected, f"merged {rows} rows of {expected}"
     return Written(written, rows, 0)
+
+
+def row_batches(
+    parquet: pq.ParquetFile, row_groups: Iterable[int], columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of some row groups in their order, about 16 MiB at a time."""
+    for number in row_groups:
+        group = parquet.metadata.row_group(number)
+        rows_at_once = max(1, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+        yield from parquet.iter_batches(batch_size=rows_at_once, row_groups=[number], columns=columns)
 
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:

@@ -33,7 +33,7 @@ def archive_states(archive: Path) -> list[State]:
     names = brokers(archive)
     if not names:
         raise OptionError("archive", f"{archive} holds no archive", "a directory that `archive` has written")
-    return [_steady_state(Manifest(archive, name)) for name in names]
+    return [steady_state(Manifest(archive, name)) for name in names]
 
 
 def archive_schema_of(states: list[State]) -> pa.Schema:
@@ -85,8 +85,8 @@ def delta_session(spark: SparkSession) -> SparkSession:
     return session
 
 
-def _steady_state(manifest: Manifest) -> State:
-    """Return the last state whose files are all in place."""
+def steady_state(manifest: Manifest) -> State:
+    """Return the last state whose files are all in place. Errors as in `archive_states`."""
     give_up = time.monotonic() + _APPLY_WAIT_S
     while True:
         commit = manifest.unapplied()

@@ -1,0 +1,219 @@
+"""The option `archive` of a stream: a `LogSource` over another one that also has the messages of a Parquet archive.
+
+Positions are queue offsets, as without an archive. A queue begins with its first archived message and ends where the
+log ends; what retention deleted from the log is read from the archive. So each message comes once, a checkpoint does
+not depend on what the archiver, its merges and retention do meanwhile, and an archive can be added to a query later.
+
+Where the log of a broker begins after the end of its archive, the messages in between are lost (failOnDataLoss). Others
+that neither has were deleted before they could be archived, or erased: they are no loss again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
+from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.errors import OptionError
+from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, State, brokers
+from ha.spark.jobs.archive.options import archive_path
+from ha.spark.jobs.archive.read import archive_states
+from ha.spark.jobs.archive.rows import FileRange, read_files
+from ha.spark.source.log_source import Brokers, LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.options import SourceOptions
+from ha.spark.source.planning import report_loss
+
+
+class ArchivedSource(LogSource):
+    """Implements `LogSource` over `log` and the archive of the options.
+
+    OptionError for a Delta table, which has no files by queue, and for topics that the archive does not hold;
+    ArchiveDamaged.
+    """
+
+    def __init__(self, log: LogSource, options: SourceOptions) -> None:
+        assert options.archive is not None
+        self._log = log
+        self._options = options
+        self._folder = archive_path(options.archive)
+        self._applied: dict[str, int] = {}
+        self._states: dict[str, State] = {}
+        self._files: dict[QueueKey, list[tuple[ArchivedFile, int, int, int]]] = {}
+        self._refresh_archive()
+        for topic in options.subscribe or tuple(options.assign or ()):
+            if topic.startswith(LIGHT_QUEUE_PREFIX):
+                raise OptionError("archive", f"{topic} is a light queue, which an archive does not hold", "no archive")
+            if not any(state.holds(topic) for state in self._states.values()):
+                accepted = "an archive of it, or of all topics"
+                raise OptionError("archive", f"{self._folder} does not contain the topic {topic}", accepted)
+
+    def _refresh_archive(self) -> bool:
+        applied = {name: Manifest(self._folder, name).applied() for name in brokers(self._folder)}
+        if applied and applied == self._applied:
+            return False
+        states = [state for state in archive_states(self._folder) if state.scope is not None]
+        self._applied = applied
+        self._files = {}
+        name_of = self._log.brokers().name_of
+        self._states = {name_of(state.broker_name): state for state in states}
+        for broker, state in self._states.items():
+            if state.scope is not None and state.scope.format != "parquet":
+                reason = f"{self._folder} is in the format {state.scope.format}"
+                raise OptionError("archive", reason, "a Parquet archive; ha.spark.topic reads both")
+            for file in state.files.values():
+                for span in file.queues if file.topic is not None else ():
+                    queue = QueueKey(file.topic or "", broker, span.queue_id)
+                    size = file.bytes * span.rows // max(1, file.rows)
+                    self._files.setdefault(queue, []).append((file, span.first, span.last + 1, size))
+        return True
+
+    def refresh(self) -> bool:
+        """Refresh the log, then the archive, which has the messages that retention deletes in between."""
+        return self._log.refresh() | self._refresh_archive()
+
+    def brokers(self) -> Brokers:
+        """Return the brokers of the log, then others that the archive has."""
+        known = self._log.brokers()
+        return Brokers([*known, *sorted(self._states.keys() - set(known))], known.aliases)
+
+    def min_offset(self, broker: str) -> int | None:
+        """As in the log; None for a broker that only the archive has."""
+        return self._log.min_offset(broker) if broker in self._log.brokers() else None
+
+    def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
+        """Return the queues of both."""
+        archived = (queue for queue in self._files if topics is None or queue.topic in topics)
+        return sorted({*self._log.queues(topics), *archived})
+
+    def topics(self) -> list[str]:
+        """Return the topics of both."""
+        return sorted({*self._log.topics(), *(queue.topic for queue in self._files)})
+
+    def queue_range(self, queue: QueueKey) -> QueueRange:
+        """Return the range from the first archived message to the end of the log."""
+        archived, logged = self._archived_range(queue), self._log_range(queue)
+        if logged.end == 0 or archived.end == 0:
+            return logged if archived.end == 0 else archived
+        return QueueRange(min(archived.begin, logged.begin), logged.end)
+
+    def _archived_range(self, queue: QueueKey) -> QueueRange:
+        parts = self._files.get(queue)
+        if parts is None:
+            return QueueRange(0, 0)
+        return QueueRange(min(part[1] for part in parts), max(part[2] for part in parts))
+
+    def _log_range(self, queue: QueueKey) -> QueueRange:
+        # Brokers refuse to tell the range of a queue that they don't have.
+        is_known = queue not in self._files or queue in self._log.queues(frozenset({queue.topic}))
+        return self._log.queue_range(queue) if is_known else QueueRange(0, 0)
+
+    def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
+        """Refused: archived messages are not searched by time."""
+        raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
+
+    def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
+        """Return the size: of archived messages the compressed one, in proportion to their number."""
+        split = self._split(queue, begin, end)
+        archived = 0
+        for _, first, last, size in self._files.get(queue, ()):
+            count = min(split, last) - max(begin, first)
+            archived += size * max(0, count) // (last - first)
+        logged = self._log.queue_bytes(queue, split, end) if split < end else 0
+        return None if logged is None else archived + logged
+
+    def _split(self, queue: QueueKey, begin: int, end: int) -> int:
+        """Return the first queue offset of [begin, end) that is read from the log."""
+        logged = self._log_range(queue)
+        return end if logged.end == 0 else min(end, max(begin, logged.begin))
+
+    def archived_tasks(self, slices: Sequence[QueueSlice]) -> tuple[list[LogPartition], list[QueueSlice]]:
+        """Return the tasks for messages that the log no longer has, and the other slices.
+
+        RecordsGone if some are not in the archive, unless failOnDataLoss is off.
+        """
+        archived: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
+        others = []
+        for queue, begin, end in slices:
+            split = self._split(queue, begin, end)
+            if begin < split:
+                self._check_loss(queue, begin, split)
+                archived.setdefault((queue.broker, queue.topic), {})[queue.queue_id] = begin, split
+            if split < end:
+                others.append(QueueSlice(queue, split, end))
+        files = [(key, file) for key, offsets in archived.items() for file in self._chosen(*key, offsets)]
+        count = self._options.min_partitions or self._options.cores
+        share = sum(file.bytes for _, file in files) // count + 1
+        limit = min(share, self._options.max_bytes_per_partition)
+        tasks: list[LogPartition] = []
+        ranges: list[FileRange] = []
+        size = 0
+        for (broker, topic), file in files:
+            state = self._states[broker]
+            offsets = archived[broker, topic]
+            ranges.append(FileRange.of(self._folder, state.broker_name, broker, file, offsets))
+            size += file.bytes
+            if size >= limit:
+                tasks.append(ArchivedPartition(ranges))
+                ranges, size = [], 0
+        return [*tasks, *([ArchivedPartition(ranges)] if ranges else [])], others
+
+    def _chosen(self, broker: str, topic: str, offsets: dict[int, tuple[int, int]]) -> list[ArchivedFile]:
+        found = {
+            file.path: file
+            for queue_id, (begin, end) in offsets.items()
+            for file, first, last, _ in self._files.get(QueueKey(topic, broker, queue_id), ())
+            if first < end and last > begin
+        }
+        return sorted(found.values(), key=lambda file: (str(file.date), file.physical_begin))
+
+    def _check_loss(self, queue: QueueKey, begin: int, end: int) -> None:
+        state = self._states.get(queue.broker)
+        log_begin = self.min_offset(queue.broker)
+        covered = state.covered_end or 0 if state is not None and state.holds(queue.topic) else 0
+        if log_begin is not None and log_begin <= covered:
+            return
+        begin = max(begin, self._archived_range(queue).end)
+        if begin < end:
+            reason = "retention deleted them, and they are not in the archive"
+            report_loss(self._options.fail_on_data_loss, str(queue), begin, end, reason)
+
+    def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
+        """Return a task's part of some queues."""
+        tasks, others = self.archived_tasks(slices)
+        return PartitionChain([*tasks, *([self._log.queue_partition(others)] if others else [])])
+
+    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+        """None: streams are read by queue."""
+        return None
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+class ArchivedPartition(LogPartition):
+    """Rows of archived files."""
+
+    def __init__(self, ranges: Sequence[FileRange]) -> None:
+        super().__init__()
+        self.ranges = list(ranges)
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, each file's in physical order."""
+        for part in self.ranges:
+            yield from read_files(part, options)
+
+
+class PartitionChain(LogPartition):
+    """Several partitions, read one after the other."""
+
+    def __init__(self, parts: Sequence[LogPartition]) -> None:
+        super().__init__()
+        self.parts = list(parts)
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all parts."""
+        for part in self.parts:
+            yield from part.read(options)

@@ -1,0 +1,347 @@
+"""A stream that begins in an archive, without Spark: its planner and tasks, over real files of both."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from ha.arrow.read_options import DEFAULT_COLUMNS
+from ha.errors import ArchiveDamaged, CorruptLog, OptionError, RecordsGone
+from ha.protocol.codes import SysFlag
+from ha.protocol.record import Message
+from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
+from ha.spark.source.listener import measure_lag
+from ha.spark.source.log_source import LogPartition
+from ha.spark.source.offsets import decode_stream
+from ha.spark.source.opening import open_source
+from ha.spark.source.options import SourceOptions, parse_any, parse_options
+from ha.spark.source.stream_reader import StreamPlanner
+from tests.spark.inline import inline_spark
+from tests.spark.stores import live_store, make_store, message
+
+SEGMENT = 32 << 10
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def messages(begin: int, end: int) -> list[Message]:
+    """Messages with their number in the body, every fifth one compressed, and as many of another topic."""
+    found = []
+    for number in range(begin, end):
+        text = b"%08d" % number + bytes(200)
+        made = message(number, body=text if number % 5 else zlib.compress(text))
+        made.sys_flag = 0 if number % 5 else SysFlag.COMPRESSED
+        found += [made, message(number, topic="other", body=bytes(100))]
+    return found
+
+
+class View:
+    """A store, its archive, and the options of a stream over both."""
+
+    def __init__(self, folder: Path, **given: str) -> None:
+        self.store = folder / "broker-b"
+        self.archive = folder / "archive"
+        self.given = {"path": str(self.store), "archive": str(self.archive), "topic": "flights", **given}
+
+    def run_archive(self, fatal: str = "", **changes: Any) -> ArchiveResult:
+        def kill(step: str) -> None:
+            if fatal and step.startswith(fatal):
+                raise KilledError
+
+        options = {"range_bytes": 16 << 10, "compact_files_min": 2, **changes}
+        made = ArchiveOptions(path=str(self.store), archive=str(self.archive), **options)
+        return archive(inline_spark(), made, failpoint=kill)
+
+    def options(self, **more: str) -> SourceOptions:
+        return parse_options({**self.given, **more}, "stream")
+
+    @contextmanager
+    def planner(self, **more: str) -> Iterator[StreamPlanner]:
+        options = self.options(**more)
+        with closing(open_source(options)) as source:
+            yield StreamPlanner(source, options)
+
+    def all_rows(self, **more: str) -> list[dict[str, Any]]:
+        """The rows of a first micro-batch that reads everything."""
+        with self.planner(**more) as planner:
+            start = planner.initial()
+            tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
+        return [row for task in tasks for row in rows_of(task, self.options(**more))]
+
+    def log_rows(self, **more: str) -> list[dict[str, Any]]:
+        """The rows that the log alone has."""
+        given = {name: value for name, value in self.given.items() if name != "archive"}
+        return View.rows_without_archive({**given, "startingOffsets": "earliest", **more})
+
+    @staticmethod
+    def rows_without_archive(given: dict[str, str]) -> list[dict[str, Any]]:
+        options = parse_options(given, "stream")
+        with closing(open_source(options)) as source:
+            planner = StreamPlanner(source, options)
+            start = planner.initial()
+            tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
+        return [row for task in tasks for row in rows_of(task, options)]
+
+
+def rows_of(task: LogPartition, options: SourceOptions) -> list[dict[str, Any]]:
+    task = pickle.loads(pickle.dumps(task))
+    batches = list(task.read(options.read_options(options.columns)))
+    assert all(batch.schema.names == list(options.columns) for batch in batches)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return sorted(int(row["body"][:8]) for row in rows)
+
+
+class Reader:
+    """A query: micro-batches, with a checkpoint that survives its process."""
+
+    def __init__(self, view: View, **more: str) -> None:
+        self.view = view
+        self.more = more
+        self.committed: dict[str, Any] | None = None
+        self.planned: dict[str, Any] | None = None
+        self.seen: Counter[int] = Counter()
+
+    def run(self, batches: int, limit: ReadLimit | None = None, *, dies: bool = False) -> None:
+        """Open the query, finish what was planned, and run some batches; `dies` in the middle of the last one."""
+        with self.view.planner(**self.more) as planner:
+            start = self.committed if self.committed is not None else json.loads(json.dumps(planner.initial()))
+            for number in range(batches):
+                if self.planned is None:
+                    end = planner.latest(start, limit or planner.default_limit())
+                    if end == start:
+                        return
+                    self.planned = json.loads(json.dumps(end))
+                tasks = planner.partitions(start, self.planned)
+                if dies and number == batches - 1:
+                    return
+                for task in tasks:
+                    self.seen.update(numbers(rows_of(task, self.view.options(**self.more))))
+                start = self.committed = self.planned
+                self.planned = None
+
+
+def test_a_stream_begins_with_the_archive_and_goes_on_in_the_log(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 200))
+        expected = {(row["queueId"], row["queueOffset"]): row for row in view.log_rows()}
+        view.run_archive()
+        live.put(messages(200, 220))
+        assert live.clean() > 2
+        rows = view.all_rows()
+        assert numbers(rows) == list(range(220))
+        for row in rows:
+            place = row["queueId"], row["queueOffset"]
+            assert place not in expected or row == expected.pop(place)
+        assert not expected
+        # As without an archive, a stream can start elsewhere.
+        assert view.all_rows(startingOffsets="latest") == []
+        rows = view.all_rows(startingOffsets='{"flights":{"0":5,"1":-1,"2":53,"3":-2}}')
+        assert Counter(row["queueId"] for row in rows) == {0: 50, 2: 2, 3: 55}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_message_comes_once_whatever_happens_meanwhile(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    limits = [{}, {"maxOffsetsPerTrigger": "37"}, {"maxBytesPerTrigger": "4k"}]
+    view = View(tmp_path)
+    reader = Reader(view, **dice.choice(limits))
+    count = 0
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 20))
+        view.run_archive()
+        count = 20
+        for _ in range(25):
+            step = dice.choice(["put", "put", "archive", "kill", "delete", "read", "die"])
+            if step == "put":
+                more = dice.randrange(10, 80)
+                live.put(messages(count, count + more))
+                count += more
+            elif step == "archive":
+                view.run_archive()
+            elif step == "kill":
+                fatal = dice.choice(["write commit", "link", "remove", "rename", "mark", "clear"])
+                try:
+                    view.run_archive(fatal)
+                except KilledError:
+                    pass
+            elif step == "delete":
+                view.run_archive()  # retention deletes only what is archived
+                live.clean()
+            else:
+                reader.run(dice.randrange(1, 4), dies=step == "die")
+        reader.run(1000)
+    assert sorted(reader.seen) == list(range(count))
+    assert set(reader.seen.values()) == {1}
+
+
+def test_what_only_a_merge_of_files_has_replaced_is_read_from_the_new_file(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        for begin in range(0, 200, 50):
+            live.put(messages(begin, begin + 50))
+            view.run_archive(compact_files_min=0)
+        live.put(messages(200, 210))
+        live.clean()
+        with view.planner(minPartitions="3") as planner:
+            start = planner.initial()
+            tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
+            before = {path.name for path in view.archive.glob("topic=flights/*/*.parquet")}
+            assert view.run_archive().merged_files
+            assert not before & {path.name for path in view.archive.glob("topic=flights/*/*.parquet")}
+            assert len(tasks) > 2
+            assert numbers([row for task in tasks for row in rows_of(task, view.options())]) == list(range(210))
+            for path in view.archive.glob("topic=flights/*/*.parquet"):
+                path.unlink()
+            with pytest.raises(ArchiveDamaged, match="missing"):
+                rows_of(tasks[0], view.options())
+
+
+def test_messages_that_neither_has_are_a_loss_but_not_a_hole(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 100))
+        view.run_archive()
+        live.put(messages(100, 400))
+        live.clean()
+        with pytest.raises(RecordsGone, match="not in the archive"):
+            view.all_rows()
+        rest = numbers(view.all_rows(failOnDataLoss="false"))
+        assert rest[:100] == list(range(100))
+        assert 100 not in rest
+        assert rest[-1] == 399
+        view.run_archive(fail_on_data_loss=False)
+        assert numbers(view.all_rows()) == rest
+
+
+def test_a_task_fails_if_retention_deletes_what_it_was_to_read(tmp_path: Path) -> None:
+    """With failOnDataLoss=false as well: planned again, the batch finds them in the archive."""
+    view = View(tmp_path, failOnDataLoss="false")
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 200))
+        view.run_archive()
+        with view.planner() as planner:
+            start = planner.initial()
+            end = planner.latest(start, ReadAllAvailable())
+            tasks = planner.partitions(start, end)
+            live.put(messages(200, 210))
+            live.clean()
+            with pytest.raises(RecordsGone):
+                [rows_of(task, view.options()) for task in tasks]
+        with view.planner() as planner:
+            again = [row for task in planner.partitions(start, end) for row in rows_of(task, view.options())]
+            assert numbers(again) == list(range(200))
+
+
+def test_a_queue_and_a_broker_that_only_the_archive_has(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    make_store(view.store, messages(0, 50))
+    view.run_archive()
+    other = make_store(tmp_path / "broker-c", [message(number, queue_id=9) for number in range(50, 60)])
+    rows = view.all_rows(path=str(other))
+    assert numbers(rows) == list(range(60))
+    assert Counter(row["brokerName"] for row in rows) == {"broker-b": 50, "broker-c": 10}
+    # Another name for the archived broker.
+    rows = view.all_rows(path=f"{other},{view.store}", brokerName="broker-c,broker-b")
+    assert numbers(rows) == list(range(60))
+
+
+def test_columns_of_archived_rows(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 100))
+        columns = {
+            "columns": ",".join((*DEFAULT_COLUMNS, "propertiesString", "storeSize")),
+            "includeProperties": "true",
+        }
+        expected = sorted(view.log_rows(**columns), key=lambda row: row["physicalOffset"])
+        view.run_archive()
+        live.put(messages(100, 101))
+        view.run_archive()
+        live.put([message(n, topic="other", body=bytes(500)) for n in range(200)])
+        live.clean()
+        rows = sorted(view.all_rows(**columns), key=lambda row: row["physicalOffset"])
+        assert rows[:100] == expected
+        stored = view.all_rows(columns="body,sysFlag", decompress="false")
+        bodies = [zlib.decompress(row["body"]) for row in stored if row["sysFlag"] & SysFlag.COMPRESSED]
+        assert sorted(int(body[:8]) for body in bodies) == list(range(0, 101, 5))
+        assert sum(row["body"] is None for row in view.all_rows(maxMessageSize="100")) == 21
+        with pytest.raises(OptionError, match="no column msgId"):
+            view.all_rows(columns="msgId")
+
+
+def test_a_damaged_row_of_the_archive_is_treated_as_one_of_the_log(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    make_store(view.store, messages(0, 20), SEGMENT)
+    [file] = (view.store / "commitlog").iterdir()
+    raw = file.read_bytes()
+    file.write_bytes(raw.replace(b"00000003" + bytes(200), b"X0000003" + bytes(200)))
+    view.run_archive()
+    with live_store(view.store, SEGMENT) as live:
+        live.put([message(n, topic="other", body=bytes(500)) for n in range(200)])
+        live.clean()
+        rows = view.all_rows(columns="body,crcOk")
+        assert [bytes(row["body"][:8]) for row in rows if not row["crcOk"]] == [b"X0000003"]
+        assert len(rows) == 20
+        assert 3 not in numbers(view.all_rows(damagedRecords="skip"))
+        with pytest.raises(CorruptLog, match="flights is damaged"):
+            view.all_rows(damagedRecords="fail")
+
+
+def test_lag_counts_archived_messages(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 200))
+        view.run_archive()
+        live.put(messages(200, 220))
+        live.clean()
+        reader = Reader(view, maxOffsetsPerTrigger="40")
+        reader.run(1)
+        assert reader.committed is not None
+        with closing(open_source(view.options())) as source:
+            positions = decode_stream(reader.committed, source.brokers()).positions
+            queues = measure_lag(source, view.options(), positions, now_ms=1 << 42)
+        assert sum(queue.messages for queue in queues) == 180
+        assert not any(queue.lost for queue in queues)
+        assert all(queue.seconds for queue in queues)
+        assert all(queue.bytes for queue in queues)
+
+
+def test_options_that_do_not_go_with_an_archive(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    make_store(view.store, messages(0, 10))
+    view.run_archive(topics=("flights",))
+    given = view.given
+    for more, said in (
+        ({"startingTimestamp": "5"}, "startingTimestamp: archived messages"),
+        ({"startingOffsetsByTimestamp": '{"flights":{"0":5}}'}, "startingOffsetsByTimestamp: archived messages"),
+        ({"isolation": "read_committed"}, "isolation: an archive"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            parse_options({**given, **more}, "stream")
+    with pytest.raises(OptionError, match=r"archive: it is for streams.*ha\.spark\.topic"):
+        parse_options(given, "batch")
+    assert parse_any(given).archive == str(view.archive)
+    for more, said in (
+        ({"topic": "other"}, "does not contain the topic other"),
+        ({"topic": "%LMQ%a"}, "light queue"),
+        ({"archive": str(tmp_path)}, "holds no archive"),
+        ({"archive": "s3://bucket/a"}, "s3://bucket/a"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            open_source(view.options(**more))
