@@ -1,7 +1,8 @@
 """The brokers of a cluster, found by its name servers and reached over remoting: `Brokers` for `python -m ha.proxy`.
 
-Brokers of halog and of RocketMQ alike. Answers about topics and groups are used for ROUTE_AGE_S_MAX. Each broker has
-one connection, for all clients, over which it also asks about transactions.
+Brokers of halog and of RocketMQ alike. Answers about topics and groups are used for ROUTE_AGE_S_MAX. A master that does
+not answer, or that may not store, is asked for again at the next request, because another broker may be in its place.
+Each broker has one connection, for all clients, over which it also asks about transactions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import trio
 
 from ha.protocol import java_json
 from ha.protocol.admin_requests import GroupRequest, TopicRequest
-from ha.protocol.bodies import GroupConfig, TopicConfig, TopicRouteData
+from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRouteData
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import GetRouteInfoRequest
 from ha.protocol.remoting import RemotingCommand
@@ -68,10 +69,6 @@ class _Answers(Generic[T]):
             self._answers.clear()
         self._answers[name] = answer, trio.current_time() + ROUTE_AGE_S_MAX
 
-    def clear(self) -> None:
-        """Forgets all answers."""
-        self._answers.clear()
-
 
 class Cluster:
     """All brokers that the name servers know. Usable within `open_cluster`."""
@@ -82,6 +79,7 @@ class Cluster:
         self._client: RemotingClient | None = None
         self._masters: dict[str, str] = {}
         """Broker name -> address of its master"""
+        self._finding = trio.Lock()
         self._routes: _Answers[Route | None] = _Answers()
         self._groups: _Answers[GroupConfig] = _Answers()
         self.front: Front | None = None
@@ -108,33 +106,40 @@ class Cluster:
                 for each in sorted(data.queue_datas, key=lambda each: each.broker_name)
                 if each.broker_name in self._masters
             )
-            route = Route(topic, await self._message_types(topic, queues), queues) if queues else None
+            if not queues:
+                raise BrokerUnreachable(f"no broker with topic {topic} has a master")
+            route = Route(topic, await self._message_types(topic, queues), queues)
         elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
         self._routes.add(topic, route)
         return route
 
     async def _message_types(self, topic: str, queues: Sequence[BrokerQueues]) -> tuple[MessageType, ...]:
-        """Returns what a topic accepts; everything if its brokers, of RocketMQ 4, know no types."""
-        header = TopicRequest(topic=topic)
+        """Returns what a topic accepts; everything if its brokers, of RocketMQ 4, know no types. BrokerUnreachable."""
+        header, failure = TopicRequest(topic=topic), None
         for broker in queues:
             command = RemotingCommand(RequestCode.GET_TOPIC_CONFIG, ext_fields=header.to_ext_fields())
             try:
                 answer = await self.invoke(None, broker.broker_name, command)
-            except BrokerUnreachable:
+            except BrokerUnreachable as error:
+                failure = error
                 continue
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return UNTYPED
             if answer.code == ResponseCode.SUCCESS:
                 attributes = java_json.read_as(TopicConfig, answer.body).attributes or {}
                 return accepted_types(attributes.get("message.type"))
+        if failure is not None:
+            raise failure  # clients would keep a guess for half a minute
         return accepted_types(None)
 
     async def group(self, group: str) -> GroupConfig | None:
         if (known := self._groups.find(group)) is not None:
             return known[0]
         header = GroupRequest(group=group)
-        reason = "no broker is known yet"
+        reason = "no broker has a master"
+        if not self._masters:
+            await self._find_masters()
         for broker_name in list(self._masters):
             command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
             try:
@@ -153,14 +158,41 @@ class Cluster:
     async def invoke(
         self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
     ) -> RemotingCommand:
-        address = self._masters.get(broker_name)
-        if address is None:
-            raise BrokerUnreachable(f"no master of broker {broker_name}")
+        address = self._masters.get(broker_name) or await self._find_master(broker_name)
         if isinstance(command, SendCommand):
             request = command.request
             command = RemotingCommand(command.code, ext_fields=request.to_ext_fields(), body=command.body)
         self._sign(session, command)
-        return await self._invoke(address, command, timeout_s)
+        try:
+            answer = await self._invoke(address, command, timeout_s)
+        except BrokerUnreachable:
+            self._forget_master(broker_name, address)
+            raise
+        if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+            self._forget_master(broker_name, address)
+        return answer
+
+    async def _find_master(self, broker_name: str) -> str:
+        """Returns the address of a broker's master, from the name servers. BrokerUnreachable."""
+        async with self._finding:
+            if broker_name not in self._masters:
+                await self._find_masters()
+        address = self._masters.get(broker_name)
+        if address is None:
+            raise BrokerUnreachable(f"no master of broker {broker_name}")
+        return address
+
+    async def _find_masters(self) -> None:
+        """Asks the name servers for the masters of all brokers. BrokerUnreachable."""
+        answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
+        brokers = java_json.read_as(ClusterInfo, answer.body).broker_addr_table
+        self._masters = {name: each.broker_addrs[0] for name, each in brokers.items() if 0 in each.broker_addrs}
+
+    def _forget_master(self, broker_name: str, address: str) -> None:
+        if self._masters.get(broker_name) == address:
+            del self._masters[broker_name]
 
     def send_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
@@ -194,7 +226,6 @@ class Cluster:
             reason = f"{address} has not answered code {command.code} within {timeout_s:g} s"
             raise BrokerUnreachable(reason, is_timeout=True) from None
         except (OSError, trio.BrokenResourceError) as error:
-            self._routes.clear()  # the master may be another broker now
             raise BrokerUnreachable(f"{address}: {error}") from None
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.bodies import BrokerData, GroupConfig, QueueData, TopicConfig, TopicRouteData
+from ha.protocol.bodies import BrokerData, ClusterInfo, GroupConfig, QueueData, TopicConfig, TopicRouteData
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.proxy.brokers import UNTYPED, BrokerUnreachable
@@ -39,8 +39,11 @@ class Servers:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
         self.gone: set[str] = set()
+        self.cluster = ClusterInfo(broker_addr_table={each.broker_name: each for each in ROUTE.broker_datas})
         self.answers: dict[int, Answer] = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda command: command.reply(0, body=java_json.dumps(ROUTE)),
+            RequestCode.GET_BROKER_CLUSTER_INFO: lambda command: command.reply(0, body=java_json.dumps(self.cluster)),
+            RequestCode.ACK_MESSAGE: lambda command: command.reply(0),
             RequestCode.GET_TOPIC_CONFIG: lambda command: command.reply(
                 0, body=java_json.dumps(TopicConfig(attributes={"message.type": "FIFO"}))
             ),
@@ -94,8 +97,9 @@ async def test_unknown_topics_and_groups() -> None:
             ResponseCode.TOPIC_NOT_EXIST, "no"
         )
         assert await cluster.route("t") is None
-        with pytest.raises(BrokerUnreachable, match="no broker is known"):
-            await cluster.group("g")
+        group = await cluster.group("g")
+        assert group is not None
+        assert servers.asked[-1] == ("a:1", RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG), "found without a route"
 
 
 async def test_brokers_without_message_types() -> None:
@@ -122,16 +126,63 @@ async def test_name_servers_that_are_gone() -> None:
             await cluster.route("t3")
 
 
-async def test_master_that_is_gone() -> None:
-    """Routes are asked for again, as another broker may be the master."""
+def moved(servers: Servers) -> None:
+    """Another broker becomes the master of `a`."""
+    servers.cluster = ClusterInfo(broker_addr_table={"a": BrokerData(broker_name="a", broker_addrs={0: "a:9"})})
+
+
+async def test_a_master_that_is_gone_is_asked_for_again() -> None:
     async with opened() as (cluster, servers):
         await cluster.route("t")
         servers.gone = {"a:1"}
+        moved(servers)
         with pytest.raises(BrokerUnreachable, match="a:1"):
             await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
-        assert cluster.known_route("t") is None
-        with pytest.raises(BrokerUnreachable, match="no master"):
-            await cluster.invoke(None, "b", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        assert servers.asked[-1] == ("a:9", RequestCode.ACK_MESSAGE)
+
+
+async def test_a_master_that_may_not_store_is_asked_for_again() -> None:
+    """A member of a failover group that lost the role answers 14, and keeps its connections."""
+    async with opened() as (cluster, servers):
+        await cluster.route("t")
+        servers.answers[RequestCode.ACK_MESSAGE] = lambda command: command.reply(ResponseCode.SERVICE_NOT_AVAILABLE)
+        moved(servers)
+        for address in ("a:1", "a:9"):
+            await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+            assert servers.asked[-1] == (address, RequestCode.ACK_MESSAGE)
+
+
+async def test_a_broker_without_a_master() -> None:
+    async with opened() as (cluster, servers):
+        for _ in range(2):
+            with pytest.raises(BrokerUnreachable, match="no master of broker b"):
+                await cluster.invoke(None, "b", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        assert servers.asked == 2 * [("n1:1", RequestCode.GET_BROKER_CLUSTER_INFO)]
+
+
+async def test_a_topic_whose_brokers_have_no_master() -> None:
+    """It exists, so clients must not be told otherwise."""
+    async with opened() as (cluster, servers):
+        brokers = [BrokerData(broker_name="a", broker_addrs={1: "a:2"})]
+        route = TopicRouteData(broker_datas=brokers, queue_datas=ROUTE.queue_datas)
+        servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(
+            0, body=java_json.dumps(route)
+        )
+        with pytest.raises(BrokerUnreachable, match="no broker with topic t has a master"):
+            await cluster.route("t")
+
+
+async def test_what_a_topic_accepts_is_not_guessed() -> None:
+    """Clients keep a route for half a minute, and send nothing that it does not accept."""
+    async with opened() as (cluster, servers):
+        servers.gone = {"a:1"}
+        with pytest.raises(BrokerUnreachable, match="a:1"):
+            await cluster.route("t")
+        servers.gone = set()
+        route = await cluster.route("t")
+        assert route is not None
+        assert route.message_types == (MessageType.FIFO,)
 
 
 async def test_malformed_answers() -> None:
