@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, help="kinds of failover (default: all that this machine supports)"
     )
+    parser.add_argument("--grpc", action="store_true", help="run RocketMQ 5's gRPC clients as well")
     parser.add_argument("--seed", type=int, help="seed of the first group (default: random)")
     parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
     options = parser.parse_args()
@@ -72,7 +74,8 @@ def main() -> int:
         chance.shuffle(drawn)
         say(f"group {number}: {count} failovers, {in_flight} in flight")
         folder = directory / str(number)
-        outcome = trio.run(run_failovers, folder, drawn, in_flight, seed + number, say)
+        run = partial(run_failovers, folder, drawn, in_flight, seed + number, say, has_grpc=options.grpc)
+        outcome = trio.run(run)
         outcomes[in_flight].add(outcome)
         left -= count
         if outcome.violations:

@@ -9,6 +9,9 @@ until it is acknowledged. A consumer reads every queue meanwhile. What has to ho
   of two messages: not more than one master has acknowledged.
 - To the consumer the messages of a producer come in order: none is left out, and one that comes late came before.
 - Timer messages (timed.py) are delivered at or after their time, and each acknowledged one is.
+
+With `has_grpc`, RocketMQ 5's clients (grpc_clients.py) send and receive as well; checkers/grpc_clients.py says what
+they rely on.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import trio
 
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, SendStatus
 from ha.errors import ClientError
-from tests.failover.members import LOOPBACK, Members, Places, open_group, until
+from tests.failover.grpc_clients import SETTINGS, GrpcClients
+from tests.failover.members import LOOPBACK, Members, Places, open_group, read_topic, until
 from tests.failover.timed import TimedMessages
 from tests.faults.switch import OWN, Switch
 
@@ -39,6 +43,8 @@ CHANGES = ("kill", "freeze", "cut", "switch", "stop", "power", "power-two")
 KINDS = (*CHANGES, "duplicate", "restored")
 PROGRESS_S = 60.0
 SWITCHES_MAX = 5
+GRPC_ACKNOWLEDGED = 20
+"""Messages that each group of gRPC clients acknowledges between two faults, so that all have found the new master"""
 AGAIN_S = 0.02
 """A producer's pause after a send that failed"""
 
@@ -63,6 +69,8 @@ class Outcome:
     """Timer messages that were acknowledged"""
     timers_repeated: int = 0
     """Timer messages that were delivered again"""
+    grpc: Counter[str] = field(default_factory=Counter)
+    """What RocketMQ 5's clients did"""
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
@@ -76,6 +84,7 @@ class Outcome:
         self.refused += other.refused
         self.timers += other.timers
         self.timers_repeated += other.timers_repeated
+        self.grpc += other.grpc
         self.violations += other.violations
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -94,6 +103,8 @@ class Outcome:
         yield "timer messages", f"{self.timers:,}, {self.timers_repeated:,} of them delivered again"
         for reason, count in self.refused.items():
             yield f"planned switch not done: {reason}", f"{count:,}"
+        for what, count in self.grpc.items():
+            yield f"gRPC clients: {what}", f"{count:,}"
         yield "broken promises", f"{len(self.violations)}"
 
 
@@ -356,25 +367,41 @@ async def _load(
 
 
 async def run_failovers(
-    folder: Path, kinds: Sequence[str], in_flight: int, seed: int, say: Callable[[str], None]
+    folder: Path,
+    kinds: Sequence[str],
+    in_flight: int,
+    seed: int,
+    say: Callable[[str], None],
+    *,
+    has_grpc: bool = False,
 ) -> Outcome:
     """One group of three, with failovers of each of `kinds` in turn and `in_flight` messages in flight."""
     outcome = Outcome()
+    keys = SETTINGS if has_grpc else {}
     with placed("cut" in kinds, seed) as (network, places):
         async with (
-            open_group(folder, *IDS, places=places) as members,
+            open_group(folder, *IDS, places=places, keys=keys, serves_grpc=has_grpc) as members,
             _load(members, in_flight, seed) as (producers, consumer, timed),
         ):
             await members.wait_set(*IDS)
+            clients = GrpcClients(members) if has_grpc else None
+            if clients is not None:
+                await clients.start()
             run = Run(members, producers, network, seed, say)
             for kind in kinds:
+                if clients is not None:
+                    await clients.go_on(GRPC_ACKNOWLEDGED)
                 outcome.gaps.setdefault(kind, []).append(await run.one(kind))
             await producers.stop()
+            if clients is not None:
+                outcome.violations += await clients.violations()
+                outcome.grpc = clients.figures()
+                say(f"gRPC clients: {dict(outcome.grpc)}")
             with trio.fail_after(PROGRESS_S):
                 await timed.stop()
                 early_or_lost = await timed.violations(members.name_server)
-                found = await _stored(members.name_server)
-            ends = {queue_id: max(at) + 1 for queue_id, at in found.items()}
+                stored = await read_topic(members.name_server, TOPIC)
+            ends = {message.queue.queue_id: message.queue_offset + 1 for message in stored}
             await until("a consumer at the end", lambda: all(consumer.offsets[id_] >= end for id_, end in ends.items()))
             await members.wait_equal(*IDS)
     outcome.acknowledged = len(producers.acknowledged_at)
@@ -386,23 +413,10 @@ async def run_failovers(
     )
     outcome.refused = run.refused
     outcome.timers, outcome.timers_repeated = timed.acknowledged, timed.repeated
-    outcome.violations = [*producers.violations, *consumer.violations, *early_or_lost]
+    outcome.violations += [*producers.violations, *consumer.violations, *early_or_lost]
+    bodies = {(message.queue.queue_id, message.queue_offset): message.body.decode() for message in stored}
     for (queue_id, offset), body in producers.told.items():
-        stored = found.get(queue_id, {}).get(offset)
-        if stored != body:
-            outcome.violations.append(f"{body} was acknowledged at {offset} of queue {queue_id}, where {stored} is")
+        there = bodies.get((queue_id, offset))
+        if there != body:
+            outcome.violations.append(f"{body} was acknowledged at {offset} of queue {queue_id}, where {there} is")
     return outcome
-
-
-async def _stored(name_server: str) -> dict[int, dict[int, str]]:
-    """Return all messages: queue id -> queue offset -> body. Call after the producers have stopped."""
-    found: dict[int, dict[int, str]] = {}
-    async with PullConsumer(name_server, group="check") as consumer:
-        for queue in await consumer.queues(TOPIC):
-            offset, end = 0, await consumer.max_offset(queue)
-            while offset < end:
-                result = await consumer.pull(queue, offset)
-                for message in result.messages:
-                    found.setdefault(queue.queue_id, {})[message.queue_offset] = message.body.decode()
-                offset = result.next_offset
-    return found

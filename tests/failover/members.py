@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from ha.client import Message, Producer, PullConsumer, PullStatus, SendStatus
+from ha.client import Message, Producer, PullConsumer, ReceivedMessage, SendStatus
 from ha.errors import ClientError
 from ha.failover.agreement import GroupView
 from ha.failover.etcd import EtcdAgreement, EtcdOptions, open_etcd_agreement
@@ -61,26 +61,28 @@ class Members:
     def __init__(
         self, children: Children, etcd: EtcdCluster, agreement: EtcdAgreement, folder: Path, places: Places
     ) -> None:
-        self._children = children
+        self.children = children
         self.keys: Mapping[str, object] = {}
         """Additional settings of each member"""
         self.etcd = etcd
-        self._folder = folder
+        self.folder = folder
         self._duplicate_count = 0
         self.agreement = agreement
-        self._places = places
+        self.places = places
         self.view = GroupView(revision=0)
         self.name_server = f"{places.own}:{free_ports()}"
         self.ports: dict[int, int] = {}
+        self.grpc_ports: dict[int, int] = {}
+        """Of the members that are to serve gRPC clients"""
         self.processes: dict[int, Child] = {}
 
     def root(self, id_: int) -> Path:
-        return self._folder / f"store-{id_}"
+        return self.folder / f"store-{id_}"
 
     async def start_name_server(self) -> None:
         host, _, port = self.name_server.rpartition(":")
         settings = ["--set", f"listenPort={port}", "--set", f"bindAddress={host}"]
-        child = self._children.start_soon("namesrv", [sys.executable, "-m", "ha.namesrv", *settings])
+        child = self.children.start_soon("namesrv", [sys.executable, "-m", "ha.namesrv", *settings])
         await child.wait_line("^READY", READY_S)
 
     def start_soon(self, *ids: int) -> None:
@@ -89,7 +91,7 @@ class Members:
             self.processes[id_] = self._start_soon(f"member-{id_}", id_, port, self.root(id_))
 
     def _start_soon(self, name: str, id_: int, port: int, root: Path) -> Child:
-        address = self._places.address(id_)
+        address = self.places.address(id_)
         keys = {
             "bindAddress": address,
             "adminBindAddress": address,
@@ -106,10 +108,12 @@ class Members:
             "maxIndexNum": 4000,
             **self.keys,
         }
+        if id_ in self.grpc_ports:
+            keys["grpcListenPort"] = self.grpc_ports[id_]
         settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        return self._children.start_soon(
+        return self.children.start_soon(
             name,
-            [*self._places.prefix(id_), sys.executable, "-m", powered_member.MODULE, *settings],
+            [*self.places.prefix(id_), sys.executable, "-m", powered_member.MODULE, *settings],
             environment=powered_member.ENVIRONMENT,
         )
 
@@ -120,7 +124,7 @@ class Members:
         process has to end.
         """
         self._duplicate_count += 1
-        root = self._folder / f"duplicate-{self._duplicate_count}"
+        root = self.folder / f"duplicate-{self._duplicate_count}"
         if with_copy:
             shutil.copytree(self.root(id_), root, ignore=shutil.ignore_patterns("lock"))
         return self._start_soon(f"duplicate-{self._duplicate_count}", id_, free_ports(), root)
@@ -131,7 +135,7 @@ class Members:
             await duplicate.ended.wait()
         said = duplicate.tail(200)
         assert duplicate.exit_code == EXIT_CONFIG, said
-        assert f"brokerId: {id_} belongs to another process, which runs at {self._places.address(id_)}:" in said, said
+        assert f"brokerId: {id_} belongs to another process, which runs at {self.places.address(id_)}:" in said, said
         assert f":{self.ports[id_]} " in said, said
         assert "READY" not in said, said
 
@@ -207,8 +211,12 @@ class Members:
         assert self.master_id is not None
         return self.master_id
 
+    def grpc_endpoints(self) -> str:
+        """Returns the gRPC addresses of all members, as clients are configured with them."""
+        return ";".join(f"{self.places.address(id_)}:{port}" for id_, port in self.grpc_ports.items())
+
     def admin(self, id_: int) -> str:
-        return f"{self._places.address(id_)}:{self.ports[id_] + 2}"
+        return f"{self.places.address(id_)}:{self.ports[id_] + 2}"
 
     def status(self, id_: int) -> dict[str, Any]:
         request = urllib.request.Request(f"http://{self.admin(id_)}/status")
@@ -289,22 +297,25 @@ class Load:
 
     async def lost(self) -> set[bytes]:
         """Return the acknowledged messages that can't be read."""
-        found: set[bytes] = set()
-        async with PullConsumer(self._name_server, group="check") as consumer:
-            for queue in await consumer.queues(TOPIC):
-                offset = await consumer.min_offset(queue)
-                while True:
-                    result = await consumer.pull(queue, offset)
-                    if result.status is not PullStatus.FOUND:
-                        break
-                    found.update(message.body for message in result.messages)
-                    offset = result.next_offset
-        return set(self.acknowledged) - found
+        return set(self.acknowledged) - {message.body for message in await read_topic(self._name_server, TOPIC)}
+
+
+async def read_topic(name_server: str, topic: str) -> list[ReceivedMessage]:
+    """Returns all messages of a topic, queue by queue."""
+    found: list[ReceivedMessage] = []
+    async with PullConsumer(name_server, group="check") as consumer:
+        for queue in await consumer.queues(topic):
+            offset, end = 0, await consumer.max_offset(queue)
+            while offset < end:
+                result = await consumer.pull(queue, offset)
+                found += result.messages
+                offset = result.next_offset
+    return found
 
 
 @asynccontextmanager
 async def open_group(
-    folder: Path, *ids: int, places: Places = LOOPBACK, keys: Mapping[str, object] = {}
+    folder: Path, *ids: int, places: Places = LOOPBACK, keys: Mapping[str, object] = {}, serves_grpc: bool = False
 ) -> AsyncIterator[Members]:
     """Serving members with these ids. `keys`: additional configuration."""
     async with (
@@ -315,6 +326,8 @@ async def open_group(
     ):
         members = Members(children, etcd, agreement, folder, places)
         members.keys = keys
+        if serves_grpc:
+            members.grpc_ports = {id_: free_ports() for id_ in ids}
         nursery.start_soon(members.follow)
         await members.start_name_server()
         members.start_soon(*ids)

@@ -8,8 +8,9 @@ from collections import Counter
 
 import trio
 
-from ha.client import Message, Producer, PullConsumer, ReceivedMessage, SendStatus
+from ha.client import Message, Producer, SendStatus
 from ha.errors import ClientError
+from tests.failover.members import read_topic
 
 TOPIC = "Timed"
 PAUSE_S = 0.05
@@ -64,7 +65,7 @@ class TimedMessages:
     async def violations(self, name_server: str) -> list[str]:
         """Waits until all messages are due, reads the topic, and returns the broken promises."""
         await trio.sleep(max(0.0, (max(self._due_ms.values()) - wall_clock_ms()) / 1000) + LATE_S)
-        delivered = await _read(name_server)
+        delivered = await read_topic(name_server, TOPIC)
         counts = Counter(message.body for message in delivered)
         self.repeated = sum(count - 1 for count in counts.values())
         lost = [f"{body!r} was acknowledged, and not delivered" for body in sorted(self._acknowledged - counts.keys())]
@@ -74,15 +75,3 @@ class TimedMessages:
             if message.store_timestamp_ms < self._due_ms[message.body]
         ]
         return lost + early
-
-
-async def _read(name_server: str) -> list[ReceivedMessage]:
-    found: list[ReceivedMessage] = []
-    async with PullConsumer(name_server, group="check") as consumer:
-        for queue in await consumer.queues(TOPIC):
-            offset, end = 0, await consumer.max_offset(queue)
-            while offset < end:
-                result = await consumer.pull(queue, offset)
-                found += result.messages
-                offset = result.next_offset
-    return found

@@ -1,0 +1,191 @@
+"""RocketMQ 5's gRPC clients during failovers of real processes, at the members' own ports and at a front."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import trio
+
+from ha.client import Admin
+from ha.errors import ClientError
+from ha.protocol.bodies import GroupConfig
+from tests.checkers.grpc_clients import Acknowledged, Acknowledging, Event, Given, Sent, Stored, check, missing, run_of
+from tests.failover.grpc_load import GROUPS, ORDERED, PUSH
+from tests.failover.members import READY_S, Members, read_topic, until
+from tests.interop.processes import Child, free_ports
+
+SETTINGS: Mapping[str, object] = {
+    "transactionTimeOut": 3000,
+    "transactionCheckInterval": 3000,
+    "transactionCheckMax": 1000,
+}
+"""For each member"""
+TYPES = {"Grpc-normal": "NORMAL", "Grpc-delay": "DELAY", "Grpc-fifo": "FIFO", "Grpc-half": "TRANSACTION"}
+RETRIES_MAX = 100
+"""More than any message needs here: there must be no dead letters"""
+CONSUME_TIMEOUT_MINUTES = 1
+"""Invisible time of a PushConsumer's messages"""
+KEPT_S = 10.0
+"""How long a front keeps the messages of a PushConsumer that has lost its connection (in_flight.py)"""
+PROGRESS_S = 240.0
+"""Longest time until clients have found the new master: some ask again every 30 s"""
+REST_S = 400.0
+"""Longest time until everything is acknowledged after the last failover"""
+AGAIN_S = 0.5
+SETTLE_S = 15.0
+"""Time for messages that come again although they are acknowledged: more than the invisible time"""
+
+
+class GrpcClients:
+    """The processes of grpc_load.py, and what they have noted."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._clients: list[Child] = []
+        self._handles: dict[tuple[str, str], int] = {}
+        """(group, handle) -> index of the delivery in `events`"""
+        self.events: list[Event] = []
+        self.failed: Counter[str] = Counter()
+        """Calls that failed, by what they were and why"""
+        self._repeated = 0
+
+    async def start(self) -> None:
+        """Creates topics and groups, and starts a front and the clients."""
+        members = self._members
+        while True:
+            try:
+                await _set_up(members.name_server)
+                break
+            except ClientError:  # a change of master that the load caused
+                await trio.sleep(AGAIN_S)
+        places = {"members": members.grpc_endpoints(), "front": await self._start_front()}
+        for name, endpoints in places.items():
+            command = [sys.executable, "-m", "tests.failover.grpc_load", endpoints, name]
+            home = members.folder / f"home-{name}"
+            home.mkdir()
+            environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
+            self._clients.append(
+                members.children.start_soon(f"clients-{name}", command, environment=environment, on_line=self._take)
+            )
+
+    async def _start_front(self) -> str:
+        members, port = self._members, free_ports()
+        keys = (f"namesrvAddr={members.name_server}", f"bindAddress={members.places.own}", f"grpcListenPort={port}")
+        settings = [word for key in keys for word in ("--set", key)]
+        front = members.children.start_soon("front", [sys.executable, "-m", "ha.proxy", *settings])
+        await front.wait_line("^READY", READY_S)
+        return f"{members.places.own}:{port}"
+
+    def _take(self, line: str) -> None:
+        """Adds a line of a client's output to the events."""
+        what, *values = json.loads(line)
+        match what:
+            case "sent":
+                key, kind, fifo, number, due_s = values
+                self.events.append(Sent(key.encode(), kind, (fifo, number), due_s))
+            case "stored":
+                self.events.append(Stored(values[0].encode()))
+            case "given":
+                group, key, handle, asked_s, given_s = values
+                pop_time_ms, invisible_ms = map(int, handle.split(" ")[1:3])
+                hidden_to_s = (pop_time_ms + invisible_ms) / 1000
+                if group == PUSH:
+                    hidden_to_s = min(hidden_to_s, given_s + KEPT_S)
+                self._handles[group, handle] = len(self.events)
+                self.events.append(Given(group, key.encode(), handle, asked_s, given_s, hidden_to_s))
+            case "hidden":
+                self._hide(*values)
+            case "acknowledging":
+                self.events.append(Acknowledging(*values))
+            case "acknowledged":
+                self.events.append(Acknowledged(*values))
+            case "failed":
+                self.failed[" ".join(values)] += 1
+
+    def _hide(self, group: str, handle: str, hidden_to_s: float) -> None:
+        """Changes the time from which a message may come again."""
+        at = self._handles[group, handle]
+        given = self.events[at]
+        assert isinstance(given, Given)
+        hidden_to_s = min(hidden_to_s, given.hidden_to_s)
+        self.events[at] = Given(group, given.key, handle, given.asked_s, given.given_s, hidden_to_s)
+
+    async def go_on(self, count: int) -> None:
+        """Waits until `count` more acknowledgements were answered to each group."""
+
+        def numbers() -> Counter[str]:
+            return Counter(event.group for event in self.events if isinstance(event, Acknowledged))
+
+        before = numbers()
+        await until(
+            f"{count} messages for each group",
+            lambda: all(numbers()[group] - before[group] >= count for group in GROUPS),
+            PROGRESS_S,
+        )
+
+    async def violations(self) -> list[str]:
+        """Stops the senders, waits until everything is acknowledged, and returns the broken promises."""
+        for client in self._clients:
+            await client.stdin.send_all(b"stop\n")
+        left = await self._rest()
+        await trio.sleep(SETTLE_S)
+        copies_s: dict[bytes, list[float]] = {}
+        for topic in TYPES:
+            for message in await read_topic(self._members.name_server, topic):
+                copies_s.setdefault(message.body, []).append(message.store_timestamp_ms / 1000)
+        found = [str(violation) for violation in check(self.events, copies_s, GROUPS)]
+        self._repeated = sum(len(times) > 1 for times in copies_s.values())
+        return found + [f"after {REST_S:g} s, group {group} still has to be given {key!r}" for group, key in left]
+
+    async def _rest(self) -> list[tuple[str, bytes]]:
+        """Waits until everything is acknowledged; returns what is not, if that takes too long."""
+        give_up_at = trio.current_time() + REST_S
+        while True:
+            left = missing(run_of(self.events), GROUPS) or self._in_flight()
+            if not left or trio.current_time() > give_up_at:
+                return left
+            await trio.sleep(1.0)
+
+    def _in_flight(self) -> list[tuple[str, bytes]]:
+        """What the master still has in flight for any group."""
+        master = self._members.master_id
+        count = -1 if master is None else self._members.status(master)["pop"]["in_flight_count"]
+        return [("any", b"%d in flight" % count)] if count else []
+
+    def figures(self) -> Counter[str]:
+        """What the clients did, for a table."""
+        run = run_of(self.events)
+        found = Counter(
+            {
+                "sends": len(run.sent),
+                "sends answered OK": len(run.stored),
+                "messages with several copies in the log": self._repeated,
+                "deliveries": sum(map(len, run.deliveries.values())),
+                "of these again": sum(
+                    len(given) - len({each.key for each in given}) for given in run.deliveries.values()
+                ),
+                "acknowledgements answered OK": len(run.acknowledged_s),
+            }
+        )
+        return found + Counter({f"failed: {what}": count for what, count in self.failed.items()})
+
+
+async def _set_up(name_server: str) -> None:
+    """Creates topics and groups. ClientError."""
+    async with Admin(name_server) as admin:
+        for topic, message_type in TYPES.items():
+            await admin.create_topic(topic, queue_count=4, attributes={"message.type": message_type})
+            await admin.route(topic)  # on no broker, if none was master
+        for group in GROUPS:
+            await admin.create_group(
+                GroupConfig(
+                    group_name=group,
+                    consume_message_orderly=group == ORDERED,
+                    retry_max_times=RETRIES_MAX,
+                    consume_timeout_minute=CONSUME_TIMEOUT_MINUTES,
+                )
+            )
