@@ -207,7 +207,7 @@ class AclGuard:
             raise AclRefusal(dialect, NO_TLS, is_authentication=True)
         if not access_key:
             raise AclRefusal(dialect, dialect.no_key, is_authentication=True)
-        account = self._account(access_key)
+        account = self.account(access_key)
         if account is None:
             raise AclRefusal(dialect, dialect.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=True)
         if account.trusts(host):
@@ -219,7 +219,8 @@ class AclGuard:
             raise AclRefusal(dialect, dialect.wrong_signature.format(access_key), is_authentication=True)
         return account
 
-    def _account(self, access_key: str) -> Account | None:
+    def account(self, access_key: str) -> Account | None:
+        """The account of an access key, or None."""
         account: Account | None = self.policy.account(access_key)
         if account is None and self.users is not None:
             account = self.users.account(access_key)
@@ -235,7 +236,7 @@ class AclGuard:
         host = connection.peer[0]
         if connection.is_own or self._admits(host):
             return True
-        account = self._account(access_key)
+        account = self.account(access_key)
         if account is None or account.fault:
             return False
         return account.trusts(host) or not account.denial_of(resource, right, host)
@@ -245,7 +246,7 @@ class AclGuard:
         access_key, host = command.ext_fields.get(ACCESS_KEY, ""), connection.peer[0]
         if self.may(connection, access_key, resource, right):
             return
-        account = self._account(access_key)
+        account = self.account(access_key)
         if account is None:  # deleted since the request was admitted, or it needed none
             refusal = AclRefusal(ACL2, ACL2.unknown_key.format(access_key[:_SHOWN_MAX]), is_authentication=False)
         else:
@@ -259,7 +260,7 @@ class AclGuard:
         host = connection.peer[0]
         if connection.is_own or self._admits(host):
             return True
-        account = self._account(command.ext_fields.get(ACCESS_KEY, ""))
+        account = self.account(command.ext_fields.get(ACCESS_KEY, ""))
         return account is not None and (account.is_admin or account.trusts(host))
 
     # For calls of gRPC clients
@@ -298,7 +299,7 @@ class AclGuard:
         host = peer[0]
         if self._admits(host) or call in self._options.unauthorized_codes:
             return
-        account = self._account(access_key)
+        account = self.account(access_key)
         if account is not None and account.trusts(host):
             return
         for resource, right in needs:

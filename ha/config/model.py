@@ -390,6 +390,11 @@ class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
     """s without a call after which a connection is closed"""
     message_size_max: PositiveInt = _key("maxMessageSize", 4_194_304)
     """bytes of a body; not more than the brokers accept"""
+    authentication_enabled: bool = _key("authenticationEnabled", False)
+    """whether every call must be signed by a user of the brokers (or by an account of plain_acl.yml); requires
+    brokerAccessKey, which must be a super user; see docs/security.md"""
+    authorization_enabled: bool = _key("authorizationEnabled", False)
+    """whether the policies of users are checked here, too; requires authenticationEnabled"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
     log_format: Literal["text", "json"] = _key("logFormat", "text")
 
@@ -403,10 +408,19 @@ class ProxyConfig(LinkKeys, frozen=True, kw_only=True):
         derive_tls(self)
         derive_acl(self)
         derive_link(self)
-        errors = check_tls(self) + check_acl(self, has_tls=self.takes_tls) + check_link(self)
-        if self.broker_access_key and not self.acl_enable:
-            reason = "requires aclEnable=true: without it, the front does not know whose requests it signs"
-            errors.append(ConfigError("brokerAccessKey", reason, "no value, or aclEnable=true"))
+        has_users = self.authentication_enabled
+        errors = check_tls(self) + check_acl(self, has_tls=self.takes_tls, has_users=has_users) + check_link(self)
+        if self.broker_access_key and not (self.acl_enable or has_users):
+            reason = "requires access control: without it, the front does not know whose requests it signs"
+            errors.append(
+                ConfigError("brokerAccessKey", reason, "no value, aclEnable=true or authenticationEnabled=true")
+            )
+        if has_users and not self.broker_access_key:
+            reason = "is required with authenticationEnabled=true, to read users from brokers"
+            errors.append(ConfigError("brokerAccessKey", reason, "a super user of the brokers"))
+        if self.authorization_enabled and not has_users:
+            reason = "requires authenticationEnabled=true: rights belong to users who have signed"
+            errors.append(ConfigError("authorizationEnabled", reason, "false, or authenticationEnabled=true"))
         raise_errors(errors)
 
 

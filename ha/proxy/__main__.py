@@ -54,15 +54,18 @@ async def serve_proxy(config: ProxyConfig) -> AsyncIterator[str]:
         open_cluster(config.name_servers, links, connect=tls.connect, sign=access.sign) as cluster,
         trio.open_nursery() as nursery,
     ):
+        users = access.attach_users(config, cluster)
         front = cluster.front = Front(
             cluster,
             FrontOptions(message_size_max=config.message_size_max),
             client_id=f"front@{host}:{port}@{os.getpid()}@{time.time_ns():x}",
             wall_clock_ms=wall_clock_ms,
-            access=access.calls,
+            access=access.calls(users),
         )
         server = GrpcServer(front, options, tls=tls.port, poller=poller)
         nursery.start_soon(keep_fresh, tls.credentials, FILE_CHECK_INTERVAL_S, trio.to_thread.run_sync)
+        if users is not None:
+            nursery.start_soon(users.serve)
         if access.files is not None and access.guard is not None:
             nursery.start_soon(access.files.keep_loaded, access.guard, FILE_CHECK_INTERVAL_S)
         await nursery.start(front.serve_clients)

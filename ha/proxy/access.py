@@ -16,10 +16,12 @@ Source: DefaultAuthorizationContextBuilder. Unlike there, all topics of a call a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from ha.acl import AclGuard, AclRefusal, Right
+from ha.acl.grpc_signature import read_signature
+from ha.errors import RemoteProtocolError
 from ha.grpc import Call
 from ha.protocol.acl import AclCredentials, sign
 from ha.protocol.remoting import RemotingCommand
@@ -36,18 +38,25 @@ SETTINGS = "TelemetryCommand"
 Needs = Iterator[tuple[str, int]]
 
 
+LoadUser = Callable[[str], Awaitable[None]]
+"""Makes the account of an access key known to the guard, if there is one. BrokerUnreachable."""
+
+
 class GuardedCalls:
     """Checks calls with a guard. The access key of the last call is that of the client at the broker."""
 
-    def __init__(self, guard: AclGuard) -> None:
+    def __init__(self, guard: AclGuard, load_user: LoadUser | None = None) -> None:
         self._guard = guard
+        self._load_user = load_user
 
-    def check(self, session: Session, call: Call, request: Any) -> None:
-        """Authenticates a call, and checks the rights of its request. Raises CallRefused."""
+    async def check(self, session: Session, call: Call, request: Any) -> None:
+        """Authenticates a call, and checks the rights of its request. Raises CallRefused, BrokerUnreachable."""
         peer = session.connection.peer
         name = SETTINGS if call.method == "Telemetry" else f"{call.method}Request"
         full_name = f"{PACKAGE}.{name}"
         metadata = {key: value for key in METADATA if (value := call.metadata(key.encode()))}
+        if self._load_user is not None:
+            await self._load_user(_claimed_access_key(metadata))
         try:
             access_key = self._guard.authenticate(
                 metadata, peer, full_name, is_encrypted=session.connection.is_encrypted
@@ -62,8 +71,8 @@ class GuardedCalls:
 class Signatures:
     """Signs requests to brokers and name servers, so that brokers check the rights of the client that made the call.
 
-    A client's requests are signed with its own key, which the front knows from its plain_acl.yml; the front's own with
-    `own`. The signature of a gRPC call can't be passed on: it covers only the time in the call.
+    A client's requests are signed with its own key, which the front's guard knows; the front's own with `own`. The
+    signature of a gRPC call can't be passed on: it covers only the time in the call.
     """
 
     def __init__(self, guard: AclGuard, own: AclCredentials | None) -> None:
@@ -75,8 +84,16 @@ class Signatures:
         if session is None:
             if self._own is not None:
                 self._own.sign(command)
-        elif (account := self._guard.policy.account(session.access_key)) is not None:
+        elif (account := self._guard.account(session.access_key)) is not None:
             sign(command, account.access_key, account.key)
+
+
+def _claimed_access_key(metadata: dict[str, str]) -> str:
+    """Returns the access key in a call's metadata; "" if there is none, or the metadata are malformed."""
+    try:
+        return read_signature(metadata).access_key
+    except RemoteProtocolError:
+        return ""
 
 
 def _needs(name: str, request: Any) -> Needs:

@@ -137,23 +137,14 @@ class Cluster:
         if (known := self._groups.find(group)) is not None:
             return known[0]
         header = GroupRequest(group=group)
-        reason = "no broker has a master"
-        if not self._masters:
-            await self._find_masters()
-        for broker_name in list(self._masters):
-            command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
-            try:
-                answer = await self.invoke(None, broker_name, command)
-            except BrokerUnreachable as error:
-                reason = str(error)
-                continue
-            # A broker that may create the group does so when it is first used.
-            found = GroupConfig(group_name=group)
-            if answer.code == ResponseCode.SUCCESS and answer.body:
-                found = java_json.read_as(GroupConfig, answer.body)
-            self._groups.add(group, found)
-            return found
-        raise BrokerUnreachable(f"consumer group {group}: {reason}")
+        command = RemotingCommand(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields=header.to_ext_fields())
+        answer = await self.ask_any(command)
+        # A broker that may create the group does so when it is first used.
+        found = GroupConfig(group_name=group)
+        if answer.code == ResponseCode.SUCCESS and answer.body:
+            found = java_json.read_as(GroupConfig, answer.body)
+        self._groups.add(group, found)
+        return found
 
     async def invoke(
         self, session: Session | None, broker_name: str, command: RemotingCommand, timeout_s: float = BROKER_TIMEOUT_S
@@ -171,6 +162,18 @@ class Cluster:
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
             self._forget_master(broker_name, address)
         return answer
+
+    async def ask_any(self, command: RemotingCommand) -> RemotingCommand:
+        """Sends a request of the front itself to the first broker that answers. BrokerUnreachable."""
+        if not self._masters:
+            await self._find_masters()
+        failure = BrokerUnreachable("no broker has a master")
+        for broker_name in list(self._masters):
+            try:
+                return await self.invoke(None, broker_name, command)
+            except BrokerUnreachable as error:
+                failure = error
+        raise failure
 
     async def _find_master(self, broker_name: str) -> str:
         """Returns the address of a broker's master, from the name servers. BrokerUnreachable."""

@@ -114,15 +114,17 @@ class Front:
             return
         try:
             if self._access is not None:
-                self._access.check(session, call, None)
+                await self._access.check(session, call, None)
         except CallRefused as refused:
             call.finish(Status.INVALID_ARGUMENT, refused.message)
+        except BrokerUnreachable as error:
+            call.finish(Status.UNAVAILABLE, str(error))
         else:
             await self._telemetry.serve(session, call)
 
     async def _serve_receive(self, call: Call) -> None:
         try:
-            session, request = self._admit(call)
+            session, request = await self._admit(call)
             await self._receiving.receive(session, call, request)
         except (CallRefused, RemoteProtocolError, BrokerUnreachable) as error:
             await self._receiving.finish(call, *self._status_of(error))
@@ -131,7 +133,7 @@ class Front:
         request = None
         with trio.move_on_after(min(call.timeout_s, _UNARY_TIMEOUT_S_MAX)) as deadline:
             try:
-                session, request = self._admit(call)
+                session, request = await self._admit(call)
                 response = await method(session, request)
             except (CallRefused, RemoteProtocolError, BrokerUnreachable) as error:
                 response = with_status(call.method + "Response", *self._status_of(error))
@@ -143,14 +145,14 @@ class Front:
         if deadline.cancelled_caught:
             call.finish(Status.DEADLINE_EXCEEDED, "the call took too long")
 
-    def _admit(self, call: Call) -> tuple[Session, Any]:
-        """Returns the client of a call and its request. Raises CallRefused, RemoteProtocolError."""
+    async def _admit(self, call: Call) -> tuple[Session, Any]:
+        """Returns the client of a call and its request. Raises CallRefused, RemoteProtocolError, BrokerUnreachable."""
         session = self._session(call)
         if session is None:
             raise CallRefused(Code.CLIENT_ID_REQUIRED, "x-mq-client-id is missing, too long, or one too many")
         request = parse(call.method + "Request", call.message)
         if self._access is not None:
-            self._access.check(session, call, request)
+            await self._access.check(session, call, request)
         return session, request
 
     def _status_of(self, error: CallRefused | RemoteProtocolError | BrokerUnreachable) -> tuple[Code, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ha.acl import AclGuard, guard_options
+from ha.acl import AclGuard, UserAccounts, guard_options
 from ha.config import ProxyConfig
 from ha.config.link_keys import ACL_KEY_LENGTH_MIN
 from ha.protocol.acl import AclCredentials
@@ -17,7 +17,8 @@ from ha.tls.handshake import Handshakes
 from ha.tls.ports import connecting, load_client, load_server, securing
 
 from .access import GuardedCalls, Signatures
-from .cluster import Sign
+from .cluster import Cluster, Sign
+from .users import BrokerUsers
 
 if TYPE_CHECKING:
     from ha.acl.policy_files import AclPolicyFiles
@@ -48,24 +49,42 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     guard: AclGuard | None = None
     files: AclPolicyFiles | None = None
-    """The files of `guard`"""
-    calls: GuardedCalls | None = None
+    """The files of `guard`, with aclEnable"""
     sign: Sign = lambda session, command: None
+
+    def attach_users(self, config: ProxyConfig, cluster: Cluster) -> BrokerUsers | None:
+        """Makes `guard` look for accounts among the brokers' users, and returns these; None without
+        authenticationEnabled."""
+        if self.guard is None or not config.authentication_enabled:
+            return None
+        users = BrokerUsers(cluster.ask_any, has_policies=config.authorization_enabled)
+        self.guard.users = UserAccounts(
+            users.find, lambda: users.count, cluster="", authorizes=config.authorization_enabled
+        )
+        return users
+
+    def calls(self, users: BrokerUsers | None) -> GuardedCalls | None:
+        """Returns the check of calls; None without access control."""
+        if self.guard is None:
+            return None
+        return GuardedCalls(self.guard, None if users is None else users.load)
 
 
 async def read_access(config: ProxyConfig) -> FrontAccess:
     """Reads the files that `config` names. ConfigError."""
-    if not config.acl_enable:
+    if not (config.acl_enable or config.authentication_enabled):
         return FrontAccess()
-    from ha.acl.policy_files import system_policy_files
+    files = policy = None
+    if config.acl_enable:
+        from ha.acl.policy_files import system_policy_files
 
-    files = system_policy_files(config.acl_file, config.acl_directory)
-    guard = AclGuard(await files.load(), guard_options(config))
+        files = system_policy_files(config.acl_file, config.acl_directory)
+        policy = await files.load()
+    guard = AclGuard(policy, guard_options(config))
     own = None
     if config.broker_access_key:
         own = AclCredentials(config.broker_access_key, await _secret(config))
-    signatures = Signatures(guard, own)
-    return FrontAccess(guard=guard, files=files, calls=GuardedCalls(guard), sign=signatures.sign)
+    return FrontAccess(guard=guard, files=files, sign=Signatures(guard, own).sign)
 
 
 async def _secret(config: ProxyConfig) -> str:

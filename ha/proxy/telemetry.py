@@ -28,8 +28,9 @@ CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 
 class Access(Protocol):
     """Access control of calls."""
 
-    def check(self, session: Session, call: Call, request: Any) -> None:
-        """Authenticates a call by its metadata and checks the client's permissions. Raises CallRefused.
+    async def check(self, session: Session, call: Call, request: Any) -> None:
+        """Authenticates a call by its metadata and checks the client's permissions. Raises CallRefused,
+        BrokerUnreachable.
 
         `request`: of a Telemetry stream None at first, then each TelemetryCommand with settings.
         """
@@ -72,7 +73,7 @@ class Telemetry:
         if not command.HasField("settings"):
             return  # the results of commands that this front does not send
         if self._access is not None:
-            self._access.check(session, call, command)
+            await self._access.check(session, call, command)
         settings = command.settings
         if settings.HasField("publishing"):
             session.settings = settings

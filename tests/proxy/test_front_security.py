@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from rocketmq.grpc_protocol import definition_pb2 as definition
@@ -15,7 +16,7 @@ from rocketmq.grpc_protocol import definition_pb2 as definition
 from ha.config import ProxyConfig, load_config
 from ha.errors import ConfigError
 from ha.node import Node, open_node
-from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserConfig
+from ha.protocol.access_bodies import ALLOW, CUSTOM, DISABLE, PolicyEntryInfo, PolicyInfo, UserConfig
 from ha.protocol.bodies import TopicConfig
 from ha.proxy.__main__ import serve_proxy
 from tests.docs.pages import ROOT
@@ -47,12 +48,14 @@ def pki(tmp_path: Path) -> Pki:
 
 
 @asynccontextmanager
-async def opened(folder: Path, pki: Pki, front_file: str, *access_control: str) -> AsyncIterator[tuple[Node, str]]:
+async def opened(
+    folder: Path, pki: Pki, *front_keys: str, broker_keys: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Node, str]]:
     """A master that requires certificates and signatures, and the address of a front before it."""
     required = ("tls.server.mode=enforcing", "tls.server.need.client.auth=require")
-    if not access_control:
-        access_control = "aclEnable=true", acl_file(folder / "broker.yml", FRONT, SENDER, READER)
-    async with open_node(settings(folder, "ASYNC_MASTER", *server(pki), *required, *access_control)) as node:
+    if not broker_keys:
+        broker_keys = "aclEnable=true", acl_file(folder / "broker.yml", FRONT, SENDER, READER)
+    async with open_node(settings(folder, "ASYNC_MASTER", *server(pki), *required, *broker_keys)) as node:
         for topic in ("t", "other"):
             assert await node.broker.topics.update(TopicConfig(topic_name=topic)) == ""
         secret = folder / "secret"
@@ -60,7 +63,7 @@ async def opened(folder: Path, pki: Pki, front_file: str, *access_control: str) 
         secret.chmod(0o600)
         keys = (
             *(f"namesrvAddr={node.name_server_address}", "grpcListenPort=0", *client(pki, "front")),
-            *(front_file, "brokerAccessKey=the-front", f"brokerSecretKeyFile={secret}"),
+            *(*front_keys, "brokerAccessKey=the-front", f"brokerSecretKeyFile={secret}"),
         )
         (folder / "front.conf").write_text(EXAMPLE)
         config = load_config(ProxyConfig, file=folder / "front.conf", settings=keys).config
@@ -99,7 +102,8 @@ async def test_brokers_check_the_policies_of_users_behind_a_front(tmp_path: Path
     file = acl_file(tmp_path / "front.yml", FRONT, GENEROUS)
     root = {"username": "the-front", "password": "secret-of-front"}
     users = (f"{key}=true" for key in ("authenticationEnabled", "authorizationEnabled"))
-    async with opened(tmp_path, pki, file, *users, f"initAuthenticationUser={json.dumps(root)}") as (node, address):
+    broker_keys = (*users, f"initAuthenticationUser={json.dumps(root)}")
+    async with opened(tmp_path, pki, file, broker_keys=broker_keys) as (node, address):
         entry = PolicyEntryInfo(resource="Topic:t", actions=["Pub"], decision=ALLOW)
         policy = PolicyInfo(policy_type=CUSTOM, entries=[entry])
         user = UserConfig(username="the-sender", password="secret-of-sender", policies=[policy])
@@ -110,12 +114,41 @@ async def test_brokers_check_the_policies_of_users_behind_a_front(tmp_path: Path
         assert (refused.code, "User:the-sender has no permission" in refused.message) == (Code.FORBIDDEN, True)
 
 
+async def test_a_front_reads_users_from_brokers(tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no accounts of its own."""
+    monkeypatch.setattr("ha.proxy.users.REFRESH_S", 0.2)
+    root = {"username": "the-front", "password": "secret-of-front"}
+    users = ("authenticationEnabled=true", "authorizationEnabled=true")
+    keys = ("aclEnable=false", *users)
+    initial = f"initAuthenticationUser={json.dumps(root)}"
+    async with opened(tmp_path, pki, *keys, broker_keys=(*users, initial)) as (node, address):
+        table = node.broker.tables.users
+        entry = PolicyEntryInfo(resource="Topic:t", actions=["Pub"], decision=ALLOW)
+        policy = PolicyInfo(policy_type=CUSTOM, entries=[entry])
+        user = UserConfig(username="the-sender", password="secret-of-sender", policies=[policy])
+        assert await table.put(user) == ""
+        sender = signed(address, "the-sender", "secret-of-sender")
+        assert (await sender.send(message("t"))).status.code == Code.OK
+        assert (await sender.send(message("other"))).status.code == Code.FORBIDDEN
+        for stranger in (
+            signed(address, "the-sender", "wrong"),
+            signed(address, "nobody", "secret-of-sender"),
+            Client(address),
+        ):
+            assert (await stranger.send(message("t"))).status.code == Code.UNAUTHORIZED
+        assert await table.put(msgspec.structs.replace(user, user_status=DISABLE)) == ""
+        with trio.fail_after(30):
+            while (code := (await sender.send(message("t"))).status.code) == Code.OK:
+                pass
+        assert code == Code.UNAUTHORIZED
+
+
 async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> None:
     """It asks for the type of a topic, registers for its transactions, and is asked about them."""
     file = acl_file(tmp_path / "front.yml", FRONT, SENDER)
     broker_file = acl_file(tmp_path / "broker.yml", FRONT, SENDER)
     fast = ("transactionTimeOut=500", "transactionCheckInterval=500")
-    async with opened(tmp_path, pki, file, "aclEnable=true", broker_file, *fast) as (node, address):
+    async with opened(tmp_path, pki, file, broker_keys=("aclEnable=true", broker_file, *fast)) as (node, address):
         topic = TopicConfig(topic_name="t", attributes={"message.type": "TRANSACTION"})
         assert await node.broker.topics.update(topic) == ""
         sender = signed(address, "the-sender", "secret-of-sender")
@@ -135,6 +168,8 @@ async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> No
         (["brokerAccessKey=the-front", "brokerSecretKey=secret-of-front"], "brokerAccessKey"),
         (["aclEnable=true", "brokerAccessKey=the-front"], "brokerSecretKey"),
         (["tls.client.keyPath=k.pem"], "tls.client.certPath"),
+        (["authenticationEnabled=true"], "brokerAccessKey"),
+        (["aclEnable=true", "authorizationEnabled=true"], "authorizationEnabled"),
     ],
 )
 def test_contradictions_are_refused(settings: list[str], key: str) -> None:
