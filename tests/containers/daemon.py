@@ -29,6 +29,7 @@ PROGRAMS = ("dockerd", "docker", "containerd", "runc", "iptables", "ip", "unshar
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _CLIENT_TIMEOUT_S = 300.0
+_CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 # The shell reaps what the daemon leaves and passes SIGTERM on. It has no `exec`: PID 1 of a namespace has to do both.
 _FIRST_PROCESS = 'ip link set lo up; trap "kill -TERM \\$!" TERM; "$@" & wait $!; wait $!'
@@ -78,9 +79,25 @@ class Docker:
 
     def kill_process(self, name: str) -> None:
         """Kills the first process of a container behind Docker's back, as a crash does: the restart policy applies."""
-        pid = self.inspect(name)["State"]["Pid"]
-        namespaces = [f"--target={self._first_process}", "--pid", "--mount"]
-        _run(["nsenter", *namespaces, "--", "kill", "-KILL", str(pid)], os.environ, 10)
+        _run([*self._enter, "kill", "-KILL", str(self._process(name))], os.environ, 10)
+
+    def run_outside_network(self, name: str, command: Sequence[str], timeout_s: float = _CLIENT_TIMEOUT_S) -> str:
+        """Runs a command in the container, except for its network, which is this machine's: package indexes are
+        reachable from a container without a network. Returns its standard output. DockerError with all of its output.
+        """
+        into_container = ["nsenter", f"--target={self._process(name)}", "--mount", "--pid", "--ipc", "--uts", "--"]
+        environment = [f"PATH={_CONTAINER_PATH}", *self.inspect(name)["Config"]["Env"]]
+        return _run([*self._enter, *into_container, "env", "-i", *environment, *command], os.environ, timeout_s)
+
+    def _process(self, name: str) -> int:
+        """The first process of a container, as numbered in the daemon's PID namespace."""
+        pid: int = self.inspect(name)["State"]["Pid"]
+        return pid
+
+    @property
+    def _enter(self) -> list[str]:
+        """Prefix that runs a command among the daemon's processes and mounts, but in this machine's network."""
+        return ["nsenter", f"--target={self._first_process}", "--pid", "--mount", "--"]
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -105,14 +122,14 @@ def _run(command: Sequence[str], environment: Mapping[str, str], timeout_s: floa
 
 
 @contextmanager
-def open_docker(folder: Path, compose: Path, *, network: Literal["host", "own"]) -> Iterator[Docker]:
+def open_docker(folder: Path, compose: Path | None = None, *, network: Literal["host", "own"]) -> Iterator[Docker]:
     """Starts a daemon whose files are below `folder` and stops it, with all its containers, in the end.
 
     `compose` is the client's plugin of that name. DaemonNotStartedError with the end of the daemon's log.
     """
     plugin = folder / "client" / "cli-plugins" / "docker-compose"
     plugin.parent.mkdir(parents=True, exist_ok=True)
-    if not plugin.exists():
+    if compose and not plugin.exists():
         plugin.symlink_to(compose)
     cgroup = f"halog-{os.getpid()}-{network}"
     daemon = [

@@ -1,7 +1,8 @@
 """What the container tests need besides Docker, made from Debian's packages once and kept below ~/.cache/halog.
 
 No image registry is asked: the base image named in the Dockerfile is replaced by a Debian of the same release with the
-same Python version, and etcd's image by Debian's etcd. Docker Compose is Debian's, too.
+same Python version, and etcd's image by Debian's etcd. Docker Compose is Debian's, too. `fetch_debian` replaces the
+images that have Debian and nothing else.
 """
 
 import fcntl
@@ -9,7 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,19 +52,34 @@ class Parts:
 
 def fetch_parts() -> Parts:
     """Returns the parts, made first if the cache lacks them. RuntimeError with the output of what failed."""
+    trusted = CERTIFICATES.read_bytes() if CERTIFICATES.exists() else b""
+    folder = _cached(RELEASE, repr((_BASE_PACKAGES, _TOOLS, _UNUSED)).encode() + trusted, lambda it: _make(it, trusted))
+    return Parts(folder / "base.tar", folder / "docker-compose", folder / "etcd")
+
+
+def fetch_debian(release: str) -> Path:
+    """Returns a tar archive of the root file system of a Debian with apt, but without Python. Errors: `fetch_parts`."""
+
+    def make(folder: Path) -> None:
+        _run("debootstrap", "--variant=minbase", release, str(folder / "root"))
+        _archive(folder / "root", folder / "base.tar")
+
+    return _cached(f"bare-{release}", repr(_UNUSED).encode(), make) / "base.tar"
+
+
+def _cached(name: str, recipe: bytes, make: Callable[[Path], None]) -> Path:
+    """Returns the folder that `make` fills, from the cache if it was filled by the same recipe."""
     cache = Path.home() / ".cache" / "halog" / "containers"
     cache.mkdir(parents=True, exist_ok=True)
-    trusted = CERTIFICATES.read_bytes() if CERTIFICATES.exists() else b""
-    key = hashlib.sha256(repr((_BASE_PACKAGES, _TOOLS, _UNUSED)).encode() + trusted).hexdigest()[:12]
-    folder = cache / f"{RELEASE}-{key}"
+    folder = cache / f"{name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
     with _locked(cache / "lock"):
         if not folder.exists():
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            _make(partial, trusted)
+            make(partial)
             partial.rename(folder)  # the final name is given only to a complete folder
-    return Parts(folder / "base.tar", folder / "docker-compose", folder / "etcd")
+    return folder
 
 
 @contextmanager
@@ -91,8 +107,13 @@ def _make(folder: Path, trusted: bytes) -> None:
         program = Path(path).name
         (unpacked / path).rename(folder / ("etcd" if program.startswith("etcd") else ".") / program)
         shutil.rmtree(unpacked)
+    _archive(root, folder / "base.tar")
+
+
+def _archive(root: Path, target: Path) -> None:
+    """Moves a root file system into a tar archive, without what an image does not need."""
     excluded = [f"--exclude=./{pattern}" for pattern in _UNUSED]
-    _run("tar", "--create", f"--file={folder / 'base.tar'}", f"--directory={root}", *excluded, ".")
+    _run("tar", "--create", f"--file={target}", f"--directory={root}", *excluded, ".")
     shutil.rmtree(root)
 
 

@@ -1,15 +1,12 @@
 """Runs the commands of the tutorial, failover.md, scaling.md and upgrading.md, except for installations."""
 
-import json
 import os
-import re
-from collections import defaultdict
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
-from scripts.demo import FLIGHT_COUNT, flights
+from scripts.demo import FLIGHT_COUNT
+from tests.docs import tutorial
 from tests.docs.pages import OWN_NETWORK, blocks, run_script, traced
 from tests.failover.etcd_servers import require_etcd
 
@@ -55,40 +52,15 @@ def test_scaling_page(tmp_path: Path) -> None:
     assert "broker-c: producers may send to its " in told
 
 
-def latest(count: int) -> tuple[str, float]:
-    """Returns the airline with the highest mean delay of the first `count` flights, and that delay in minutes."""
-    delays = defaultdict(list)
-    for message in flights(count):
-        flight = json.loads(message.body)
-        if flight["dep_delay"] is not None:
-            delays[flight["carrier"]].append(flight["dep_delay"])
-    return max(((carrier, mean(minutes)) for carrier, minutes in delays.items()), key=lambda each: each[1])
-
-
 @pytest.mark.processes
 @pytest.mark.spark
 @needs_root
 @pytest.mark.parametrize("count", [20_000, pytest.param(FLIGHT_COUNT, marks=pytest.mark.long)])
 def test_tutorial(count: int, tmp_path: Path) -> None:
-    """With the first `count` flights."""
-    install, *steps = blocks("tutorial.md")
+    """Runs tutorial.md with the first `count` flights."""
+    install, *steps = tutorial.blocks_with(count)
     assert "pip install '.[spark,demo]'" in install  # tests/packaging tests the installation
-    assert sum("for row in rows\n" in step for step in steps) == 1
-    script = traced(
-        ["ip link set lo up", *steps],
-        lambda text: text.replace("for row in rows\n", f"for row, _ in zip(rows, range({count}))\n"),
-    )
-    output = run_script(
-        script, tmp_path, prefix=OWN_NETWORK, environment={"SPARK_LOCAL_IP": "127.0.0.1"}, timeout_s=580
-    )
-    for expected in (f"{{'SEND_OK': {count}}}", '"carrier": "HA"', "SLAVE_NOT_AVAILABLE", "exit code 3"):
-        assert expected in output
-    carrier, minutes = latest(count)
-    table = output.partition("late_minutes")[2]
-    first = re.search(r"\| +(\w\w)\| *(\d+)\| *([\d.]+)\|", table)
-    assert first, table
-    assert first[1] == carrier
-    assert float(first[3]) == pytest.approx(minutes)
-    if count == FLIGHT_COUNT:
-        assert (carrier, round(minutes)) == ("F9", 20), "as the page says"
+    environment = {"SPARK_LOCAL_IP": "127.0.0.1"}
+    script = traced(["ip link set lo up", *steps])
+    tutorial.check(run_script(script, tmp_path, prefix=OWN_NETWORK, environment=environment, timeout_s=580), count)
     assert not list(tmp_path.iterdir()), "the last step removes everything"

@@ -19,10 +19,8 @@ README = (REPOSITORY / "README.md").read_text()
 
 pytestmark = pytest.mark.processes
 
-RUN_ELSEWHERE = {
-    "python3 -m venv .venv && . .venv/bin/activate": "tests/packaging/test_packages.py",
-    "pip install .": "tests/packaging/test_packages.py",
-}
+#: Run by scripts/first-hour; tests/packaging tests what is installed.
+INSTALLATION = ["apt install python3-venv", "python3 -m venv .venv && . .venv/bin/activate", "pip install ."]
 
 
 def code_blocks(language: str) -> list[str]:
@@ -46,7 +44,7 @@ def test_it_stays_short() -> None:
 def test_commands(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
     others = [line for line in lines if line and not line.startswith("ha ")]
-    assert set(others) == RUN_ELSEWHERE.keys()
+    assert others == INSTALLATION
     assert lines.index("ha master") < lines.index("ha slave")
     with Process("ha.cli", "master", *FREE_PORTS, directory=tmp_path) as master:
         ready = master.wait_ready()
