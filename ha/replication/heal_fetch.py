@@ -34,14 +34,7 @@ ANSWER_COUNT = 2
 
 
 class HealFetchError(Exception):
-    """The peer didn't send the bytes; the message says why. An expected failure, which is retried later.
-
-    `is_refusal`: the peer was reached, but doesn't have the bytes or doesn't send them.
-    """
-
-    def __init__(self, reason: str, *, is_refusal: bool = True) -> None:
-        super().__init__(reason)
-        self.is_refusal = is_refusal
+    """The peer didn't send the bytes; the message says why. An expected failure, which is retried later."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -64,7 +57,7 @@ async def fetch_range(
         with trio.fail_after(options.connect_timeout_s):
             stream = await connect(address)
     except (OSError, ConfigError, trio.TooSlowError, trio.BrokenResourceError) as error:
-        raise HealFetchError(f"{address} can't be reached: {error or 'no answer'}", is_refusal=False) from None
+        raise HealFetchError(f"{address} can't be reached: {error or 'no answer'}") from None
     try:
         if options.handshake is not None:
             refused = await authenticate_to_master(stream, options.handshake)
@@ -72,7 +65,7 @@ async def fetch_range(
                 raise HealFetchError(f"{address}: {refused}")
         return await _receive(stream, address, begin, end, options, segment_size)
     except (OSError, RemoteProtocolError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise HealFetchError(f"{address}: {error or 'the connection broke'}", is_refusal=False) from None
+        raise HealFetchError(f"{address}: {error or 'the connection broke'}") from None
     finally:
         await trio.aclose_forcefully(stream)
 

@@ -14,9 +14,9 @@ If a peer has only the start of a range, the part that can be proven without the
 checksums, or sound records whose position, size, queue offset and tags are in the consume queues here. The next peer is
 asked for the rest. A range that is too long for memory is written piece by piece, before its end is known.
 
-A range is given up for now, so that consumers skip it, once every known peer has answered that it doesn't have it, or
-has been unreachable for UNREACHABLE_ATTEMPTS attempts; at once if no peer is known. It is retried in any case, first
-after RETRY_S, then after twice as long each time, up to RETRY_S_MAX.
+After ATTEMPTS attempts a range is given up for now: consumers skip it. Not sooner, whatever the peers answer: after a
+restart, slaves that have the range may not be known yet. It is retried in any case, first after RETRY_S, then after
+twice as long each time, up to RETRY_S_MAX.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ha.store.log_repair import PIECE_BYTES
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-UNREACHABLE_ATTEMPTS = 5
-"""Attempts on peers that can't be reached: 15 s if they refuse the connection, longer if nothing answers. A peer that
-restarts is back by then."""
+ATTEMPTS = 6
+"""They take 31 s if peers answer at once, longer if none does. A peer that restarts is back by then, and one that runs
+has registered again at a restarted name server."""
 RETRY_S_MAX = 300.0
 
 
@@ -104,7 +104,7 @@ class Healer:
         for damage in ranges:
             began = damage.begin
             try:
-                trouble, is_final = await self._heal(damage, peers)
+                trouble = await self._heal(damage, peers)
             except OffsetGone:
                 self._log.damage.forget(damage.begin, damage.end)
                 continue
@@ -115,35 +115,33 @@ class Healer:
                 self._retry_at.pop(damage, None)  # the range is shorter now
             wait_s = min(2 * self._retry_at.get(damage, (0.0, RETRY_S / 2))[1], RETRY_S_MAX)
             self._retry_at[damage] = (trio.current_time() + wait_s, wait_s)
-            is_hopeless = is_final or wait_s >= RETRY_S * 2 ** (UNREACHABLE_ATTEMPTS - 1)
+            is_hopeless = wait_s >= RETRY_S * 2 ** (ATTEMPTS - 1)
             self._log.damage.failed(damage, trouble, is_hopeless=is_hopeless)
 
-    async def _heal(self, damage: DamagedRange, peers: list[str]) -> tuple[str, bool]:
-        """Heal one range; return why that failed, or "", and whether every peer was reached."""
+    async def _heal(self, damage: DamagedRange, peers: list[str]) -> str:
+        """Heal one range; return why that failed, or ""."""
         log = self._log
         if await log.is_sound(damage):
             return self._done(damage, "the disk, read again")
         if not peers:
-            return "no peer is known: on a master set healFrom to a slave's HA port", True
+            return "no peer is known: on a master set healFrom to a slave's HA port"
         troubles = []
-        is_final = True
         for peer in peers:
             try:
                 trouble = await self._heal_from(peer, damage)
             except HealFetchError as error:
                 trouble = str(error)
-                is_final = is_final and error.is_refusal
             except OSError as error:
                 trouble = f"it can't be written: {error}"
             if not trouble:
                 return self._done(damage, peer)
             troubles.append(trouble)
-        return "; ".join(troubles), is_final
+        return "; ".join(troubles)
 
-    def _done(self, damage: DamagedRange, source: str) -> tuple[str, bool]:
+    def _done(self, damage: DamagedRange, source: str) -> str:
         self._log.after_heal(damage)
         self._log.damage.healed(damage, source)
-        return "", True
+        return ""
 
     async def _heal_from(self, peer: str, damage: DamagedRange) -> str:
         log = self._log

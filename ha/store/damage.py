@@ -29,8 +29,8 @@ class DamagedRange(msgspec.Struct, eq=False):
     """Bytes [`begin`, `end`) of the log (physical offsets, within one segment) are not what was written.
 
     `by_checksum`: the range consists of blocks with a known checksum, or of the covered part of one; otherwise it
-    goes from the start of the first bad record to the next good one. `is_hopeless`: every known peer was asked in
-    vain since, or there is none. Times in ms since the epoch; `healed_ms` is 0 while it isn't healed.
+    goes from the start of the first bad record to the next good one. `is_hopeless`: no peer had it in time, so
+    consumers skip it. Times in ms since the epoch; `healed_ms` is 0 while it isn't healed.
     """
 
     begin: int

@@ -21,6 +21,7 @@ from ha.protocol.compression import Compression, compressed
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.record import Message, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
+from ha.replication import healer
 from ha.store.commitlog import UNLIMITED
 from tests.node.test_library import config
 
@@ -110,7 +111,8 @@ async def test_where_no_message_is(tmp_path: Path) -> None:
             assert isinstance(await dashboard.message_by_id(other), Missing)
 
 
-async def test_what_is_damaged_is_not_shown(tmp_path: Path) -> None:
+async def test_what_is_damaged_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healer, "ATTEMPTS", 1)
     async with master(tmp_path) as (node, dashboard):
         first, second = await put(node, b"1"), await put(node, b"2")
         damage = node.store.damage

@@ -342,3 +342,11 @@ def test_a_connection_to_a_machine_that_lost_power_has_ended_before_the_cluster_
     All logs were equal, so the simulator expected PUT_OK, although that slave was not connected.
     """
     assert outcome.faults["power"] == 1
+
+
+def test_a_damaged_timer_message_waits_for_a_slave_that_is_not_known_yet(outcome: Outcome) -> None:
+    """A master with a damaged segment restarts, and knows its slave 1.5 s later.
+
+    It gave the damage up at once, as no peer was known, and dropped a due timer message that the slave had.
+    """
+    assert outcome.faults["flip_bit"] == 1
