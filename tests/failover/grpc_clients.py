@@ -50,7 +50,7 @@ class GrpcClients:
         """(group, handle) -> index of the delivery in `events`"""
         self.events: list[Event] = []
         self.failed: Counter[str] = Counter()
-        """Calls that failed, by what they were and why"""
+        """Calls that failed, by what they were"""
         self._repeated = 0
 
     async def start(self) -> None:
@@ -104,7 +104,7 @@ class GrpcClients:
             case "acknowledged":
                 self.events.append(Acknowledged(*values))
             case "failed":
-                self.failed[" ".join(values)] += 1
+                self.failed[values[0]] += 1
 
     def _hide(self, group: str, handle: str, hidden_to_s: float) -> None:
         """Changes the time from which a message may come again."""
