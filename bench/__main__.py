@@ -5,7 +5,6 @@ targets and curves of a result file. See README.md.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 import sys
@@ -22,12 +21,11 @@ from bench.growth import GROWTH
 from bench.measure import machine
 from bench.plot import plot
 from bench.rounds import File, plan, run_blocks
-from bench.sides import Halog, Loopback, Peer, RocketMQ, Side, Terms, install
+from bench.sides import Halog, Loopback, Peer, RocketMQ, Side, Terms, install, peers_directory
 from bench.table import markdown
 
 ROCKETMQ = ("rocketmq-4.9.7", "rocketmq-5.5.0")
 PEERS = (*ROCKETMQ, "kafka", "nats", "redis", "postgres", "iperf3")
-_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "bench"
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -86,7 +84,7 @@ def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
     run.add_argument(
         "--peers-directory",
         type=Path,
-        default=Path(os.environ.get("HALOG_BENCH_PEERS") or _BESIDE),
+        default=peers_directory(),
         help="directory with peers/NAME/setup.sh, start.sh, … (default: $HALOG_BENCH_PEERS, or shared/bench next to"
         " the repository)",
     )

@@ -42,6 +42,11 @@ _STREAM_S = 5.0
 _LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
 
 
+def peers_directory() -> Path:
+    """Returns the directory with the peers' scripts: $HALOG_BENCH_PEERS, or shared/bench next to the repository."""
+    return Path(os.environ.get("HALOG_BENCH_PEERS") or Path(__file__).resolve().parents[2] / "shared" / "bench")
+
+
 class Run(NamedTuple):
     """One result of a case: a point, a name and figures."""
 

@@ -1,0 +1,159 @@
+"""Measures RocketMQ 5's Java client over gRPC, at halog's own port and at RocketMQ's proxy in local mode, in turns.
+
+Each side is one process with broker and gRPC port, an ASYNC_MASTER with ASYNC_FLUSH and no slave, started anew for each
+run. Bench5.java (`clients5` in the peers' directory) sends with 1, 16 and 64 in flight, then receives and acknowledges;
+its first sends warm the servers up. Needs Java 17 and Maven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+
+from bench.clients import RunError, output_of
+from bench.measure import alone, empty_folder, report, spread, watched
+from bench.sides import peers_directory
+from ha.client import Admin
+from scripts.nodes import cluster, reserved_ports
+
+VERSION = "5.5.0"
+PREFIX, TOPIC = "grpc", "grpc-bench"
+RECEIVE = "receive and ack"
+_DEFAULT_SIZES = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000"
+"""RocketMQ's; start-proxy.sh sets smaller ones"""
+_PROXY_PORT, _NAME_SERVER_PORT = 30881, 30876
+_SEND = re.compile(r"send flight=(\d+) (\d+)/s p50 ([\d.]+) ms p99 ([\d.]+) ms failed (\d+)")
+_RECEIVE = re.compile(r"receive\+ack (\d+)/s \(received \d+, acknowledged \d+, empty \d+, failed (\d+)\)")
+_RUN_S_MAX = 600.0
+
+
+class Server(NamedTuple):
+    """One running side."""
+
+    endpoint: str
+    name_server: str
+    pids: dict[str, int]
+
+
+@contextmanager
+def halog(directory: Path) -> Iterator[Server]:
+    """A master that serves gRPC itself."""
+    with empty_folder(directory) as folder, reserved_ports(1) as (port,):
+        keys = {"brokerRole": "ASYNC_MASTER", "grpcListenPort": port}
+        with cluster(folder, **keys) as nodes:
+            nodes.name_server.start()
+            nodes.master.start()
+            yield Server(f"127.0.0.1:{port}", nodes.name_server_address, {"master": nodes.master.pid})
+
+
+@contextmanager
+def rocketmq(directory: Path, scripts: Path) -> Iterator[Server]:
+    """Broker and proxy of RocketMQ in one process."""
+    stop = ["bash", scripts / "stop-proxy.sh", directory]
+    output_of(stop)  # left behind by a killed run
+    try:
+        start = ["bash", scripts / "start-proxy.sh", directory, VERSION, "local"]
+        output_of(start, {"CLEAN": "1", "BROKER_EXTRA": _DEFAULT_SIZES})
+        pid = int((directory / "run-proxy" / "proxy.pid").read_text())
+        yield Server(f"127.0.0.1:{_PROXY_PORT}", f"127.0.0.1:{_NAME_SERVER_PORT}", {"master": pid})
+    finally:
+        output_of(stop)
+
+
+async def create_topic(name_server: str) -> None:
+    """Creates the topic, which no gRPC call does."""
+    async with Admin(name_server) as admin:
+        await admin.create_topic(TOPIC, queue_count=8)
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """Returns the results in Bench5's output, without the warm-up. RunError if a call has failed."""
+    _, *sends = _SEND.findall(text)
+    received = _RECEIVE.search(text)
+    if len(sends) != 3 or received is None:
+        raise RunError(f"unexpected output: {text.strip()[-400:]}")
+    failed = sum(int(each[4]) for each in sends) + int(received[2])
+    if failed:
+        raise RunError(f"{failed} calls have failed: {text.strip()[-400:]}")
+    runs: list[dict[str, Any]] = [
+        {"what": f"send, {flight} in flight", "rate": float(rate), "p50_ms": float(p50), "p99_ms": float(p99)}
+        for flight, rate, p50, p99, _ in sends
+    ]
+    return [*runs, {"what": RECEIVE, "rate": float(received[1])}]
+
+
+def one_run(
+    server: AbstractContextManager[Server], clients: Path, directory: Path, seconds: int
+) -> list[dict[str, Any]]:
+    """Starts a side and runs the client on it."""
+    with server as running:
+        trio.run(create_topic, running.name_server)
+        command = ["bash", clients / "java" / "run.sh", directory, running.endpoint, PREFIX, seconds]
+        with alone(), watched(running.pids) as cost:
+            text = output_of(command, {"MAIN": "Bench5"}, timeout_s=_RUN_S_MAX)
+    return [run | {"foreign_cores": cost.foreign_cores} for run in parse(text)]
+
+
+def rows_of(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yields the rows of the table; the ratio is of medians, halog / RocketMQ."""
+    for what in dict.fromkeys(run["what"] for run in runs):
+        by_side = {
+            side: [run for run in runs if (run["what"], run["side"]) == (what, side)] for side in ("halog", "RocketMQ")
+        }
+        medians = {side: statistics.median(run["rate"] for run in found) for side, found in by_side.items() if found}
+        for side, found in by_side.items():
+            if not found:
+                continue
+            times = [spread([run[key] for run in found], 2) if key in found[0] else "" for key in ("p50_ms", "p99_ms")]
+            others = f"{statistics.median(run['foreign_cores'] for run in found):.2f}"
+            ratio = f"{medians['halog'] / medians['RocketMQ']:.2f}" if side == "halog" and len(medians) == 2 else ""
+            yield [what, side, spread([run["rate"] for run in found]), *times, ratio, others]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench/run grpc", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=6, help="duration of each send; receiving takes twice as long")
+    parser.add_argument("--only-halog", action="store_true", help="leave RocketMQ out")
+    parser.add_argument(
+        "--peers-directory", type=Path, default=peers_directory(), help="directory with peers/ and clients5/"
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "halog-bench",
+        help="installed programs, which are kept, and stores (default: halog-bench in the temporary directory)",
+    )
+    options = parser.parse_args()
+    directory, peers = options.directory.resolve(), options.peers_directory.resolve()
+    installed = directory / "rocketmq-proxy"
+    installed.mkdir(parents=True, exist_ok=True)
+    scripts = peers / "peers" / "rocketmq" / "proxy"
+    sides: dict[str, Callable[[], AbstractContextManager[Server]]] = {"halog": lambda: halog(directory)}
+    if not options.only_halog:
+        output_of(["bash", scripts / "setup-proxy.sh", installed, VERSION], timeout_s=1800)
+        sides["RocketMQ"] = lambda: rocketmq(installed, scripts)
+    runs: list[dict[str, Any]] = []
+    for number in range(options.rounds):
+        for side, start in sides.items():
+            found = one_run(start(), peers / "clients5", installed, options.seconds)
+            runs += [run | {"side": side, "round": number} for run in found]
+            print(f"# round {number}, {side}: {[round(run['rate']) for run in found]}/s", file=sys.stderr)
+    question = (
+        f"RocketMQ's Java client over gRPC, 1 KiB, beside RocketMQ {VERSION} in local mode, {options.rounds} rounds"
+    )
+    head = ["what", "side", "messages/s", "p50 ms", "p99 ms", "ratio", "others' cores"]
+    report(question, runs, head, list(rows_of(runs)))
+
+
+if __name__ == "__main__":
+    main()
