@@ -24,6 +24,7 @@ DAMAGE = {
 }
 """Kinds that count as damage."""
 NOTICES = {
+    "erased": "a record that the archive lacks because it was erased there",
     "padding": "unused bytes after the last record of a segment that differ, although replicas copy them",
     "topic_without_queues": "records of a topic that has no consume queue at all: the topic was deleted",
     "time_backwards": "a record with an earlier store timestamp than its predecessor: a clock was set back",

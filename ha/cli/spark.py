@@ -22,6 +22,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from ha.cli.asking import Yes, print_dry_run_notice
 from ha.cli.exits import (
     EXIT_BUG,
     EXIT_DAMAGED,
@@ -259,6 +260,56 @@ def archive(
         ]
 
     return _show(result, where, tables)
+
+
+@app.command
+def erase(
+    archive: Annotated[str, Parameter(help="Parquet archive of `ha spark archive`.")],
+    /,
+    *,
+    topic: Annotated[str, Parameter(help="Topic of the messages.")],
+    keys: Annotated[
+        list[str] | None,
+        Parameter(name="--key", negative=(), help="Only messages with this key or UNIQ_KEY (repeatable)."),
+    ] = None,
+    broker_name: Annotated[str | None, Parameter(help="Only this broker's messages.")] = None,
+    yes: Yes = False,
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Erase messages of a topic, and the broker's copies of them, from an archive. Without --yes, count them.
+
+    Stop the archiver of this archive before. The log is not changed.
+
+    Exit codes: 0 done; 3 done, but some rows can't be searched; 65 the archive is damaged; 69 an archiver is running.
+    """
+    with _session("erase", where) as spark, bars() as show_progress:
+        from ha.spark.jobs.archive.erase import EraseOptions, EraseResult
+        from ha.spark.jobs.archive.erase import erase as run
+
+        options = EraseOptions(
+            archive=archive, topic=topic, keys=tuple(keys or ()), broker_name=broker_name, dry_run=not yes
+        )
+        result = _restarting(lambda: run(spark, options, show_progress))
+
+    def tables(done: EraseResult) -> list[Table]:
+        counts = ("rows", "files rewritten", "files deleted", "rows not searched")
+        title = "Would be erased" if done.dry_run else "Erased"
+        table = Table("broker", "topic", *counts, title=f"{title}: {done.rows:,} rows", title_justify="left")
+        for each in done.topics:
+            figures = (each.rows, each.rewritten_files, each.deleted_files, each.not_searched)
+            table.add_row(each.broker_name, each.topic or "(damaged)", *(f"{figure:,}" for figure in figures))
+        return [table]
+
+    code = _show(result, where, tables)
+    for name, end in result.covered.items():
+        notices().print(f"ha: {name} was searched up to physical offset {end:,}, where its archive ends")
+    notices().print(
+        "ha: the log still has these messages, for consumers, Spark and ha.spark.topic, until retention deletes their "
+        "segments (fileReservedTime); later messages are archived again"
+    )
+    if result.dry_run:
+        print_dry_run_notice()
+    return code
 
 
 def _interval_s(text: str) -> float:

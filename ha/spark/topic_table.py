@@ -107,11 +107,10 @@ def _covered_by(states: list[State]) -> Column:
 def _ends_in_files(states: list[State], name: str) -> _Ends:
     ends: _Ends = {}
     for state in states:
-        for file in state.files.values():
-            if file.topic == name:
-                for span in file.queues:
-                    key = state.broker_name, span.queue_id
-                    ends[key] = max(ends.get(key, 0), span.last + 1)
+        for topic, span in state.spans():
+            if topic == name:
+                key = state.broker_name, span.queue_id
+                ends[key] = max(ends.get(key, 0), span.last + 1)
     return ends
 
 

@@ -97,12 +97,12 @@ def test_every_command_is_understood(
         for line in block.splitlines()
         if line.startswith("ha spark") and "--every" not in line
     ]
-    assert {words[1] for words in commands} == {"archive", "audit", "stats", "lag", "reindex", "replay"}
+    assert {words[1] for words in commands} == {"archive", "audit", "stats", "lag", "reindex", "replay", "erase"}
     for words in commands:
         words = [here(word, nodes) for word in words]
         if words[1] == "archive":
             words[words.index("--to") + 1] = str(nodes.directory / "archive-by-command")
-        if words[1] == "replay":
+        if words[1] in ("replay", "erase"):
             words[2] = str(nodes.directory / "archive-by-command")
         if words[1] == "reindex":
             words[words.index("--to") + 1] = str(nodes.directory / "rebuilt")

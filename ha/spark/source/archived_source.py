@@ -41,6 +41,7 @@ class ArchivedSource(LogSource):
         self._applied: dict[str, int] = {}
         self._states: dict[str, State] = {}
         self._files: dict[QueueKey, list[tuple[ArchivedFile, int, int, int]]] = {}
+        self._ranges: dict[QueueKey, QueueRange] = {}
         self._refresh_archive()
         for topic in options.subscribe or tuple(options.assign or ()):
             if topic.startswith(LIGHT_QUEUE_PREFIX):
@@ -55,7 +56,7 @@ class ArchivedSource(LogSource):
             return False
         states = [state for state in archive_states(self._folder) if state.scope is not None]
         self._applied = applied
-        self._files = {}
+        self._files, self._ranges = {}, {}
         name_of = self._log.brokers().name_of
         self._states = {name_of(state.broker_name): state for state in states}
         for broker, state in self._states.items():
@@ -67,6 +68,10 @@ class ArchivedSource(LogSource):
                     queue = QueueKey(file.topic or "", broker, span.queue_id)
                     size = file.bytes * span.rows // max(1, file.rows)
                     self._files.setdefault(queue, []).append((file, span.first, span.last + 1, size))
+            for topic, span in state.spans():
+                queue = QueueKey(topic, broker, span.queue_id)
+                begin, end = self._ranges.get(queue, (span.first, span.last + 1))
+                self._ranges[queue] = QueueRange(min(begin, span.first), max(end, span.last + 1))
         return True
 
     def refresh(self) -> bool:
@@ -93,20 +98,14 @@ class ArchivedSource(LogSource):
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
         """Return the range from the first archived message to the end of the log."""
-        archived, logged = self._archived_range(queue), self._log_range(queue)
+        archived, logged = self._ranges.get(queue, QueueRange(0, 0)), self._log_range(queue)
         if logged.end == 0 or archived.end == 0:
             return logged if archived.end == 0 else archived
         return QueueRange(min(archived.begin, logged.begin), logged.end)
 
-    def _archived_range(self, queue: QueueKey) -> QueueRange:
-        parts = self._files.get(queue)
-        if parts is None:
-            return QueueRange(0, 0)
-        return QueueRange(min(part[1] for part in parts), max(part[2] for part in parts))
-
     def _log_range(self, queue: QueueKey) -> QueueRange:
         # Brokers refuse to tell the range of a queue that they don't have.
-        is_known = queue not in self._files or queue in self._log.queues(frozenset({queue.topic}))
+        is_known = queue not in self._ranges or queue in self._log.queues(frozenset({queue.topic}))
         return self._log.queue_range(queue) if is_known else QueueRange(0, 0)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
@@ -174,7 +173,7 @@ class ArchivedSource(LogSource):
         covered = state.covered_end or 0 if state is not None and state.holds(queue.topic) else 0
         if log_begin is not None and log_begin <= covered:
             return
-        begin = max(begin, self._archived_range(queue).end)
+        begin = max(begin, self._ranges[queue].end if queue in self._ranges else 0)
         if begin < end:
             reason = "retention deleted them, and they are not in the archive"
             report_loss(self._options.fail_on_data_loss, str(queue), begin, end, reason)

@@ -156,19 +156,28 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:
     """Rewrite the rows of the task's files in the same order into staging."""
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for source in task.sources:
+            with pq.ParquetFile(Path(task.archive, source.path)) as parquet:
+                yield from row_batches(parquet, range(parquet.num_row_groups))
+
+    written = write_files(task, rows(), attempt)
+    expected = sum(source.rows for source in task.sources)
+    assert written.rows == expected, f"merged {written.rows} rows of {expected}"
+    return written
+
+
+def write_files(task: MergeTask, rows: Iterable[pa.RecordBatch], attempt: int = 0) -> Written:
+    """Write `rows`, which come from the task's files, into staging."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     first = task.sources[0]
     schema = pq.read_schema(Path(task.archive, first.path))
     with _Files(task, folder, schema, attempt) as files:
-        for source in task.sources:
-            with pq.ParquetFile(Path(task.archive, source.path)) as parquet:
-                for batch in row_batches(parquet, range(parquet.num_row_groups)):
-                    files.write(first.topic, first.date, batch)
+        for batch in rows:
+            files.write(first.topic, first.date, batch)
         written = files.close()
-    rows = sum(file.rows for file in written)
-    expected = sum(source.rows for source in task.sources)
-    assert rows == expected, f"merged {rows} rows of {expected}"
-    return Written(written, rows, 0)
+    return Written(written, sum(file.rows for file in written), 0)
 
 
 def row_batches(

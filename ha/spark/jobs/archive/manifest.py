@@ -93,6 +93,18 @@ class LastRecord(msgspec.Struct, frozen=True):
     store_timestamp_us: int | None
 
 
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows that one request erased. It does not name their keys."""
+
+    rows: int
+    topics: dict[str, int] = {}
+    """Topics that were erased as a whole -> the physical offset (bytes) up to which"""
+    physical_offsets: tuple[int, ...] = ()
+    """Of the other rows, ascending"""
+    spans: dict[str, tuple[QueueSpan, ...]] = {}
+    """Topic -> queue offsets of its rows"""
+
+
 class Scope(msgspec.Struct, frozen=True):
     """The part of the log that an archive holds; the same in all its commits, as it defines the covered offsets."""
 
@@ -109,7 +121,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = FORMAT_VERSION
     sequence: int
-    kind: Literal["append", "compact", "void"]
+    kind: Literal["append", "compact", "void", "erase"]
     """void: the previous commit was not applied"""
     time_ms: int
     scope: Scope
@@ -120,6 +132,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     holes: tuple[Hole, ...] = ()
     damaged: int = 0
     last: LastRecord | None = None
+    erased: Erasure | None = None
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -135,6 +148,7 @@ class State(msgspec.Struct, kw_only=True):
     holes: list[Hole] = []
     damaged: int = 0
     last: LastRecord | None = None
+    erased: list[Erasure] = []
 
     @property
     def rows(self) -> int:
@@ -145,6 +159,15 @@ class State(msgspec.Struct, kw_only=True):
         """Return whether the archive holds `topic`, as far as it goes."""
         scope = self.scope
         return scope is not None and topic not in scope.left_out and (scope.topics is None or topic in scope.topics)
+
+    def spans(self) -> Iterator[tuple[str, QueueSpan]]:
+        """Yield topic and queue offsets of all rows, those that were erased included."""
+        for file in self.files.values():
+            if file.topic is not None:
+                yield from ((file.topic, span) for span in file.queues)
+        for erasure in self.erased:
+            for topic, spans in erasure.spans.items():
+                yield from ((topic, span) for span in spans)
 
     def fold(self, commit: Commit) -> None:
         """Apply `commit`, the next one, to this state."""
@@ -159,6 +182,8 @@ class State(msgspec.Struct, kw_only=True):
         self.holes.extend(commit.holes)
         self.damaged += commit.damaged
         self.last = commit.last or self.last
+        if commit.erased is not None:
+            self.erased.append(commit.erased)
 
 
 def no_failure(step: str) -> None:

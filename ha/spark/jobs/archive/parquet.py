@@ -89,13 +89,14 @@ class ParquetJob(ArchiveJob):
 
 
 def _write_range(task: RangeTask) -> Written:
-    return write_range(task, _attempt())
+    return write_range(task, task_attempt())
 
 
 def _merge_files(task: MergeTask) -> Written:
-    return merge_files(task, _attempt())
+    return merge_files(task, task_attempt())
 
 
-def _attempt() -> int:
+def task_attempt() -> int:
+    """Return a number that no other attempt at a task of this application has; 0 outside of Spark."""
     context = TaskContext.get()
     return context.taskAttemptId() if context is not None else 0

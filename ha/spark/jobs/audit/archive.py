@@ -7,6 +7,7 @@ many ranges, and are read again for each: the price of bounded memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ class ArchivePlace(msgspec.Struct, frozen=True):
     topics: frozenset[str] | None
     left_out: frozenset[str]
     skips_damaged: bool
+    erased_topics: tuple[tuple[str, int], ...] = ()
+    """Topics that were erased, and the physical offset up to which"""
+    erased: tuple[int, ...] = ()
+    """Physical offsets of other erased rows"""
 
 
 class ArchiveTask(msgspec.Struct, frozen=True):
@@ -96,6 +101,8 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
         None if scope is None or scope.topics is None else frozenset(scope.topics),
         frozenset() if scope is None else frozenset(scope.left_out),
         scope is not None and scope.on_damage == "skip",
+        tuple(topic for erasure in state.erased for topic in sorted(erasure.topics.items())),
+        tuple(sorted({place for erasure in state.erased for place in erasure.physical_offsets})),
     )
 
 
@@ -108,7 +115,8 @@ def archive_tasks(
         low, high = max(begin, archive.begin), min(end, archive.end)
         if low < high:
             files = tuple(file for file in archive.files if file[2] < high and file[3] > low)
-            narrowed = msgspec.structs.replace(archive, files=files)
+            erased = archive.erased[bisect_left(archive.erased, low) : bisect_left(archive.erased, high)]
+            narrowed = msgspec.structs.replace(archive, files=files, erased=erased)
             known = start if low == begin else low
             tasks.append(ArchiveTask(low, high, known, store, narrowed, examples_max))
     return tasks
@@ -152,8 +160,13 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
             findings.add(_row_finding("missing", task.store.name, rows, row, detail))
         else:
             findings.add(_row_finding("extra", ARCHIVE, rows, row, f"{task.store.name} has no record here"))
+    is_erased = np.isin(view.positions, np.array(task.archive.erased, np.int64))
+    for topic, end in task.archive.erased_topics:
+        of_topic = np.array([name == topic for name in view.topics], bool)[view.topic_codes]
+        is_erased |= of_topic & (view.positions < end)
     for row in np.flatnonzero(wanted & ~np.isin(view.positions, archived)).tolist():
-        findings.add(view.finding("missing", ARCHIVE, row, f"{task.store.name} has it"))
+        kind = "erased" if is_erased[row] else "missing"
+        findings.add(view.finding(kind, ARCHIVE, row, f"{task.store.name} has it"))
     mine = np.searchsorted(view.positions, archived[known])
     theirs = np.flatnonzero(known)
     both_bad = view.is_bad[mine] & marked_damaged[theirs]

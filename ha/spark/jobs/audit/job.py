@@ -143,6 +143,8 @@ class _Keys:
             sorted(archive.topics or ()),
             archive.topics is None,
             archive.skips_damaged,
+            archive.erased_topics,
+            archive.erased,
         )
         states = [(status.st_ino, status.st_size, status.st_mtime_ns) for status in found]
         store = self._copy(task.store, task)

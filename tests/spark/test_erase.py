@@ -1,0 +1,282 @@
+"""`ha spark erase`: exactly the named messages disappear from an archive, and the audit tells them from lost ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.cli import run
+from ha.errors import ArchiveConflict, OptionError
+from ha.protocol.record import Message
+from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
+from ha.spark.jobs.archive.erase import EraseOptions, EraseResult, erase
+from ha.spark.jobs.archive.manifest import Commit, Manifest, Scope
+from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
+from tests.spark.inline import inline_runner, inline_spark
+from tests.spark.stores import live_store, make_store, message
+from tests.spark.test_archive import KilledError, visible
+from tests.spark.test_archived_source import Reader, View, numbers
+
+SPARK = inline_spark()
+RETRY, DELAYED = "%RETRY%g", "SCHEDULE_TOPIC_XXXX"
+
+
+def messages(begin: int, end: int) -> list[Message]:
+    """Messages of two topics with the same keys, and copies of some of the first topic's."""
+    found = []
+    for n in range(begin, end):
+        found += [message(n), message(n, topic="other")]
+        if n % 5 == 0:
+            found += [
+                message(n, topic=RETRY, queue_id=0, RETRY_TOPIC="flights"),
+                message(n, topic=RETRY, queue_id=0, RETRY_TOPIC="other"),
+                message(n, topic=DELAYED, queue_id=0, REAL_TOPIC="flights"),
+            ]
+    return found
+
+
+class Archived:
+    """A store and its archive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "broker-b"
+        self.target = folder / "archive"
+
+    def run_archive(self, **changes: Any) -> int:
+        options = {"range_bytes": 16 << 10, "compact_files_min": 0, **changes}
+        return archive(SPARK, ArchiveOptions(path=str(self.store), archive=str(self.target), **options)).rows
+
+    def erase(self, *keys: str, topic: str = "flights", dry_run: bool = False, **more: Any) -> EraseResult:
+        options = EraseOptions(archive=str(self.target), topic=topic, keys=keys, dry_run=dry_run)
+        return erase(SPARK, options, **more)
+
+    def audit(self) -> AuditResult:
+        options = AuditOptions(paths=(str(self.store),), archive=str(self.target), range_bytes=8 << 10)
+        return audit_with(inline_runner(), options)
+
+    def rows(self) -> Counter[tuple[str, str, str]]:
+        """Topic, unique key and real topic of each row."""
+        found: Counter[tuple[str, str, str]] = Counter()
+        for row in visible(self.target):
+            pairs = dict(p.split("\x01") for p in row["propertiesString"].split("\x02") if p)
+            real_topic = pairs.get("RETRY_TOPIC") or pairs.get("REAL_TOPIC") or ""
+            found[row["topic"], row["uniqKey"], real_topic] += 1
+        return found
+
+    def files(self) -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in self.target.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def archived(tmp_path: Path) -> Archived:
+    found = Archived(tmp_path)
+    make_store(found.store, messages(0, 140), segment_size=32 << 10)
+    found.run_archive()
+    return found
+
+
+def test_messages_with_a_key_and_their_copies_disappear(archived: Archived) -> None:
+    before, files = archived.rows(), archived.files()
+    dry = archived.erase("k35", "U00000040", dry_run=True)
+    assert (archived.rows(), archived.files()) == (before, files)
+    done = archived.erase("k35", "U00000040")
+    gone = Counter(
+        (topic, unique, real)
+        for unique in ("U00000035", "U00000040")
+        for topic, real in (("flights", ""), (RETRY, "flights"), (DELAYED, "flights"))
+    )
+    assert archived.rows() == before - gone
+    assert (dry.rows, done.rows, done.exit_code) == (6, 6, 0)
+    assert dry.topics == done.topics
+    assert {each.topic: each.rows for each in done.topics} == {"flights": 2, RETRY: 2, DELAYED: 2}
+    after = archived.files()
+    rewritten = [path for path in files if path.endswith(".parquet") and path not in after]
+    assert len(rewritten) == sum(each.rewritten_files + each.deleted_files for each in done.topics)
+    assert all(files[path] == after[path] for path in files if path.endswith(".parquet") and path in after)
+    assert not any(b"k35" in content for path, content in after.items() if "_halog" in path)
+    # A word of many messages.
+    shared = archived.erase("n3")
+    expected = sum(n % 7 == 3 for n in range(140)) + 2 * sum(n % 7 == 3 for n in range(0, 140, 5))
+    assert shared.rows == expected
+    assert archived.erase("n3").rows == 0
+
+
+def test_the_audit_shows_what_was_erased_and_finds_what_is_lost(archived: Archived) -> None:
+    assert archived.audit().found == {}
+    archived.erase("n3")
+    count = sum(1 for _ in archived.audit().findings)
+    erased = archived.erase("n4").rows
+    result = archived.audit()
+    assert result.found == {"erased": {"archive": count + erased}}
+    assert (result.exit_code, result.damage_count) == (0, 0)
+    archived.erase(topic="flights")
+    places = {finding.physical_offset for finding in archived.audit().findings if finding.topic == "flights"}
+    assert archived.audit().found["erased"]["archive"] == 140 + 2 * 28
+    assert len(places) <= 100  # examples
+    [state] = archive_states(archived.target)
+    lost = next(path for path, file in state.files.items() if file.topic == "other")
+    Manifest(archived.target, "broker-b").commit(
+        Commit(
+            sequence=state.sequence + 1,
+            kind="compact",
+            time_ms=0,
+            scope=state.scope or Scope("parquet"),
+            covered_begin=0,
+            covered_end=state.covered_end or 0,
+            removed=(lost,),
+        )
+    )
+    result = archived.audit()
+    assert set(result.found) == {"erased", "missing"}
+    assert result.exit_code == 1
+
+
+def test_a_whole_topic_disappears_and_its_new_messages_are_archived(tmp_path: Path) -> None:
+    archived = Archived(tmp_path)
+    with live_store(archived.store, 32 << 10) as live:
+        live.put(messages(0, 100))
+        archived.run_archive()
+        assert archived.erase(dry_run=True).rows == 100 + 2 * 20
+        done = archived.erase()
+        assert done.rows == 140
+        [flights] = [each for each in done.topics if each.topic == "flights"]
+        assert (flights.rewritten_files, flights.rows) == (0, 100)
+        assert flights.deleted_files > 1
+        assert {topic for topic, _, _ in archived.rows()} == {"other", RETRY}
+        live.put(messages(100, 110))
+        assert archived.run_archive(compact_files_min=2) == 26
+        assert sum(count for (topic, _, _), count in archived.rows().items() if topic == "flights") == 10
+        assert archived.audit().found == {"erased": {"archive": 140}}
+
+
+def test_streams_go_on_behind_erased_messages(tmp_path: Path) -> None:
+    view, archived = View(tmp_path), Archived(tmp_path)
+    with live_store(archived.store, 32 << 10) as live:
+        live.put(messages(0, 100))
+        archived.run_archive()
+        late = Reader(view, maxOffsetsPerTrigger="30")
+        late.run(1)
+        seen = set(late.seen)
+        archived.erase("n3")
+        archived.erase("k99")
+        live.put(messages(100, 140))
+        archived.run_archive()
+        live.put([message(n, topic="else", body=bytes(500)) for n in range(150)])
+        live.clean()
+        left = [n for n in range(140) if n % 7 != 3 or n >= 100]
+        left.remove(99)
+        assert numbers(view.all_rows()) == left
+        late.run(1000)
+        assert sorted(late.seen) == sorted(seen | set(left))
+        archived.erase()
+        assert numbers(view.all_rows()) == []
+        fresh = Reader(view)
+        fresh.run(1000)
+        late.run(1000)
+        live.put(messages(140, 150))
+        for reader in (fresh, late):
+            before = set(reader.seen)
+            reader.run(1000)
+            assert set(reader.seen) - before == set(range(140, 150))
+
+
+def test_a_kill_leaves_all_rows_or_none(tmp_path: Path) -> None:
+    steps: list[str] = []
+    number = 0
+    while number == 0 or number < len(steps):
+        archived = Archived(tmp_path / str(number))
+        make_store(archived.store, messages(0, 30))
+        archived.run_archive(topics=("flights",))
+        if not number:
+            before = archived.rows()
+            archived.erase("n3", "k1", failpoint=steps.append)
+            after = archived.rows()
+            assert {step.split()[0] for step in steps} == {"clear", "write", "link", "remove", "rename", "mark"}
+            number = 1
+            continue
+        left = number
+
+        def kill(step: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KilledError(step)
+
+        with pytest.raises(KilledError):
+            archived.erase("n3", "k1", failpoint=kill)
+        archive_states(archived.target)
+        assert archived.rows() in (before, after), f"after a kill at {steps[number - 1]}"
+        archived.erase("n3", "k1")
+        assert archived.rows() == after
+        assert archived.audit().found == {"erased": {"archive": sum((before - after).values())}}
+        number += 1
+
+
+def test_rows_that_cannot_be_searched_are_counted(tmp_path: Path) -> None:
+    archived = Archived(tmp_path)
+    make_store(archived.store, messages(0, 20))
+    [file] = (archived.store / "commitlog").iterdir()
+    raw = bytearray(file.read_bytes())
+    at = raw.index(b"U00000007") - 300
+    # The first record of number 7 becomes unreadable: its magic code.
+    at = raw.rindex(b"\xda\xa3\x20\xa7", 0, at + 300)
+    raw[at : at + 4] = bytes(4)
+    file.write_bytes(raw)
+    archived.run_archive()
+    result = archived.erase("k3")
+    assert result.rows == 1
+    assert (result.not_searched, result.exit_code) == (1, 3)
+
+
+def test_an_archiver_must_be_stopped_first(archived: Archived) -> None:
+    with Manifest(archived.target, "broker-b").locked():
+        assert archived.erase("k1", dry_run=True).rows == 1
+        with pytest.raises(ArchiveConflict, match="another archiver is running; stop it"):
+            archived.erase("k1")
+    assert archived.erase("k1").rows == 1
+
+
+def test_options_are_checked(archived: Archived, tmp_path: Path) -> None:
+    for options, said in (
+        (EraseOptions(archive=str(tmp_path / "no"), topic="flights"), "holds no archive"),
+        (EraseOptions(archive=str(archived.target), topic="flights", broker_name="x"), "no broker 'x'"),
+        (EraseOptions(archive=str(archived.target), topic="flights", keys=("a b",)), "has a space"),
+        (EraseOptions(archive=str(archived.target), topic="flights", keys=("",)), "empty"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            erase(SPARK, options)
+    with Manifest(tmp_path / "delta", "b").locked():
+        scope = Scope("delta")
+        commit = Commit(sequence=1, kind="append", time_ms=0, scope=scope, covered_begin=0, covered_end=9)
+        Manifest(tmp_path / "delta", "b").commit(commit)
+        Manifest(tmp_path / "delta", "b").mark_applied(1)
+    with pytest.raises(OptionError, match="format delta"):
+        erase(SPARK, EraseOptions(archive=str(tmp_path / "delta"), topic="flights"))
+
+
+def test_the_command_shows_first_and_erases_with_yes(
+    archived: Archived, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[Any]:
+        yield SPARK
+
+    monkeypatch.setattr("ha.spark.session.open_session", session)
+    command = ["spark", "erase", str(archived.target), "--topic", "flights", "--key", "k35"]
+    before = archived.rows()
+    assert run(command) == 0
+    shown = capsys.readouterr()
+    assert "Would be erased: 3 rows" in shown.out
+    assert "dry run, nothing was changed" in shown.err
+    assert "until retention deletes" in shown.err
+    assert archived.rows() == before
+    assert run([*command, "--yes", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert '"dry_run": false' in shown.out
+    assert "dry run" not in shown.err
+    assert sum((before - archived.rows()).values()) == 3
