@@ -15,6 +15,7 @@ import pytest
 import ha.cli.spark
 from ha.arrow import LogReader
 from ha.cli import run
+from ha.errors import RecordsGone
 from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.manifest import Manifest
 from ha.spark.jobs.archive.progress import ArchiveLag, measure_archive_lag
@@ -93,6 +94,55 @@ def test_a_service_reports_its_lag_after_each_commit(tmp_path: Path, caplog: pyt
     assert "broker='broker-b' commits=1 rows=100 " in lines[0]
     assert re.search(r"commits=2 rows=300 .*lag_bytes=[1-9]\d* lag_s=\d+\.\d ", lines[1])
     assert "lag_bytes=0 lag_s=0.0" in lines[2]
+
+
+def queue_files(store: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (store / "consumequeue" / "flights").glob("*/*")}
+
+
+def test_queues_that_are_rebuilt_do_not_make_it_another_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a crash of the broker, which begins between the reader's look at the queues and at the last record."""
+    store, target = make_store(tmp_path / "broker-b", [message(n) for n in range(100)]), tmp_path / "archive"
+    options = ArchiveOptions(path=str(store), archive=str(target))
+    archive(inline_spark(), options)
+    files, refresh = queue_files(store), LogReader.refresh
+
+    def refresh_then_crash(reader: LogReader) -> bool:
+        has_changed = refresh(reader)
+        reader.end_offset()
+        for path, raw in files.items():
+            path.write_bytes(bytes(len(raw)))
+        return has_changed
+
+    (store / "abort").touch()
+    monkeypatch.setattr(LogReader, "refresh", refresh_then_crash)
+    assert archive(inline_spark(), options).rows == 0
+
+
+def test_a_service_waits_while_the_broker_recovers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ha.arrow.log_reader._REWRITE_TIMEOUT_S", 0)
+    store, target = make_store(tmp_path / "broker-b", [message(n) for n in range(100)]), tmp_path / "archive"
+    files = queue_files(store)
+
+    def crash() -> None:
+        for path, raw in files.items():
+            path.write_bytes(raw[: 10 * 20] + bytes(len(raw) - 10 * 20))
+
+    def recover() -> None:
+        for path, raw in files.items():
+            path.write_bytes(raw)
+
+    options = ArchiveOptions(path=str(store), archive=str(target), every_s=5)
+    (store / "abort").touch()
+    with pytest.raises(RecordsGone, match="the queues end before them"):
+        archive(inline_spark(crash), ArchiveOptions(path=str(store), archive=str(target)))
+    recover()
+    crashes = iter([crash])
+    result = archive(inline_spark(lambda: [each() for each in crashes]), options, stop=Passes(2, recover))
+    assert (result.rows, result.commits) == (100, 1)
+    assert "archive.log_moved_back broker='broker-b'" in caplog.text
 
 
 def test_metrics_that_cannot_be_written_do_not_stop_the_archive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from typing import Any, Literal
 import msgspec
 from pyspark.sql import SparkSession
 
-from ha.arrow import LogReader, ReadOptions
-from ha.errors import ArchiveDamaged, OptionError, RecordsGone
+from ha.arrow import LogReader
+from ha.arrow.plain import MILLISECONDS_MAX
+from ha.errors import ArchiveDamaged, OptionError, RecordsGone, RemoteProtocolError
+from ha.protocol.record import decode_record
 from ha.spark.jobs import Progress
 from ha.spark.jobs.archive.files import (
     REQUIRED_COLUMNS,
@@ -26,7 +29,10 @@ from ha.spark.jobs.archive.progress import LagReports
 from ha.spark.jobs.tasks import run_tasks
 from ha.spark.sink.options import COMMIT_TOPIC
 
+logger = logging.getLogger("ha.spark")
+
 _RANGE_BYTES_MIN = 16 << 20
+_SEGMENT_BYTES_MAX = 1 << 31
 
 
 _LEFT_OUT = (COMMIT_TOPIC,)
@@ -86,11 +92,15 @@ class ArchiveJob:
             end = ranges[-1][1] if ranges else begin
             try:
                 self.append(ranges, begin, end, holes)
-            except RecordsGone:
+            except RecordsGone as error:
                 self.reader.refresh()
-                if self.options.fail_on_data_loss or self.reader.min_offset <= begin:
+                if self.reader.min_offset > begin and not self.options.fail_on_data_loss:
+                    continue  # plan again, with the hole
+                if self.reader.min_offset > begin or self.options.every_s is None:
                     raise
-                continue  # plan again, with the hole
+                # Nothing was deleted: the broker recovers from a crash, or a slave is behind what it had.
+                logger.warning("archive.log_moved_back broker=%r error=%r", self.reader.broker_name, str(error))
+                break
             self.result.log_bytes += end - begin
             self.result.holes.extend(holes)
             self._report()
@@ -195,15 +205,21 @@ class ArchiveJob:
             )
 
     def _record_at(self, physical_offset: int) -> LastRecord | None:
-        columns = ("physicalOffset", "storeSize", "bodyCRC", "storeTimestamp")
-        options = ReadOptions(columns=columns, decompress=False)
-        for batch in self.reader.read_range(physical_offset, physical_offset + 1, options):
-            for row in batch.to_pylist():
-                time_us = row["storeTimestamp"]
-                if time_us is not None:
-                    time_us = batch["storeTimestamp"].cast("int64")[0].as_py()
-                return LastRecord(row["physicalOffset"], row["storeSize"], row["bodyCRC"], time_us)
-        return None
+        """Return the record in the log's own bytes: after a crash of the broker, its queue may be incomplete."""
+        raw = next(self.reader.bytes_at(physical_offset, physical_offset + _SEGMENT_BYTES_MAX), None)
+        try:
+            record = None if raw is None else decode_record(raw, verify_crc=False)
+        except RemoteProtocolError:
+            record = None
+        if record is None:
+            return None
+        stored_us = record.store_timestamp_ms * 1000
+        return LastRecord(
+            record.physical_offset,
+            record.total_size,
+            record.body_crc,
+            stored_us if abs(record.store_timestamp_ms) <= MILLISECONDS_MAX else None,
+        )
 
 
 def _shown(scope: Scope | None) -> str:
