@@ -20,6 +20,8 @@ from ha.errors import ArchiveDamaged, CorruptLog, OptionError, RecordsGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
+from ha.spark.jobs.archive.manifest import Manifest, State
+from ha.spark.jobs.archive.read import steady_state
 from ha.spark.source.listener import measure_lag
 from ha.spark.source.log_source import LogPartition
 from ha.spark.source.offsets import decode_stream
@@ -190,6 +192,22 @@ def test_each_message_comes_once_whatever_happens_meanwhile(tmp_path: Path, seed
     assert set(reader.seen.values()) == {1}
 
 
+def test_a_running_query_finds_what_was_archived_since_it_started(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 100))
+        view.run_archive()
+        with view.planner() as planner:
+            read_to = planner.latest(planner.initial(), ReadAllAvailable())
+            live.put(messages(100, 200))
+            view.run_archive()
+            live.put(messages(200, 205))
+            live.clean()
+            tasks = planner.partitions(read_to, planner.latest(read_to, ReadAllAvailable()))
+            found = numbers([row for task in tasks for row in rows_of(task, view.options())])
+    assert found == list(range(100, 205))
+
+
 def test_what_only_a_merge_of_files_has_replaced_is_read_from_the_new_file(tmp_path: Path) -> None:
     view = View(tmp_path)
     with live_store(view.store, SEGMENT) as live:
@@ -210,6 +228,31 @@ def test_what_only_a_merge_of_files_has_replaced_is_read_from_the_new_file(tmp_p
                 path.unlink()
             with pytest.raises(ArchiveDamaged, match="missing"):
                 rows_of(tasks[0], view.options())
+
+
+def test_files_that_a_merge_replaces_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(tmp_path, minPartitions="1")
+    with live_store(view.store, SEGMENT) as live:
+        for begin in range(0, 200, 50):
+            live.put(messages(begin, begin + 50))
+            view.run_archive(compact_files_min=0)
+        live.clean()
+        with view.planner() as planner:
+            start = planner.initial()
+            [task, *_] = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
+        expected = numbers(rows_of(task, view.options()))
+        assert len(expected) > 100
+        merged: list[int] = []
+
+        def state_then_merge(manifest: Manifest) -> State:
+            state = steady_state(manifest)
+            if not merged:
+                merged.append(view.run_archive().merged_files)
+            return state
+
+        monkeypatch.setattr("ha.spark.jobs.archive.rows.steady_state", state_then_merge)
+        assert numbers(rows_of(task, view.options())) == expected
+        assert merged[0]
 
 
 def test_messages_that_neither_has_are_a_loss_but_not_a_hole(tmp_path: Path) -> None:
