@@ -12,6 +12,7 @@ import re
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,10 +24,11 @@ from bench.clients import RunError, output_of
 from bench.measure import alone, empty_folder, report, spread, watched
 from bench.sides import peers_directory
 from ha.client import Admin
+from ha.protocol.bodies import GroupConfig
 from scripts.nodes import cluster, reserved_ports
 
 VERSION = "5.5.0"
-PREFIX, TOPIC = "grpc", "grpc-bench"
+PREFIX, TOPIC, GROUP = "grpc", "grpc-bench", "grpc-bench-g"
 RECEIVE = "receive and ack"
 _DEFAULT_SIZES = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000"
 """RocketMQ's; start-proxy.sh sets smaller ones"""
@@ -34,6 +36,7 @@ _PROXY_PORT, _NAME_SERVER_PORT = 30881, 30876
 _SEND = re.compile(r"send flight=(\d+) (\d+)/s p50 ([\d.]+) ms p99 ([\d.]+) ms failed (\d+)")
 _RECEIVE = re.compile(r"receive\+ack (\d+)/s \(received \d+, acknowledged \d+, empty \d+, failed (\d+)\)")
 _RUN_S_MAX = 600.0
+_READY_S_MAX = 120.0
 
 
 class Server(NamedTuple):
@@ -69,10 +72,11 @@ def rocketmq(directory: Path, scripts: Path) -> Iterator[Server]:
         output_of(stop)
 
 
-async def create_topic(name_server: str) -> None:
-    """Creates the topic, which no gRPC call does."""
+async def set_up(name_server: str) -> None:
+    """Creates the topic, which no gRPC call does, and the group, without which RocketMQ's proxy accepts no consumer."""
     async with Admin(name_server) as admin:
         await admin.create_topic(TOPIC, queue_count=8)
+        await admin.create_group(GroupConfig(group_name=GROUP))
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -91,13 +95,27 @@ def parse(text: str) -> list[dict[str, Any]]:
     return [*runs, {"what": RECEIVE, "rate": float(received[1])}]
 
 
+def until_ready(command: list[object]) -> None:
+    """Runs the client briefly until that succeeds: its start fails if a server that has just started is slow."""
+    give_up = time.monotonic() + _READY_S_MAX
+    while True:
+        try:
+            output_of([*command, 1], {"MAIN": "Bench5"}, timeout_s=_RUN_S_MAX)
+            return
+        except RunError:
+            if time.monotonic() > give_up:
+                raise
+
+
 def one_run(
     server: AbstractContextManager[Server], clients: Path, directory: Path, seconds: int
 ) -> list[dict[str, Any]]:
     """Starts a side and runs the client on it."""
     with server as running:
-        trio.run(create_topic, running.name_server)
-        command = ["bash", clients / "java" / "run.sh", directory, running.endpoint, PREFIX, seconds]
+        trio.run(set_up, running.name_server)
+        command: list[object] = ["bash", clients / "java" / "run.sh", directory, running.endpoint, PREFIX]
+        until_ready(command)
+        command.append(seconds)
         with alone(), watched(running.pids) as cost:
             text = output_of(command, {"MAIN": "Bench5"}, timeout_s=_RUN_S_MAX)
     return [run | {"foreign_cores": cost.foreign_cores} for run in parse(text)]
