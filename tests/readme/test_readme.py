@@ -20,7 +20,11 @@ README = (REPOSITORY / "README.md").read_text()
 pytestmark = pytest.mark.processes
 
 #: Run by scripts/first-hour; tests/packaging tests what is installed.
-INSTALLATION = ["apt install python3-venv", "python3 -m venv .venv && . .venv/bin/activate", "pip install ."]
+INSTALLATION = [
+    "apt update && apt install python3-venv",
+    "python3 -m venv .venv && . .venv/bin/activate",
+    "pip install .",
+]
 
 
 def code_blocks(language: str) -> list[str]:
