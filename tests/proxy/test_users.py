@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -27,6 +29,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.proxy.brokers import BrokerUnreachable
 from ha.proxy.users import AGE_S_MAX, FIRST_READS_MAX, REFRESH_S, UNUSED_S, BrokerUsers
 
+REAL = json.loads((Path(__file__).parents[1] / "fixtures" / "acl2" / "answers-5.5.0.json").read_text())
 POLICY = PolicyInfo(policy_type=CUSTOM, entries=[PolicyEntryInfo(resource="Topic:t", actions=["Pub"], decision=ALLOW)])
 
 
@@ -170,6 +173,30 @@ async def test_a_broker_that_refuses_is_no_source(autojump_clock: MockClock) -> 
     with pytest.raises(BrokerUnreachable, match="no broker could be asked"):
         await users.load("u")
     assert users.find("u") is None
+
+
+@pytest.mark.parametrize(
+    ("user", "policies", "status", "entry_count"),
+    [
+        ("3004 shown", "3009 policies", "enable", 1),
+        ("3004 disabled is shown", "3009 nothing is left", "disable", 0),
+        ("3004 nobody", "3009 policies of nobody", None, 0),
+    ],
+)
+async def test_answers_of_a_real_broker(user: str, policies: str, status: str | None, entry_count: int) -> None:
+    """RocketMQ 5.5.0's, recorded."""
+
+    async def ask(command: RemotingCommand) -> RemotingCommand:
+        code, _, body = REAL[user if command.code == RequestCode.AUTH_GET_USER else policies]
+        return command.reply(code, body=json.dumps(body).encode() if body else b"")
+
+    users = BrokerUsers(ask, has_policies=True)
+    await users.load("bob")
+    found = users.find("bob")
+    assert (None if found is None else found.user_status) == status
+    if found is not None:
+        assert found.password == "the-secret-of-bob"
+        assert sum(len(policy.entries or ()) for policy in found.policies) == entry_count
 
 
 async def test_first_reads_are_limited(autojump_clock: MockClock) -> None:
