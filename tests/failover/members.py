@@ -88,9 +88,9 @@ class Members:
     def start_soon(self, *ids: int) -> None:
         for id_ in ids:
             port = self.ports.setdefault(id_, free_ports())
-            self.processes[id_] = self._start_soon(f"member-{id_}", id_, port, self.root(id_))
+            self.processes[id_] = self._start_soon(f"member-{id_}", id_, port, self.root(id_), self.grpc_ports.get(id_))
 
-    def _start_soon(self, name: str, id_: int, port: int, root: Path) -> Child:
+    def _start_soon(self, name: str, id_: int, port: int, root: Path, grpc_port: int | None = None) -> Child:
         address = self.places.address(id_)
         keys = {
             "bindAddress": address,
@@ -108,8 +108,8 @@ class Members:
             "maxIndexNum": 4000,
             **self.keys,
         }
-        if id_ in self.grpc_ports:
-            keys["grpcListenPort"] = self.grpc_ports[id_]
+        if grpc_port is not None:
+            keys["grpcListenPort"] = grpc_port
         settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         return self.children.start_soon(
             name,
