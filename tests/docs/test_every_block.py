@@ -36,6 +36,7 @@ RUN_BY = {
     ("docs/recipes.md", "python"): "tests/docs/test_recipes.py",
     ("docs/sdk.md", "python"): "tests/client/test_documentation.py",
     ("docs/security.md", "yaml"): "tests/security/test_documentation.py",
+    ("docs/spark-from-kafka.md", "python"): "tests/spark/test_docs.py",
     ("docs/spark.md", "python"): "tests/spark/test_docs.py",
     ("docs/spark.md", "sh"): "tests/spark/test_docs.py",
     ("docs/timers.md", "python"): "tests/client/test_documentation.py",

@@ -17,14 +17,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 import ha.cli
+from ha.errors import OptionError
 from ha.spark.sink.options import _OPTIONS as SINK_OPTIONS
+from ha.spark.sink.rows import _KAFKA_NAMES as KAFKA_NAMES
+from ha.spark.sink.rows import COLUMN_TYPES
+from ha.spark.source.options import _KAFKA_ONLY as KAFKA_ONLY
 from ha.spark.source.options import _OPTIONS as SOURCE_OPTIONS
+from ha.spark.source.options import parse_any
 from scripts.demo import flights, send_all, wait_until_replicated
 from scripts.nodes import Cluster
 from tests.spark.clusters import running_cluster
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "spark.md").read_text()
+KAFKA_PAGE = (DOCS / "spark-from-kafka.md").read_text()
 COUNT = 3000
 
 pytestmark = pytest.mark.processes
@@ -55,8 +61,8 @@ def here(text: str, nodes: Cluster) -> str:
     )
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", PAGE)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", page)
 
 
 def test_every_python_snippet_runs(
@@ -73,6 +79,10 @@ def test_every_python_snippet_runs(
     finally:
         if "listener" in names:
             own.streams.removeListener(names["listener"])
+    for snippet in blocks("python", KAFKA_PAGE):
+        exec(compile(here(snippet, nodes), "spark-from-kafka.md", "exec"), names)
+    assert names["texts"].isStreaming
+    assert names["texts"].columns == ["key", "value"]
     out = capsys.readouterr().out
     assert f"{COUNT} ['queueId', 'queueOffset', 'tags', 'body']" in out
     assert f"{COUNT} archived, {COUNT} in the archive" in out
@@ -139,3 +149,37 @@ def test_the_page_names_every_option_and_every_column(options: dict[str, str]) -
 
     missing = [name for name in (*options.values(), *COLUMNS) if f"`{name}`" not in PAGE]
     assert not missing
+
+
+def rows_of_tables(page: str) -> list[tuple[str, str]]:
+    """The first two cells of each row of the page's tables, without the heads."""
+    found = re.findall(r"(?m)^\| (.*?) \| (.*?) \|", page)
+    return [(first, second) for first, second in found if "`" in first]
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_each_option_of_kafka_s_source_and_sink_is_accepted_or_refused_as_the_page_says() -> None:
+    source_part, sink_part = KAFKA_PAGE.split("## Sink")
+    seen = set()
+    for first, second in rows_of_tables(source_part):
+        for name in names_in(first):
+            seen.add(name)
+            is_known = name.lower() in SOURCE_OPTIONS
+            assert is_known == (second == "the same"), name
+            if not is_known and "…" not in name:
+                with pytest.raises(OptionError, match=r"Kafka|no option"):
+                    parse_any({"path": "x", name: "1"})
+        assert set(names_in(second)) <= {*SOURCE_OPTIONS.values(), "HALOG_ACCESS_KEY"}, second
+    assert {"subscribe", "kafka.bootstrap.servers", "maxRecordsPerPartition", "groupIdPrefix"} <= seen
+    assert len(seen) > 25
+    columns = {*COLUMN_TYPES, *KAFKA_NAMES}
+    for first, second in rows_of_tables(sink_part):
+        known = columns if first.startswith("column") else set(SINK_OPTIONS.values())
+        assert set(names_in(second)) <= known, second
+        if second == "the same":
+            assert set(names_in(first)) <= known
+    # Every name of Kafka's that is refused with another reason than an unknown one is on the page.
+    assert {name.lower() for name in seen} >= KAFKA_ONLY.keys() - {"includetimestamp", "continuous"}

@@ -159,8 +159,9 @@ def test_streams_go_on_behind_erased_messages(tmp_path: Path) -> None:
     with live_store(archived.store, 32 << 10) as live:
         live.put(messages(0, 100))
         archived.run_archive()
-        late = Reader(view, maxOffsetsPerTrigger="30")
+        late, slow = Reader(view, maxOffsetsPerTrigger="30"), Reader(view, maxOffsetsPerTrigger="30")
         late.run(1)
+        slow.run(1)
         seen = set(late.seen)
         archived.erase("n3")
         archived.erase("k99")
@@ -179,7 +180,7 @@ def test_streams_go_on_behind_erased_messages(tmp_path: Path) -> None:
         fresh.run(1000)
         late.run(1000)
         live.put(messages(140, 150))
-        for reader in (fresh, late):
+        for reader in (fresh, late, slow):
             before = set(reader.seen)
             reader.run(1000)
             assert set(reader.seen) - before == set(range(140, 150))
