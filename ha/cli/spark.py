@@ -264,7 +264,7 @@ def archive(
 
 @app.command
 def erase(
-    archive: Annotated[str, Parameter(help="Parquet archive of `ha spark archive`.")],
+    archive: Annotated[str, Parameter(help="Archive of `ha spark archive`.")],
     /,
     *,
     topic: Annotated[str, Parameter(help="Topic of the messages.")],
@@ -305,7 +305,7 @@ def erase(
         notices().print(f"ha: {name} was searched up to physical offset {end:,}, where its archive ends")
     notices().print(
         "ha: the log still has these messages, for consumers, Spark and ha.spark.topic, until retention deletes their "
-        "segments (fileReservedTime); later messages are archived again"
+        "segments (fileReservedTime), and earlier versions of a Delta table until VACUUM"
     )
     if result.dry_run:
         print_dry_run_notice()

@@ -25,6 +25,7 @@ from ha.protocol.codes import SysFlag
 from ha.spark.data_source import HalogDataSource
 from ha.spark.jobs.archive.manifest import State
 from ha.spark.jobs.archive.read import archive_states, delta_session, is_delta, read_states
+from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.log_source import LogSource, QueueKey
 from ha.spark.source.offsets import check_topics_exist, encode_positions
 from ha.spark.source.opening import open_source
@@ -68,9 +69,14 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
         )
     session = delta_session(spark) if is_delta(folder) else spark
     rows = read_states(session, folder, states).where((F.col("topic") == name) & _covered_by(states))
-    ends = _ends_in_table(rows) if is_delta(folder) else _ends_in_files(states, name)
+    ends = _archived_ends(states, name)
+    if is_delta(folder):  # its states have no files
+        for key, end in _ends_in_table(rows).items():
+            ends[key] = max(ends.get(key, 0), end)
     covered = {state.broker_name: state.covered_end or 0 for state in states if state.holds(name)}
     with closing(open_source(parsed)) as source:
+        if parsed.servers:
+            check_broker_names([state.broker_name for state in states], source.brokers())
         starts = encode_positions(_starts(source, name, ends, covered), source.brokers())
         if not ends:
             check_topics_exist(source, parsed)
@@ -104,7 +110,7 @@ def _covered_by(states: list[State]) -> Column:
     return reduce(or_, ((broker == state.broker_name) & (place < (state.covered_end or 0)) for state in states))
 
 
-def _ends_in_files(states: list[State], name: str) -> _Ends:
+def _archived_ends(states: list[State], name: str) -> _Ends:
     ends: _Ends = {}
     for state in states:
         for topic, span in state.spans():

@@ -22,6 +22,7 @@ from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
 from ha.spark.jobs.archive.manifest import Manifest, State
 from ha.spark.jobs.archive.read import steady_state
+from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.listener import measure_lag
 from ha.spark.source.log_source import LogPartition
 from ha.spark.source.offsets import decode_stream
@@ -302,6 +303,13 @@ def test_a_queue_and_a_broker_that_only_the_archive_has(tmp_path: Path) -> None:
     # Another name for the archived broker.
     rows = view.all_rows(path=f"{other},{view.store}", brokerName="broker-c,broker-b")
     assert numbers(rows) == list(range(60))
+
+
+def test_a_broker_that_may_have_two_names_is_not_read_twice() -> None:
+    check_broker_names(["broker-a", "gone"], ["broker-a"])
+    check_broker_names(["broker-a"], ["broker-a", "new"])
+    with pytest.raises(OptionError, match="the brokers slave, but not broker-a"):
+        check_broker_names(["slave"], ["broker-a"])
 
 
 def test_columns_of_archived_rows(tmp_path: Path) -> None:

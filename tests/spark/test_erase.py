@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
+import ha.spark
 from ha.cli import run
 from ha.errors import ArchiveConflict, OptionError
 from ha.protocol.record import Message
-from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
+from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states, read_archive
 from ha.spark.jobs.archive.erase import EraseOptions, EraseResult, erase
 from ha.spark.jobs.archive.manifest import Commit, Manifest, Scope
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import live_store, make_store, message
 from tests.spark.test_archive import KilledError, visible
+from tests.spark.test_archive_spark import skip_without_delta
 from tests.spark.test_archived_source import Reader, View, numbers
 
 SPARK = inline_spark()
@@ -237,7 +241,7 @@ def test_rows_that_cannot_be_searched_are_counted(tmp_path: Path) -> None:
 def test_an_archiver_must_be_stopped_first(archived: Archived) -> None:
     with Manifest(archived.target, "broker-b").locked():
         assert archived.erase("k1", dry_run=True).rows == 1
-        with pytest.raises(ArchiveConflict, match="another archiver is running; stop it"):
+        with pytest.raises(ArchiveConflict, match="another archiver is running; an archiver must be stopped"):
             archived.erase("k1")
     assert archived.erase("k1").rows == 1
 
@@ -251,13 +255,43 @@ def test_options_are_checked(archived: Archived, tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=said):
             erase(SPARK, options)
-    with Manifest(tmp_path / "delta", "b").locked():
-        scope = Scope("delta")
-        commit = Commit(sequence=1, kind="append", time_ms=0, scope=scope, covered_begin=0, covered_end=9)
-        Manifest(tmp_path / "delta", "b").commit(commit)
-        Manifest(tmp_path / "delta", "b").mark_applied(1)
-    with pytest.raises(OptionError, match="format delta"):
-        erase(SPARK, EraseOptions(archive=str(tmp_path / "delta"), topic="flights"))
+
+
+@pytest.mark.parametrize("keys", [("k35", "U00000040"), ()])
+def test_messages_disappear_from_a_delta_table(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
+    skip_without_delta(spark)
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+
+    def run_archive() -> int:
+        options = ArchiveOptions(path=str(store), archive=str(target), format="delta")
+        return archive(spark, options).rows
+
+    def erase_now(*, dry_run: bool) -> EraseResult:
+        return erase(spark, EraseOptions(archive=str(target), topic="flights", keys=keys, dry_run=dry_run))
+
+    def rows() -> Counter[tuple[str, str, bool]]:
+        of_flights = F.col("propertiesString").contains("_TOPIC\x01flights")
+        found = read_archive(spark, target).select("topic", "uniqKey", of_flights.alias("copy")).collect()
+        return Counter((row.topic, row.uniqKey, row["copy"]) for row in found)
+
+    make_store(store, messages(0, 60))
+    run_archive()
+    before = rows()
+    dry = erase_now(dry_run=True)
+    assert rows() == before
+    done = erase_now(dry_run=False)
+    gone = Counter({each: count for each, count in before.items() if each[0] == "flights" or each[2]})
+    if keys:
+        gone = Counter({each: count for each, count in gone.items() if each[1] in ("U00000035", "U00000040")})
+    assert before - rows() == gone
+    assert dry.topics == done.topics
+    assert done.rows == sum(gone.values())
+    assert erase_now(dry_run=False).rows == 0
+    make_store(store, messages(60, 65))
+    assert run_archive() == 5 + 5 + 3
+    table = ha.spark.topic(spark, "flights", archive=str(target), path=str(store))
+    expected = set(range(65)) - ({35, 40} if keys else set(range(60)))
+    assert {int(bytes(row.body)) for row in table.collect()} == expected
 
 
 def test_the_command_shows_first_and_erases_with_yes(

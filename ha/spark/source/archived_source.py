@@ -57,8 +57,10 @@ class ArchivedSource(LogSource):
         states = [state for state in archive_states(self._folder) if state.scope is not None]
         self._applied = applied
         self._files, self._ranges = {}, {}
-        name_of = self._log.brokers().name_of
-        self._states = {name_of(state.broker_name): state for state in states}
+        known = self._log.brokers()
+        if self._options.servers:
+            check_broker_names([state.broker_name for state in states], known)
+        self._states = {known.name_of(state.broker_name): state for state in states}
         for broker, state in self._states.items():
             if state.scope is not None and state.scope.format != "parquet":
                 reason = f"{self._folder} is in the format {state.scope.format}"
@@ -190,6 +192,18 @@ class ArchivedSource(LogSource):
     def close(self) -> None:
         """Close the log."""
         self._log.close()
+
+
+def check_broker_names(archived: Sequence[str], known: Sequence[str]) -> None:
+    """OptionError if a broker may have another name in the archive than at the name servers: its messages would be
+    read twice. Archives of earlier versions, and of RocketMQ's stores, have the name of the store's directory.
+
+    A broker that only the archive has is one that no longer exists, if the archive has all others.
+    """
+    unknown, missing = sorted(set(archived) - set(known)), sorted(set(known) - set(archived))
+    if unknown and missing:
+        reason = f"it has the brokers {', '.join(unknown)}, but not {', '.join(missing)}: is that the same one?"
+        raise OptionError("archive", reason, "path instead of servers, or an archive made with broker_name")
 
 
 class ArchivedPartition(LogPartition):

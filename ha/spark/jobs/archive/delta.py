@@ -49,7 +49,7 @@ class DeltaJob(ArchiveJob):
         commit = self.manifest.unapplied()
         if commit is None:
             return
-        if commit.kind == "void":
+        if commit.kind in ("void", "erase"):
             self.manifest.mark_applied(commit.sequence)
             return
         before = self.manifest.state(applied_only=True)
