@@ -56,9 +56,10 @@ def here(text: str, nodes: Cluster) -> str:
     text = text.replace("127.0.0.1:9876", nodes.name_server_address)
     for folder in ("data/", "demo/"):
         text = re.sub(rf"(?<![\w/]){folder}", f"{nodes.directory}/{folder}", text)
-    return text.replace('archive="archive"', f'archive="{nodes.directory}/archive"').replace(
-        'parquet("archive")', f'parquet("{nodes.directory}/archive")'
-    )
+    archive = f'"{nodes.directory}/archive"'
+    for before in ("archive=", "parquet(", '"archive", '):
+        text = text.replace(f'{before}"archive"', before + archive)
+    return text
 
 
 def blocks(language: str, page: str = PAGE) -> list[str]:
