@@ -78,24 +78,21 @@ class View:
 
     def all_rows(self, **more: str) -> list[dict[str, Any]]:
         """The rows of a first micro-batch that reads everything."""
-        with self.planner(**more) as planner:
-            start = planner.initial()
-            tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
-        return [row for task in tasks for row in rows_of(task, self.options(**more))]
+        return first_rows(self.given | more)
 
     def log_rows(self, **more: str) -> list[dict[str, Any]]:
         """The rows that the log alone has."""
         given = {name: value for name, value in self.given.items() if name != "archive"}
-        return View.rows_without_archive({**given, "startingOffsets": "earliest", **more})
+        return first_rows({**given, "startingOffsets": "earliest", **more})
 
-    @staticmethod
-    def rows_without_archive(given: dict[str, str]) -> list[dict[str, Any]]:
-        options = parse_options(given, "stream")
-        with closing(open_source(options)) as source:
-            planner = StreamPlanner(source, options)
-            start = planner.initial()
-            tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
-        return [row for task in tasks for row in rows_of(task, options)]
+
+def first_rows(given: dict[str, str]) -> list[dict[str, Any]]:
+    options = parse_options(given, "stream")
+    with closing(open_source(options)) as source:
+        planner = StreamPlanner(source, options)
+        start = planner.initial()
+        tasks = planner.partitions(start, planner.latest(start, ReadAllAvailable()))
+    return [row for task in tasks for row in rows_of(task, options)]
 
 
 def rows_of(task: LogPartition, options: SourceOptions) -> list[dict[str, Any]]:
@@ -303,6 +300,26 @@ def test_a_queue_and_a_broker_that_only_the_archive_has(tmp_path: Path) -> None:
     # Another name for the archived broker.
     rows = view.all_rows(path=f"{other},{view.store}", brokerName="broker-c,broker-b")
     assert numbers(rows) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("subscription", "topics"),
+    [
+        ({}, {"flights": 210, "other": 210}),
+        ({"subscribePattern": "o.*"}, {"other": 210}),
+        ({"assign": '{"flights":[1]}'}, {"flights": 53}),
+    ],
+)
+def test_subscriptions(tmp_path: Path, subscription: dict[str, str], topics: dict[str, int]) -> None:
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 200))
+        view.run_archive()
+        live.put(messages(200, 210))
+        assert live.clean()
+        given = {"path": str(view.store), "archive": str(view.archive), **subscription}
+        rows = first_rows(given)
+    assert Counter(row["topic"] for row in rows) == topics
 
 
 def test_a_broker_that_may_have_two_names_is_not_read_twice() -> None:

@@ -38,12 +38,13 @@ class ArchivedSource(LogSource):
         self._log = log
         self._options = options
         self._folder = archive_path(options.archive)
+        self._named = frozenset(options.subscribe or options.assign or ())
         self._applied: dict[str, int] = {}
         self._states: dict[str, State] = {}
         self._files: dict[QueueKey, list[tuple[ArchivedFile, int, int, int]]] = {}
         self._ranges: dict[QueueKey, QueueRange] = {}
         self._refresh_archive()
-        for topic in options.subscribe or tuple(options.assign or ()):
+        for topic in sorted(self._named):
             if topic.startswith(LIGHT_QUEUE_PREFIX):
                 raise OptionError("archive", f"{topic} is a light queue, which an archive does not hold", "no archive")
             if not any(state.holds(topic) for state in self._states.values()):
@@ -66,15 +67,21 @@ class ArchivedSource(LogSource):
                 reason = f"{self._folder} is in the format {state.scope.format}"
                 raise OptionError("archive", reason, "a Parquet archive; ha.spark.topic reads both")
             for file in state.files.values():
-                for span in file.queues if file.topic is not None else ():
+                for span in file.queues if self._is_wanted(file.topic) else ():
                     queue = QueueKey(file.topic or "", broker, span.queue_id)
                     size = file.bytes * span.rows // max(1, file.rows)
                     self._files.setdefault(queue, []).append((file, span.first, span.last + 1, size))
             for topic, span in state.spans():
+                if not self._is_wanted(topic):
+                    continue
                 queue = QueueKey(topic, broker, span.queue_id)
                 begin, end = self._ranges.get(queue, (span.first, span.last + 1))
                 self._ranges[queue] = QueueRange(min(begin, span.first), max(end, span.last + 1))
         return True
+
+    def _is_wanted(self, topic: str | None) -> bool:
+        """Return whether the query may read `topic`: an archive of many topics changes every few seconds."""
+        return topic is not None and (not self._named or topic in self._named)
 
     def refresh(self) -> bool:
         """Refresh the log, then the archive, which has the messages that retention deletes in between."""
