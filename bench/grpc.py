@@ -1,8 +1,8 @@
 """Measures RocketMQ 5's Java client over gRPC, at halog's own port and at RocketMQ's proxy in local mode, in turns.
 
-Each side is one process with broker and gRPC port, an ASYNC_MASTER with ASYNC_FLUSH and no slave, started anew for each
-run. Bench5.java (`clients5` in the peers' directory) sends with 1, 16 and 64 in flight, then receives and acknowledges;
-its first sends warm the servers up. Needs Java 17 and Maven.
+Each side is one process with broker and gRPC port, an ASYNC_MASTER with ASYNC_FLUSH and no slave, started for each run.
+Bench5.java (`clients5` in the peers' directory) sends with 1, 16 and 64 in flight, then receives and acknowledges; its
+first sends warm the servers up. Needs Java 17 and Maven.
 """
 
 from __future__ import annotations

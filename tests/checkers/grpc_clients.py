@@ -1,8 +1,8 @@
 """What RocketMQ 5's clients may rely on, judged by what they sent, were given and acknowledged.
 
-- A message whose send was answered OK is given to each group that subscribes to it, again and again until the group
-  acknowledges it; a rolled-back one is never given. A half message whose end was not answered follows its producer's
-  decision, because the producer is asked again. An acknowledgement without an answer may or may not have happened.
+- A message whose send was answered OK is given to each group that subscribes to it until the group acknowledges it; a
+  rolled-back one is never given. A half message whose end was not answered follows its producer's decision, because
+  the producer is asked again. An acknowledgement without an answer may or may not have happened.
 - A message is not given before its delivery time, and no group is given a message that was not sent, or that is not in
   the log.
 - No group is given a message by a receive that began after its acknowledgement was answered, nor again before its
@@ -10,9 +10,9 @@
 - The messages of a FIFO group are given in the order in which they were sent.
 
 A client that gets no answer sends a message again, with the same id, and a broker delivers some timer messages and
-ends some transactions twice after a failover. Each copy in the log is a message of its own for the consumers, and
-clients can't tell the copies apart. So the rules about acknowledgements and invisible times are applied only to
-messages with one copy. Times are in seconds of one clock, except where a name says otherwise.
+ends some transactions twice after a failover. Consumers are given each copy in the log independently, and clients can't
+tell the copies apart. So the rules about acknowledgements and invisible times are applied only to messages with one
+copy. Times are in seconds of one clock.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ GROUPS = {"g": (NORMAL, DELAY, COMMIT, ROLLBACK), "ordered": (FIFO,)}
 
 
 def texts(*events: Event, copies: Mapping[bytes, Sequence[float]] | None = None) -> list[str]:
-    """What is found; each message has one copy unless `copies` says otherwise."""
+    """Returns the violations; each message has one copy unless `copies` says otherwise."""
     keys = {event.key for event in events if isinstance(event, Sent)}
     return [each.text for each in check(events, copies if copies is not None else dict.fromkeys(keys, (0.5,)), GROUPS)]
 

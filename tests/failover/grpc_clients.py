@@ -142,7 +142,7 @@ class GrpcClients:
         return found + [f"after {REST_S:g} s, group {group} still has to be given {key!r}" for group, key in left]
 
     async def _rest(self) -> list[tuple[str, bytes]]:
-        """Waits until everything is acknowledged; returns what is not, if that takes too long."""
+        """Waits until everything is acknowledged; returns the messages that are not after REST_S."""
         give_up_at = trio.current_time() + REST_S
         while True:
             left = missing(run_of(self.events), GROUPS) or self._in_flight()
@@ -151,7 +151,7 @@ class GrpcClients:
             await trio.sleep(1.0)
 
     def _in_flight(self) -> list[tuple[str, bytes]]:
-        """What the master still has in flight for any group."""
+        """Returns a line if the master still has messages in flight for any group."""
         master = self._members.master_id
         count = -1 if master is None else self._members.status(master)["pop"]["in_flight_count"]
         return [("any", b"%d in flight" % count)] if count else []

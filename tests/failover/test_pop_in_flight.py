@@ -92,7 +92,7 @@ async def acknowledge(consumer: SimpleConsumer, messages: list[PoppedMessage]) -
 
 
 def in_flight(members: Members) -> int:
-    """What the master has in flight; -1 if it does not answer."""
+    """Returns the number of messages in flight at the master; -1 if it does not answer."""
     try:
         assert members.master_id is not None
         found: int = members.status(members.master_id)["pop"]["in_flight_count"]
