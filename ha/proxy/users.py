@@ -54,6 +54,7 @@ class _Known(msgspec.Struct):
     user: UserConfig
     read_at: float
     used_at: float
+    is_doubted: bool = False
 
 
 class BrokerUsers:
@@ -82,6 +83,14 @@ class BrokerUsers:
             return None
         return known.user
 
+    def doubt(self, name: str) -> None:
+        """Has a user read again at its next call, because a broker has refused its signature.
+
+        Its password may have been changed; and brokers close the connection of all clients after a few such requests.
+        """
+        if (known := self._known.get(name)) is not None:
+            known.is_doubted = True
+
     async def load(self, name: str) -> None:
         """Reads a user unless it is known, or known not to exist. BrokerUnreachable."""
         if self._is_settled(name):
@@ -96,7 +105,7 @@ class BrokerUsers:
         now = trio.current_time()
         if self._unknown.get(name, now) > now:
             return True
-        if self.find(name) is None:
+        if self.find(name) is None or self._known[name].is_doubted:
             return False
         known = self._known[name] = self._known.pop(name)
         known.used_at = now
@@ -134,7 +143,7 @@ class BrokerUsers:
                 del self._known[next(iter(self._known))]
             self._known[name] = _Known(user, read_at=now, used_at=now)
         else:
-            known.read_at = now
+            known.read_at, known.is_doubted = now, False
             if known.user != user:  # the account that was made from an equal one stays valid
                 known.user = user
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,26 @@ async def test_a_master_that_may_not_store_is_asked_for_again() -> None:
         for address in ("a:1", "a:9"):
             await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
             assert servers.asked[-1] == (address, RequestCode.ACK_MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "expected"),
+    [
+        (ResponseCode.NO_PERMISSION, "check signature failed.", ["u"]),
+        (ResponseCode.NO_PERMISSION, "User:u has no permission to access Topic:t", []),
+        (ResponseCode.SUCCESS, "", []),
+    ],
+)
+async def test_a_user_whose_signature_is_refused(code: ResponseCode, remark: str, expected: list[str]) -> None:
+    """Its password may have been changed."""
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.ACK_MESSAGE] = lambda command: command.reply(code, remark)
+        doubted: list[str] = []
+        cluster.on_wrong_signature = doubted.append
+        session: Any = SimpleNamespace(access_key="u")
+        await cluster.invoke(session, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        assert doubted == expected
 
 
 async def test_a_broker_without_a_master() -> None:

@@ -138,9 +138,8 @@ async def test_a_front_reads_users_from_brokers(tmp_path: Path, pki: Pki, monkey
             assert (await stranger.send(message("t"))).status.code == Code.UNAUTHORIZED
         assert await table.put(msgspec.structs.replace(user, user_status=DISABLE)) == ""
         with trio.fail_after(30):
-            while (code := (await sender.send(message("t"))).status.code) == Code.OK:
-                pass
-        assert code == Code.UNAUTHORIZED
+            while (await sender.send(message("t"))).status.code != Code.UNAUTHORIZED:
+                pass  # the broker refuses it, until the front does
 
 
 async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> None:

@@ -109,6 +109,21 @@ async def test_changes_take_effect(autojump_clock: MockClock) -> None:
         assert users.find("u") is None
 
 
+async def test_a_user_whose_signature_a_broker_refused_is_read_again(autojump_clock: MockClock) -> None:
+    async with opened() as (users, broker):
+        await users.load("u")
+        broker.users["u"].password = "another"
+        users.doubt("u")
+        users.doubt("nobody")
+        assert users.find("u") is not None, "calls under way go on"
+        for _ in range(2):
+            await users.load("u")
+        user = users.find("u")
+        assert user is not None
+        assert user.password == "another"
+        assert len(broker.asked) == 4
+
+
 async def test_a_user_is_refused_when_no_broker_has_answered_for_a_while(autojump_clock: MockClock) -> None:
     async with opened() as (users, broker):
         await users.load("u")
