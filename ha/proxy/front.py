@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -130,17 +131,14 @@ class Front:
             await self._receiving.finish(call, *self._status_of(error))
 
     async def _serve_unary(self, call: Call, method: Method) -> None:
-        request = None
         with trio.move_on_after(min(call.timeout_s, _UNARY_TIMEOUT_S_MAX)) as deadline:
             try:
                 session, request = await self._admit(call)
                 response = await method(session, request)
             except (CallRefused, RemoteProtocolError, BrokerUnreachable) as error:
                 response = with_status(call.method + "Response", *self._status_of(error))
-                if request is not None and call.method == "ChangeInvisibleDuration":
-                    response.receipt_handle = (
-                        request.receipt_handle
-                    )  # the Python client goes on with that of any answer
+                if call.method == "ChangeInvisibleDuration":
+                    _keep_handle(call, response)
             call.respond(response.SerializeToString())
         if deadline.cancelled_caught:
             call.finish(Status.DEADLINE_EXCEEDED, "the call took too long")
@@ -262,3 +260,10 @@ class Front:
         except BrokerUnreachable as error:
             if times := self._log_limiter.admit(("heartbeat", broker_name), trio.current_time()):
                 logger.warning("proxy.heartbeat_failed broker=%r reason=%r times=%d", broker_name, str(error), times)
+
+
+def _keep_handle(call: Call, response: Any) -> None:
+    """Puts the handle of a refused ChangeInvisibleDuration into the response: the Python client goes on with the handle
+    of any answer, and could not settle the message without one."""
+    with suppress(RemoteProtocolError):
+        response.receipt_handle = parse("ChangeInvisibleDurationRequest", call.message).receipt_handle

@@ -98,6 +98,9 @@ async def test_wrong_signatures(tmp_path: Path, access_key: str, secret: str) ->
         for method, request in (*SENDING, *READING):
             assert await code(signed(site.address, access_key, secret), method, request) == Code.UNAUTHORIZED, method
         assert await code(Client(site.address), *SENDING[0]) == Code.UNAUTHORIZED
+        change = service.ChangeInvisibleDurationRequest(topic=T, group=G, receipt_handle="h")
+        refused = await Client(site.address).call("ChangeInvisibleDuration", change)
+        assert (refused.status.code, refused.receipt_handle) == (Code.UNAUTHORIZED, "h")
 
 
 async def test_settings(tmp_path: Path) -> None:
