@@ -510,10 +510,13 @@ class Admin(ClientUser):
 
     async def _masters(self, broker_names: Sequence[str] | None) -> list[str]:
         """The addresses of the masters of these broker sets; None: of all that have one. ConnectionFailed if a named
-        set has none."""
+        set has none, or none has one."""
         known = {broker.name: broker.addresses.get(MASTER_ID) for broker in await self.brokers()}
         if broker_names is None:
-            return [address for address in known.values() if address is not None]
+            masters = [address for address in known.values() if address is not None]
+            if not masters:
+                raise ConnectionFailed("; ".join(self._client.name_servers), "no master is registered")
+            return masters
         found = []
         for name in broker_names:
             address = known.get(name)

@@ -8,7 +8,7 @@ import pytest
 from anyio.abc import ByteStream
 
 import ha.client
-from ha.client import ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from ha.client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
 from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
 from ha.errors import ClientError, ConnectionFailed, NameServersUnreachable
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -167,3 +167,12 @@ def test_pauses_double_up_to_their_maximum() -> None:
     assert len({round(pause / most, 6) for pause, most in zip(pauses, longest, strict=True)}) > 1
     backoff.reset()
     assert backoff.next_s() <= PAUSE_S_FIRST
+
+
+@on_both_backends()
+async def test_an_admin_without_a_master_reports_no_success() -> None:
+    names = serving(lambda command: command.reply(ResponseCode.SUCCESS, body=b"{}"))
+    async with names as server, Admin(server.address) as admin:
+        for do in (lambda: admin.create_topic("T"), lambda: admin.delete_topic("T"), admin.groups):
+            with pytest.raises(ConnectionFailed, match=f"{server.address}: no master is registered"):
+                await do()
