@@ -52,7 +52,15 @@ BATCH = 40
 _PAUSE_S = 0.2
 _END_S = 1200.0
 """Limit of the last archiver and of the last query"""
-_GONE = ("RecordsGone", "FILE_NOT_EXIST", "does not exist", "No such file", "failed to connect back", "FileNotFound")
+_GONE = (
+    "RecordsGone",
+    "FILE_NOT_EXIST",
+    "NoSuchFileException",
+    "does not exist",
+    "No such file",
+    "failed to connect back",
+    "FileNotFound",
+)
 """Texts of errors after which a reader is started again"""
 
 
