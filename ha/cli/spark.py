@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(
     name="spark",
-    help="Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.\n\n"
-    "If Spark can't start its Python processes, because the machine is busy, a job is restarted up to 4 times in a "
-    "row, after 5, 10, 20 and 40 s; then the exit code is 69.",
+    help="Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.",
+    help_epilogue="If Spark can't start its Python processes, because the machine is busy, a job is restarted up to 4 "
+    "times in a row, after 5, 10, 20 and 40 s; then the exit code is 69.",
     help_format="markdown",
 )
 

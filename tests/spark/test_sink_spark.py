@@ -210,6 +210,7 @@ def test_a_query_that_dies_in_every_stage(session: SparkSession, servers: str, t
     expected = write_lines(tmp_path / "lines", files=len(STAGES) + 2, lines=60)
     flags = tmp_path / "flags"
     flags.mkdir()
+    session.createDataFrame([], "a int")  # makes this the active session, where Spark looks for a source
     session.dataSource.register(failing_source(flags))
     for stage in STAGES:
         (flags / stage).touch()
