@@ -96,8 +96,12 @@ class BrokerUsers:
         if self._is_settled(name):
             return
         async with self._first_reads:
-            if not self._is_settled(name):  # another call has read it meanwhile
+            if self._is_settled(name):  # another call has read it meanwhile
+                return
+            try:
                 await self._read(name)
+            except (BrokerUnreachable, RemoteProtocolError):
+                raise BrokerUnreachable("no broker could be asked about the user") from None
 
     def _is_settled(self, name: str) -> bool:
         if not name or len(name) > NAME_LENGTH_MAX:
@@ -121,17 +125,19 @@ class BrokerUsers:
                     continue
                 try:
                     await self._read(name)
+                except RemoteProtocolError:
+                    continue  # brokers may answer about others
                 except BrokerUnreachable:
                     break  # the next ones would take as long
 
     async def _read(self, name: str) -> None:
-        """Reads a user from a broker. BrokerUnreachable, without details for clients."""
+        """Reads a user from a broker. BrokerUnreachable; RemoteProtocolError if the answer can't be used."""
         try:
             user = await self._user(name)
         except (BrokerUnreachable, RemoteProtocolError) as error:
             if times := self._log_limiter.admit(("user", ""), trio.current_time()):
                 logger.warning("proxy.user_unreadable user=%r reason=%r times=%d", name, str(error), times)
-            raise BrokerUnreachable("no broker could be asked about the user") from None
+            raise
         now, known = trio.current_time(), self._known.get(name)
         if user is None:
             self._known.pop(name, None)
@@ -154,7 +160,7 @@ class BrokerUsers:
             return None
         info = java_json.read_as(UserInfo, body)
         if not info.password:
-            raise BrokerUnreachable("a broker answers without the password: brokerAccessKey must be a super user")
+            raise RemoteProtocolError("a broker answers without the password: brokerAccessKey must be a super user")
         user = UserConfig(
             username=name,
             password=info.password,
@@ -168,8 +174,8 @@ class BrokerUsers:
         return user
 
     async def _answer(self, code: RequestCode, fields: dict[str, str]) -> bytes | memoryview:
-        """Returns the body of a successful answer. BrokerUnreachable."""
+        """Returns the body of a successful answer. BrokerUnreachable, RemoteProtocolError."""
         answer = await self._ask(RemotingCommand(code, ext_fields=fields))
         if answer.code != ResponseCode.SUCCESS:
-            raise BrokerUnreachable(f"a broker answers code {answer.code} to {code.name}: {answer.remark}")
+            raise RemoteProtocolError(f"a broker answers code {answer.code} to {code.name}: {answer.remark}")
         return answer.body

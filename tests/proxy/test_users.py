@@ -42,9 +42,10 @@ class Broker:
         self.asked: list[tuple[int, str]] = []
         self.is_gone = False
         self.delay_s = 0.0
-        self.at_once = self.at_once_max = 0
+        self.at_once = self.at_once_max = self.request_count = 0
 
     async def ask(self, command: RemotingCommand) -> RemotingCommand:
+        self.request_count += 1
         self.at_once += 1
         self.at_once_max = max(self.at_once, self.at_once_max)
         await trio.sleep(self.delay_s)
@@ -138,6 +139,38 @@ async def test_a_user_is_refused_when_no_broker_has_answered_for_a_while(autojum
         broker.is_gone = False
         await users.load("u")
         assert users.find("u") is not None
+
+
+async def test_a_user_that_a_broker_does_not_show_holds_up_no_other(autojump_clock: MockClock) -> None:
+    async with opened() as (users, broker):
+        broker.users["v"] = UserInfo(username="v", password="secret")
+        for name in ("u", "v"):
+            await users.load(name)
+        broker.users["u"].password = None
+        broker.users["v"].password = "another"
+        await trio.sleep(REFRESH_S + 1)
+        user = users.find("v")
+        assert user is not None
+        assert user.password == "another"
+
+
+async def test_a_broker_that_does_not_answer_is_asked_once_in_each_round(autojump_clock: MockClock) -> None:
+    async with opened() as (users, broker):
+        broker.users["v"] = UserInfo(username="v", password="secret")
+        for name in ("u", "v"):
+            await users.load(name)
+        broker.is_gone, broker.request_count = True, 0
+        await trio.sleep(2 * REFRESH_S + 1)
+        assert broker.request_count == 2
+
+
+async def test_calls_that_waited_for_a_user_do_not_read_it_again(autojump_clock: MockClock) -> None:
+    async with opened() as (users, broker):
+        broker.delay_s = 1.0
+        async with trio.open_nursery() as nursery:
+            for _ in range(2 * FIRST_READS_MAX):
+                nursery.start_soon(users.load, "nobody")
+        assert len(broker.asked) <= FIRST_READS_MAX
 
 
 async def test_unknown_names_are_remembered(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
