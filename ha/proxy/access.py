@@ -56,7 +56,9 @@ class GuardedCalls:
         full_name = f"{PACKAGE}.{name}"
         metadata = {key: value for key in METADATA if (value := call.metadata(key.encode()))}
         if self._load_user is not None:
-            await self._load_user(_claimed_access_key(metadata))
+            claimed = _claimed_access_key(metadata)
+            if self._guard.policy.account(claimed) is None:  # an account of the file needs no broker
+                await self._load_user(claimed)
         try:
             access_key = self._guard.authenticate(
                 metadata, peer, full_name, is_encrypted=session.connection.is_encrypted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from google.protobuf.message import Message
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
-from ha.acl import Account, AclPolicy, Right
+from ha.acl import Account, AclGuard, AclPolicy, Right
+from ha.proxy.access import GuardedCalls
+from ha.proxy.brokers import BrokerUnreachable
 from tests.proxy.site import Client, message, open_site
 from tests.proxy.test_telemetry import chatting, consumer, producer
 
@@ -87,6 +90,27 @@ async def test_rights_of_each_method(tmp_path: Path) -> None:
             assert await code(reader, method, request) == Code.FORBIDDEN, method
         for client in (sender, reader):
             assert await code(client, "QueryRoute", service.QueryRouteRequest(topic=T)) == Code.OK
+
+
+async def test_only_users_without_an_account_in_the_file_are_read_from_brokers() -> None:
+    """Those of the file can make calls while no broker answers."""
+    asked: list[str] = []
+
+    async def load_user(access_key: str) -> None:
+        asked.append(access_key)
+        raise BrokerUnreachable("gone")
+
+    def call(access_key: str, secret: str) -> Any:
+        metadata = dict(signed("127.0.0.1:1", access_key, secret).metadata)
+        return SimpleNamespace(method="QueryRoute", metadata=lambda name: metadata.get(name.decode(), ""))
+
+    calls, request = GuardedCalls(AclGuard(POLICY), load_user), service.QueryRouteRequest(topic=T)
+    session: Any = SimpleNamespace(connection=SimpleNamespace(peer=("127.0.0.1", 1), is_encrypted=False), access_key="")
+    await calls.check(session, call("sender", "secret-s"), request)
+    with pytest.raises(BrokerUnreachable):
+        await calls.check(session, call("another", "secret"), request)
+    assert asked == ["another"]
+    assert session.access_key == "sender"
 
 
 @pytest.mark.parametrize(
