@@ -55,6 +55,7 @@ class Servers:
 
     async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
         self.asked.append((address, command.code))
+        await trio.lowlevel.checkpoint()
         if address in self.gone:
             raise OSError("refused")
         return self.answers[command.code](command)
@@ -141,6 +142,34 @@ async def test_a_master_that_is_gone_is_asked_for_again() -> None:
             await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
         await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
         assert servers.asked[-1] == ("a:9", RequestCode.ACK_MESSAGE)
+
+
+async def test_calls_that_miss_a_master_ask_for_it_once() -> None:
+    async with opened() as (cluster, servers):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(cluster.invoke, None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        assert servers.asked == [("n1:1", RequestCode.GET_BROKER_CLUSTER_INFO), *3 * [("a:1", RequestCode.ACK_MESSAGE)]]
+
+
+async def test_a_late_failure_at_an_old_master_leaves_the_new_one_known() -> None:
+    async with opened() as (cluster, servers):
+        await cluster.route("t")
+        moved(servers)
+        answer = servers.answers[RequestCode.ACK_MESSAGE]
+
+        def fail_late(command: RemotingCommand) -> RemotingCommand:
+            """Another call has found the new master meanwhile."""
+            cluster._masters = {"a": "a:9"}
+            raise OSError("reset")
+
+        servers.answers[RequestCode.ACK_MESSAGE] = fail_late
+        with pytest.raises(BrokerUnreachable, match="reset"):
+            await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        servers.answers[RequestCode.ACK_MESSAGE] = answer
+        asked = len(servers.asked)
+        await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
+        assert servers.asked[asked:] == [("a:9", RequestCode.ACK_MESSAGE)]
 
 
 async def test_a_master_that_may_not_store_is_asked_for_again() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 from rocketmq.grpc_protocol import definition_pb2 as definition
+from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.config import ProxyConfig, load_config
 from ha.errors import ConfigError
@@ -114,32 +115,50 @@ async def test_brokers_check_the_policies_of_users_behind_a_front(tmp_path: Path
         assert (refused.code, "User:the-sender has no permission" in refused.message) == (Code.FORBIDDEN, True)
 
 
-async def test_a_front_reads_users_from_brokers(tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no accounts of its own."""
-    monkeypatch.setattr("ha.proxy.users.REFRESH_S", 0.2)
+@asynccontextmanager
+async def opened_for_users(folder: Path, pki: Pki) -> AsyncIterator[tuple[Node, str, UserConfig]]:
+    """A master with a user who may send to `t`, and the address of a front without accounts of its own."""
     root = {"username": "the-front", "password": "secret-of-front"}
     users = ("authenticationEnabled=true", "authorizationEnabled=true")
-    keys = ("aclEnable=false", *users)
     initial = f"initAuthenticationUser={json.dumps(root)}"
-    async with opened(tmp_path, pki, *keys, broker_keys=(*users, initial)) as (node, address):
-        table = node.broker.tables.users
+    async with opened(folder, pki, "aclEnable=false", *users, broker_keys=(*users, initial)) as (node, address):
         entry = PolicyEntryInfo(resource="Topic:t", actions=["Pub"], decision=ALLOW)
         policy = PolicyInfo(policy_type=CUSTOM, entries=[entry])
         user = UserConfig(username="the-sender", password="secret-of-sender", policies=[policy])
-        assert await table.put(user) == ""
+        assert await node.broker.tables.users.put(user) == ""
+        yield node, address, user
+
+
+async def test_a_front_reads_users_from_brokers(tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.proxy.users.REFRESH_S", 0.2)
+    async with opened_for_users(tmp_path, pki) as (node, address, user):
         sender = signed(address, "the-sender", "secret-of-sender")
         assert (await sender.send(message("t"))).status.code == Code.OK
         assert (await sender.send(message("other"))).status.code == Code.FORBIDDEN
+        route = service.QueryRouteRequest(topic=definition.Resource(name="other"))
+        refused = await sender.call("QueryRoute", route)
+        assert refused.status.code == Code.FORBIDDEN, "the front asks for routes with its own account"
         for stranger in (
             signed(address, "the-sender", "wrong"),
             signed(address, "nobody", "secret-of-sender"),
             Client(address),
         ):
             assert (await stranger.send(message("t"))).status.code == Code.UNAUTHORIZED
-        assert await table.put(msgspec.structs.replace(user, user_status=DISABLE)) == ""
+        assert await node.broker.tables.users.put(msgspec.structs.replace(user, user_status=DISABLE)) == ""
         with trio.fail_after(30):
             while (await sender.send(message("t"))).status.code != Code.UNAUTHORIZED:
                 pass  # the broker refuses it, until the front does
+
+
+async def test_a_front_reads_a_user_again_whose_signature_a_broker_refused(tmp_path: Path, pki: Pki) -> None:
+    """Its password was changed: the front has accepted the old one, and signed with it."""
+    async with opened_for_users(tmp_path, pki) as (node, address, user):
+        sender = signed(address, "the-sender", "secret-of-sender")
+        assert (await sender.send(message("t"))).status.code == Code.OK
+        assert await node.broker.tables.users.put(msgspec.structs.replace(user, password="another-secret")) == ""
+        assert (await sender.send(message("t"))).status.code != Code.OK
+        assert (await signed(address, "the-sender", "another-secret").send(message("t"))).status.code == Code.OK
+        assert (await sender.send(message("t"))).status.code == Code.UNAUTHORIZED
 
 
 async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> None:
