@@ -13,6 +13,7 @@ import trio
 from ha.client import Admin
 from ha.errors import ClientError
 from ha.protocol.bodies import GroupConfig
+from ha.proxy.in_flight import RETURN_S
 from tests.checkers.grpc_clients import Acknowledged, Acknowledging, Event, Given, Sent, Stored, check, missing, run_of
 from tests.failover.grpc_load import GROUPS, ORDERED, PUSH
 from tests.failover.members import READY_S, Members, read_topic, until
@@ -29,8 +30,6 @@ RETRIES_MAX = 100
 """More than any message needs here: there must be no dead letters"""
 CONSUME_TIMEOUT_MINUTES = 1
 """Invisible time of a PushConsumer's messages"""
-KEPT_S = 10.0
-"""How long a front keeps the messages of a PushConsumer that has lost its connection (in_flight.py)"""
 PROGRESS_S = 240.0
 """Longest time until clients have found the new master: some ask again every 30 s"""
 REST_S = 400.0
@@ -94,7 +93,7 @@ class GrpcClients:
                 pop_time_ms, invisible_ms = map(int, handle.split(" ")[1:3])
                 hidden_to_s = (pop_time_ms + invisible_ms) / 1000
                 if group == PUSH:
-                    hidden_to_s = min(hidden_to_s, given_s + KEPT_S)
+                    hidden_to_s = min(hidden_to_s, given_s + RETURN_S)
                 self._handles[group, handle] = len(self.events)
                 self.events.append(Given(group, key.encode(), handle, asked_s, given_s, hidden_to_s))
             case "hidden":

@@ -34,7 +34,7 @@ FORGET_CHANCE = 0.05
 CHECKER_CHANCE = 0.3
 """That a transaction is left to the producer's checker"""
 TRANSACTIONS_PER_PRODUCER = 40
-"""This client does not open a new stream for checks when the old one breaks; a new producer does"""
+"""This client opens a new stream for checks minutes after the old one has broken; a new producer does at once"""
 ENDS_MAX = 5
 
 

@@ -64,7 +64,6 @@ class Faults:
         self._timers = cluster.world.timers
         self.set_back_s = 0.0
         """By how much clocks were set back, all steps together"""
-        """Whether no clock was set back"""
 
     def schedule(self, faults: tuple[Fault, ...]) -> None:
         """Schedules each fault at its time."""
