@@ -93,8 +93,8 @@ def drain(
     consumers still read it. The name servers give the permission back when a topic of the broker changes, and when it
     restarts; while this command waits, it removes it again.
 
-    Exit codes: 0 drained; 1 not within --wait, and what is left; 2 usage, or no other broker takes messages of a
-    topic; 69 a name server or the broker can't be reached.
+    Exit codes: 0 drained; 1 not drained within --wait; 2 usage, or no other broker takes messages of a topic; 69 a
+    name server or the broker can't be reached.
     """
     if not 0 <= wait <= 7 * 86400:
         raise UsageError("--wait must be from 0 to 604800 s")

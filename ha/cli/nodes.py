@@ -206,8 +206,8 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
 def token_for(address: str, token: str, tls: ssl.SSLContext | None) -> str:
     """Returns the token for an admin port that a broker reported, or "" if it must not get it.
 
-    Anyone who can register a broker chooses this address, so the token is sent only on this machine, and to
-    servers whose certificate is valid for the address.
+    The broker that reported it may be an attacker's, so the token is sent only on this machine, and to servers whose
+    certificate is valid for the address.
     """
     host, _ = split_address(address)
     is_verified = tls is not None and tls.check_hostname

@@ -72,7 +72,7 @@ def status(
 
 
 def _problem_of_sends(page: Page) -> str:
-    """Returns what is wrong with sends to a master, or that it is unknown; "" for nothing, and for slaves."""
+    """Returns why sends to a master are degraded, or that it can't tell; "" if they are not, and for slaves."""
     node = page.node
     if node.role == "SLAVE" or node.degraded_reason == "":
         return ""
