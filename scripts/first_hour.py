@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -210,6 +211,7 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, help="directory with wheels (default: builds them by scripts/wheels)")
     parser.add_argument("--flights", type=int, default=FLIGHT_COUNT, help="flights of the tutorial (default: all)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # removes containers and files
     debians = [options.debian] if options.debian else list(RELEASES)
     origins: list[Origin] = [options.origin] if options.origin else list(MESSAGE_MAX_S)
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)

@@ -155,6 +155,7 @@ def open_docker(folder: Path, compose: Path | None = None, *, network: Literal["
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    first_process = 0
     try:
         first_process = _wait_serving(unshare, folder, log)
         address = _connect(first_process) if network == "own" else ""
@@ -163,6 +164,10 @@ def open_docker(folder: Path, compose: Path | None = None, *, network: Literal["
         with suppress(subprocess.TimeoutExpired):
             unshare.wait(_STOP_TIMEOUT_S)
     finally:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            if first_process and unshare.poll() is None:
+                os.kill(first_process, signal.SIGKILL)
+                unshare.wait(_STOP_TIMEOUT_S)  # ends after all processes in there, so the cgroups are empty
         unshare.kill()  # and by --kill-child everything in its namespaces
         unshare.wait()
         _remove_cgroups(cgroup)

@@ -1,0 +1,30 @@
+"""The tests' own Docker daemon leaves nothing behind when a run is interrupted."""
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.containers.daemon import Docker, open_docker
+
+pytestmark = pytest.mark.docker
+
+PROGRAMS = ("/usr", "/bin", "/lib", "/lib64")
+
+
+def cgroups() -> list[Path]:
+    name = f"halog-{os.getpid()}-host"
+    return [*Path("/sys/fs/cgroup").glob(name), *Path("/sys/fs/cgroup").glob(f"*/{name}")]
+
+
+def test_an_interrupted_run_leaves_no_cgroups(docker: Docker, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.tar"
+    tarfile.open(empty, "w").close()
+    volumes = [f"--volume={folder}:{folder}:ro" for folder in PROGRAMS if Path(folder).exists()]
+    with pytest.raises(KeyboardInterrupt), open_docker(tmp_path, network="host") as other:
+        other.run("import", str(empty), "empty")
+        other.run("run", "--detach", "--network=none", *volumes, "empty", "sleep", "infinity")
+        assert cgroups() != []
+        raise KeyboardInterrupt
+    assert cgroups() == []
