@@ -12,6 +12,7 @@ from pathlib import Path
 from ha.protocol.codes import RequestCode
 from ha.protocol.properties import encode_properties
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+from tests.cli.cluster import status_of, wait_until
 from tests.interop.processes import free_ports
 from tests.node.processes import Process
 
@@ -166,6 +167,7 @@ def cluster(directory: Path) -> Iterator[Cluster]:
         remoting = made.wait_master()
         made.slave = f"http://{slave.wait_ready()['admin']}"
         made.ids = _fill(remoting)
+        wait_until(lambda: status_of(made.master.removeprefix("http://"))["ha"]["in_sync"] == 1)
         yield made
 
 
