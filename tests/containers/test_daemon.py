@@ -18,13 +18,19 @@ def cgroups() -> list[Path]:
     return [*Path("/sys/fs/cgroup").glob(name), *Path("/sys/fs/cgroup").glob(f"*/{name}")]
 
 
-def test_an_interrupted_run_leaves_no_cgroups(docker: Docker, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.tar"
+def interrupted_run(folder: Path) -> None:
+    """Ends while a container runs."""
+    empty = folder / "empty.tar"
     tarfile.open(empty, "w").close()
     volumes = [f"--volume={folder}:{folder}:ro" for folder in PROGRAMS if Path(folder).exists()]
-    with pytest.raises(KeyboardInterrupt), open_docker(tmp_path, network="host") as other:
+    with open_docker(folder, network="host") as other:
         other.run("import", str(empty), "empty")
         other.run("run", "--detach", "--network=none", *volumes, "empty", "sleep", "infinity")
         assert cgroups() != []
         raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_leaves_no_cgroups(docker: Docker, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run(tmp_path)
     assert cgroups() == []

@@ -18,6 +18,7 @@ import pytest
 
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+from tests.cli.cluster import wait_until
 from tests.node.processes import FREE_PORTS, Process
 
 pytestmark = pytest.mark.processes
@@ -401,14 +402,6 @@ def test_master_and_slave_find_each_other_by_the_name_server_alone(tmp_path: Pat
         assert names.stop() == 0
     files = [tmp_path / f"data/{role}/commitlog/00000000000000000000" for role in ("master", "slave")]
     assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def wait_until(condition: object, timeout_s: float = 30.0) -> None:
-    assert callable(condition)
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)  # another process can be asked, but wakes nobody here
 
 
 def test_any_bytes_on_any_port_end_that_connection_alone(tmp_path: Path) -> None:
