@@ -120,9 +120,9 @@ def visit(docker: Docker, debian: str, origin: Origin, sources: Path, flight_cou
     """Follows both pages in a new container. `sources` has the wheels or the clone. DockerError if a command fails;
     AssertionError if one prints something else than it should."""
     directory = f"{HOME}/halog" if origin == "source" else HOME
-    mounts = {Path("/etc/resolv.conf"): "/etc/resolv.conf"}
-    # How this machine reaches package indexes, too.
     environment = {"HOME": HOME, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    # Installations reach package indexes as this machine does.
+    mounts = {Path("/etc/resolv.conf"): "/etc/resolv.conf"}
     environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     environment.pop("PIP_FIND_LINKS", None)
     if CERTIFICATES.exists():

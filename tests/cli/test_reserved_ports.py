@@ -17,7 +17,7 @@ with reserved_ports(5) as ports:
 
 
 def chosen_elsewhere() -> set[int]:
-    """What a process chooses that is as lucky as this one."""
+    """The ports that another process with the same random numbers chooses."""
     done = subprocess.run([sys.executable, "-c", CHOOSE], capture_output=True, text=True, check=True)
     return {int(word) for word in done.stdout.split()}
 

@@ -59,7 +59,7 @@ class Viewer:
             reduced_motion="reduce",
         )
         made.set_default_timeout(WAIT_MS)
-        # A busy machine is no node that does not respond.
+        # Pages wait for an answer as long as it takes: on a busy machine, a slow node is none that does not respond.
         made.add_init_script("AbortSignal.timeout = () => new AbortController().signal;")
         self._stack.callback(made.close)
         return made
