@@ -155,7 +155,7 @@ class ArchiveError(HalogError):
 
 
 class ArchiveConflict(ArchiveError):
-    """Another archiver is active on the same broker's part of the archive, or was first. Nothing was changed."""
+    """Another archiver or erasure is active on the same part of an archive, or was first. Nothing was changed."""
 
 
 class ArchiveDamaged(ArchiveError):

@@ -339,7 +339,10 @@ def test_staged_files_of_killed_run_are_invisible_and_deleted(written_store: Pat
 
 def test_two_archivers_of_one_broker_exclude_each_other(written_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
-    with Manifest(target, "broker-b").locked(), pytest.raises(ArchiveConflict, match="another archiver is running"):
+    with (
+        Manifest(target, "broker-b").locked(),
+        pytest.raises(ArchiveConflict, match="another archiver or erasure is running"),
+    ):
         run(written_store, target)
     # Where the lock has no effect, the commit's number decides.
     run(written_store, target)

@@ -72,8 +72,8 @@ def test_parquet_by_executors_is_what_spark_reads(spark: SparkSession, store: Pa
     ends = [(done, total) for stage, done, total in stages if stage == "archive"]
     assert ends[-1][0] == ends[-1][1] == result.covered_end
     # An orphan of a killed run.
-    folder = Manifest(target, "broker-b").stage("left")
-    (folder / "x.parquet").write_bytes(b"half a file")
+    manifest = Manifest(target, "broker-b")
+    (manifest.folder / "staging" / manifest.stage(9) / "x.parquet").write_bytes(b"half a file")
     assert places(spark.read.parquet(str(target))) == expected_places(store)
     table = read_archive(spark, target)
     assert places(table) == expected_places(store)

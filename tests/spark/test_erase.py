@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -241,9 +241,23 @@ def test_rows_that_cannot_be_searched_are_counted(tmp_path: Path) -> None:
 def test_an_archiver_must_be_stopped_first(archived: Archived) -> None:
     with Manifest(archived.target, "broker-b").locked():
         assert archived.erase("k1", dry_run=True).rows == 1
-        with pytest.raises(ArchiveConflict, match="another archiver is running; an archiver must be stopped"):
+        with pytest.raises(ArchiveConflict, match="another archiver or erasure is running; stop it first"):
             archived.erase("k1")
     assert archived.erase("k1").rows == 1
+
+
+@pytest.mark.parametrize("kind", ["append", "erase"])
+def test_a_commit_of_a_delta_table_that_is_not_complete(tmp_path: Path, kind: Literal["append", "erase"]) -> None:
+    """As after a kill: an erasure is complete when it is committed, but an archiver may still have to write rows."""
+    manifest = Manifest(tmp_path, "broker-b")
+    with manifest.locked():
+        commit = Commit(sequence=1, kind=kind, time_ms=0, scope=Scope("delta"), covered_begin=0, covered_end=9)
+        manifest.commit(commit)
+        assert manifest.recover().sequence == 1
+        assert manifest.unapplied() == (commit if kind == "append" else None)
+    if kind == "append":
+        with pytest.raises(ArchiveConflict, match="its last commit is not complete: run archive once"):
+            erase(SPARK, EraseOptions(archive=str(tmp_path), topic="flights", dry_run=False))
 
 
 def test_options_are_checked(archived: Archived, tmp_path: Path) -> None:

@@ -111,7 +111,6 @@ class ArchiveJob:
         self._report()
 
     def _report(self) -> None:
-        self.reader.refresh()
         self.reports.report(self.reader, self.state.covered_end or 0, self.result)
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:

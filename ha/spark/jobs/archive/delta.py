@@ -49,9 +49,6 @@ class DeltaJob(ArchiveJob):
         commit = self.manifest.unapplied()
         if commit is None:
             return
-        if commit.kind in ("void", "erase"):
-            self.manifest.mark_applied(commit.sequence)
-            return
         before = self.manifest.state(applied_only=True)
         begin = commit.covered_begin if before.covered_end is None else before.covered_end
         begin = max([begin, *(hole.end for hole in commit.holes)])

@@ -36,7 +36,7 @@ from ha.spark.jobs.archive.manifest import (
     no_failure,
 )
 from ha.spark.jobs.archive.match import SEARCHED, Finds, Found, Match
-from ha.spark.jobs.archive.options import archive_path
+from ha.spark.jobs.archive.options import EXIT_INCOMPLETE, archive_path
 from ha.spark.jobs.archive.parquet import task_attempt
 from ha.spark.jobs.archive.read import steady_state
 from ha.spark.jobs.tasks import run_tasks
@@ -89,7 +89,7 @@ class EraseResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exit_code(self) -> int:
         """0, or 3 if there are rows that can't be searched."""
-        return 3 if self.not_searched else 0
+        return EXIT_INCOMPLETE if self.not_searched else 0
 
 
 class SearchTask(msgspec.Struct, frozen=True):
@@ -187,16 +187,13 @@ class _Erasing:
         if dry_run:
             state = steady_state(self._manifest)
             return state, _by_topic(state, self._part(state).search())
-        try:
-            with self._manifest.locked():
-                state = self._manifest.recover()
-                if self._manifest.unapplied() is not None:
-                    raise ArchiveConflict(self._manifest.archive, "its last commit is not complete: run archive before")
-                part = self._part(state)
-                hits = part.search()
-                self._commit(state, part, hits)
-        except ArchiveConflict as error:
-            raise ArchiveConflict(self._manifest.archive, f"{error.reason}; an archiver must be stopped") from None
+        with self._manifest.locked():
+            state = self._manifest.recover()
+            if self._manifest.unapplied() is not None:
+                raise ArchiveConflict(self._manifest.archive, "its last commit is not complete: run archive once")
+            part = self._part(state)
+            hits = part.search()
+            self._commit(state, part, hits)
         return state, _by_topic(state, hits)
 
     def _part(self, state: State) -> _ParquetPart | DeltaPart:
@@ -268,8 +265,7 @@ class _ParquetPart:
     def delete(self, changed: Hits) -> tuple[tuple[ArchivedFile, ...], tuple[str, ...]]:
         """Write the files again without the rows; return the new ones and the paths of those to remove."""
         sequence = self._state.sequence + 1
-        run = f"{sequence:08d}-{time.time_ns():x}"
-        self._manifest.stage(run)
+        run = self._manifest.stage(sequence)
         left = [(file, found) for file, found in changed if found.rows < file.rows]
         tasks = [
             RewriteTask(

@@ -31,6 +31,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -212,7 +213,7 @@ class Manifest:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ArchiveConflict(self.archive, "another archiver is running") from None
+                raise ArchiveConflict(self.archive, "another archiver or erasure is running; stop it first") from None
             yield
 
     def state(self, *, applied_only: bool = False) -> State:
@@ -247,18 +248,19 @@ class Manifest:
     def recover(self) -> State:
         """Finish what a killed archiver began and delete its leftovers. Raises ArchiveDamaged."""
         commit = self.unapplied()
-        if commit is not None and commit.scope.format == "parquet":
+        # The rows of a Delta table are in no file of the commit: an archiver must write those of an append again.
+        if commit is not None and (commit.scope.format == "parquet" or commit.kind != "append"):
             self.apply(commit)
         self.clear_staging()
         for left in self._commits.glob("*.tmp"):
             left.unlink()
         return self.state()
 
-    def stage(self, run: str) -> Path:
-        """Create a folder for files that are to be committed, and return it."""
-        folder = self._staging / run
-        folder.mkdir(parents=True)
-        return folder
+    def stage(self, sequence: int) -> str:
+        """Create a folder in staging for the files of commit `sequence`, and return its name."""
+        run = f"{sequence:08d}-{time.time_ns():x}"
+        (self._staging / run).mkdir(parents=True)
+        return run
 
     def clear_staging(self) -> None:
         """Delete all files in staging; committed files are no longer there."""

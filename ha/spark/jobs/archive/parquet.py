@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 from pyspark import TaskContext
 
@@ -25,8 +23,7 @@ class ParquetJob(ArchiveJob):
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
         """See ArchiveJob."""
         sequence = self.state.sequence + 1
-        run = f"{sequence:08d}-{time.time_ns():x}"
-        self.manifest.stage(run)
+        run = self.manifest.stage(sequence)
         written: list[Written] = self.run(
             _write_range, self.tasks(ranges, run, sequence), self.range_progress(begin, end)
         )
@@ -54,8 +51,7 @@ class ParquetJob(ArchiveJob):
         for start in range(0, len(runs), self.slots):
             chosen = runs[start : start + self.slots]
             sequence = self.state.sequence + 1
-            run = f"{sequence:08d}-{time.time_ns():x}"
-            self.manifest.stage(run)
+            run = self.manifest.stage(sequence)
             files = self.tasks([(0, 0)], run, sequence)[0].files
             tasks = [
                 MergeTask(

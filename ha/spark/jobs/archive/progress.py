@@ -59,6 +59,7 @@ class LagReports:
         if not has_committed and self._metrics_file is None:
             return
         self._commits = result.commits
+        reader.refresh()
         now_ms = time.time_ns() // 1_000_000
         lag = measure_archive_lag(reader, covered_end, now_ms)
         if has_committed:
