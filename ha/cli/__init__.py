@@ -181,11 +181,11 @@ def _explain(error: BaseException, errors: Console) -> int:
         case HalogError():
             code = EXIT_REFUSED
         case _:
-            from ha.cli import spark
+            from ha.cli.spark import failures
 
-            if spark.is_job_failure(error):
-                errors.print(f"ha: {spark.explain(error)}", markup=False)
-                return spark.exit_code_of(error)
+            if failures.is_job_failure(error):
+                errors.print(f"ha: {failures.explain(error)}", markup=False)
+                return failures.exit_code_of(error)
             traceback.print_exception(error, file=sys.stderr)
             return EXIT_BUG
     errors.print(f"ha: {error}", markup=False)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import ha.cli.spark
+from ha.cli.spark.archives import _interval_s
 from ha.config import Config, NameServerConfig, ProxyConfig, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def test_the_archive_s_unit_runs_a_command_in_the_store_s_directory() -> None:
     slave = load_config(Config, defaults={"brokerRole": "SLAVE"}).config
     assert given["path"] == slave.store_path_root_dir
     assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
-    assert ha.cli.spark._interval_s(given["every"]) == 5
+    assert _interval_s(given["every"]) == 5
     # Restarts are bounded, and Spark has the time to finish a commit.
     limits = unit(ARCHIVE_UNIT)["Unit"]
     assert int(limits["StartLimitBurst"]) * int(service["RestartSec"]) < int(limits["StartLimitIntervalSec"])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import ha.cli.spark
 from ha.arrow import LogReader
 from ha.cli import run
+from ha.cli.spark.archives import _interval_s
 from ha.errors import RecordsGone
 from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.manifest import Manifest
@@ -195,7 +195,7 @@ def test_old_commits_are_deleted_and_the_state_stays(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("5", 5), ("0.5", 0.5), ("250ms", 0.25), ("2m", 120)])
 def test_interval(text: str, seconds: float) -> None:
-    assert ha.cli.spark._interval_s(text) == seconds
+    assert _interval_s(text) == seconds
 
 
 def test_the_command_runs_until_it_is_stopped(
@@ -212,7 +212,7 @@ def test_the_command_runs_until_it_is_stopped(
         yield Passes(2, lambda: None)
 
     monkeypatch.setattr("ha.spark.session.open_session", session)
-    monkeypatch.setattr("ha.cli.spark.stoppable", stoppable)
+    monkeypatch.setattr("ha.cli.spark.archives.stoppable", stoppable)
     command = ["spark", "archive", "--path", str(store), "--to", str(tmp_path / "a")]
     assert run([*command, "--every", "5s", "--metrics-file", str(tmp_path / "f"), "--json"]) == 0
     shown = capsys.readouterr()

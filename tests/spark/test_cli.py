@@ -12,8 +12,8 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-import ha.cli.spark
 from ha.cli import run
+from ha.cli.spark import failures
 from tests.arrow.oracle import FIXTURES
 from tests.unpacking import unpack_store
 
@@ -122,10 +122,10 @@ def test_executor_error_is_shown_as_itself() -> None:
         " call last):\n  File x, line 1, in f\nha.errors.CorruptLog: /d/0 is damaged at byte 7: magic\n"
     )
     error = PythonException(text)
-    assert ha.cli.spark.is_job_failure(error)
-    assert ha.cli.spark.explain(error) == "/d/0 is damaged at byte 7: magic"
-    assert ha.cli.spark.exit_code_of(error) == 65
-    assert ha.cli.spark.exit_code_of(PythonException("ZeroDivisionError: x")) == 70
+    assert failures.is_job_failure(error)
+    assert failures.explain(error) == "/d/0 is damaged at byte 7: magic"
+    assert failures.exit_code_of(error) == 65
+    assert failures.exit_code_of(PythonException("ZeroDivisionError: x")) == 70
 
 
 def test_a_real_command_line_starts_and_stops_its_own_spark(store: Path) -> None:

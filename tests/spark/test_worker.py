@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from pyspark.errors import PySparkException
 
-import ha.cli.spark
+from ha.cli.spark import failures
 from ha.errors import OptionError
 from ha.spark.worker_errors import without_traceback
 
@@ -76,5 +76,5 @@ def test_commands_find_the_error_in_the_line_that_spark_shows() -> None:
     text = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed to plan: ha.errors.StoreUnreadable: /d can't be read: no\n SQLSTATE: 38000"
     )
-    assert ha.cli.spark.explain(PySparkException(text)) == "/d can't be read: no"
-    assert ha.cli.spark.exit_code_of(PySparkException(text)) == 66
+    assert failures.explain(PySparkException(text)) == "/d can't be read: no"
+    assert failures.exit_code_of(PySparkException(text)) == 66

@@ -1,0 +1,104 @@
+"""Runs a job of `ha spark` in its own Spark session, and prints its result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from ha.cli.exits import UsageError, needs_extra
+from ha.cli.showing import WIDTH, notices
+from ha.cli.spark.failures import NOT_STARTED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Made = TypeVar("Made")
+
+
+@Parameter(name="*")
+@dataclass
+class Where:
+    """Options of every job for Spark and its output."""
+
+    master: Annotated[str, Parameter(help="Spark master: local[*], spark://host:port, yarn, k8s://…")] = "local[*]"
+    conf: Annotated[list[str], Parameter(help="Spark setting, key=value (repeatable).", negative=())] = field(
+        default_factory=list
+    )
+    json: Annotated[bool, Parameter(negative=(), help="Print the result as JSON instead of a table.")] = False
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--conf {pair!r} is invalid: use key=value, for example spark.executor.memory=2g")
+        settings[key] = value
+    return settings
+
+
+@contextmanager
+def spark_session(name: str, where: Where) -> Iterator[SparkSession]:
+    """Open the Spark session of a job. UsageError for an invalid --conf."""
+    settings = _settings(where.conf)
+    with needs_extra("ha spark", "spark"):
+        from ha.spark.session import open_session
+    with open_session(f"ha spark {name}", where.master, settings) as session:
+        yield session
+
+
+def restarting(job: Callable[[], Made], stop: Event | None = None) -> Made:
+    """Return the result of `job`, which is restarted if Spark can't start its Python processes."""
+    from ha.spark.restarts import with_restarts
+
+    def report(delay_s: int, _: BaseException) -> None:
+        notices().print(f"ha: {NOT_STARTED}; restarting the job in {delay_s} s")
+
+    return with_restarts(job, stop=stop, report=report)
+
+
+def check_stores(*paths: str) -> None:
+    """Raise StoreUnreadable before a JVM is started for a wrong path."""
+    from ha.arrow import LogReader
+
+    for path in paths:
+        LogReader(path).close()
+
+
+def show_result(result: Any, where: Where, tables: Callable[[Any], list[Table]]) -> int:
+    """Print `result` as tables or JSON, and return its exit code."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    if where.json:
+        # Plain print: rich would wrap long lines.
+        print(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2).decode())
+    else:
+        for table in tables(result):
+            console.print(table)
+    code: int = result.exit_code
+    return code
+
+
+def facts_table(title: str, facts: dict[str, Any]) -> Table:
+    """Return a table of names and values."""
+    table = Table("what", "how much", title=title, title_justify="left")
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, str) else f"{value:,}")
+    return table
+
+
+def moment_ms(moment: datetime | None) -> int | None:
+    """Return ms since 1970 of a time on the command line, in UTC if it has no zone."""
+    if moment is None:
+        return None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return int(aware.timestamp() * 1000)
