@@ -20,9 +20,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -37,6 +39,8 @@ import pyarrow.parquet as pq
 import trio
 
 from ha.arrow import LogReader
+from ha.cli.exits import EXIT_UNREACHABLE
+from ha.errors import RecordsGone
 from ha.protocol.codes import PutStatus
 from ha.spark.jobs.archive.manifest import Manifest
 from ha.store.message_store import open_message_store
@@ -52,16 +56,10 @@ BATCH = 40
 _PAUSE_S = 0.2
 _END_S = 1200.0
 """Limit of the last archiver and of the last query"""
-_GONE = (
-    "RecordsGone",
-    "FILE_NOT_EXIST",
-    "NoSuchFileException",
-    "does not exist",
-    "No such file",
-    "failed to connect back",
-    "FileNotFound",
-)
-"""Texts of errors after which a reader is started again"""
+_TRY_AGAIN = 75
+"""Exit code of a reader that must be started again (EX_TEMPFAIL in sysexits.h)"""
+_MERGED = re.compile("FILE_NOT_EXIST|PATH_NOT_FOUND|NoSuchFileException|FileNotFoundException")
+"""What errors of Spark say if a merge has replaced a file of a table"""
 
 
 class Places:
@@ -120,11 +118,9 @@ async def write(places: Places, incarnation: str) -> None:
 
 def read(places: Places, *, once: bool) -> None:
     """Run the query, and make tables of the topic meanwhile; `once`: until everything is read, then one table."""
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F  # noqa: N812
 
     import ha.spark
-    from ha.errors import HalogError
     from ha.spark.session import open_session
 
     def take(rows: Any, number: int) -> None:
@@ -159,9 +155,16 @@ def read(places: Places, *, once: bool) -> None:
         while not query.awaitTermination(2):
             try:
                 check_table(spark)
-            except (PySparkException, HalogError) as error:
-                if not any(text in str(error) for text in _GONE):
+            except Exception as error:
+                if not (_is_temporary(error) or _MERGED.search(str(error))):
                     raise
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Return whether retention was faster than a task, or Spark could not start a Python process."""
+    from ha.spark.restarts import has_not_started
+
+    return isinstance(error, RecordsGone) or "ha.errors.RecordsGone: " in str(error) or has_not_started(error)
 
 
 # ---- the run
@@ -175,12 +178,14 @@ class Process:
         self.command = command
         self.log = places.logs / f"{name}.log"
         self.starts = 0
+        self._log_begin = 0
         self.running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and append its output to its log."""
         self.starts += 1
         with self.log.open("ab") as log:
+            self._log_begin = log.tell()
             self.running = subprocess.Popen(
                 self.command(self.starts), cwd=ROOT, stdout=log, stderr=log, start_new_session=True
             )
@@ -200,10 +205,12 @@ class Process:
 
     def check(self) -> None:
         """Raise AssertionError if it ended with an error after which it must not be started again."""
-        said = self.log.read_text(errors="replace")[-20_000:]
-        may_end = self.name == "reader" and any(text in said for text in _GONE)
-        may_end = may_end or "failed to connect back" in said or "could not start a Python process" in said
-        assert may_end, f"the {self.name} ended: {said[-4000:]}"
+        assert self.running is not None
+        code = self.running.returncode
+        said = self.log.read_bytes()[self._log_begin :].decode(errors="replace")
+        may_end = self.name == "reader" and code == _TRY_AGAIN
+        may_end |= self.name == "archiver" and code == EXIT_UNREACHABLE and "could not start a Python process" in said
+        assert may_end, f"the {self.name} ended with exit code {code}: {said[-4000:]}"
 
 
 def _pids_of(session: int) -> Iterator[int]:
@@ -365,8 +372,14 @@ def main(name: str, directory: str, start: str) -> None:
     places = Places(Path(directory))
     if name == "writer":
         trio.run(write, places, start)
-    else:
+        return
+    try:
         read(places, once=name == "last-reader")
+    except Exception as error:
+        if not _is_temporary(error):
+            raise
+        traceback.print_exc()
+        sys.exit(_TRY_AGAIN)
 
 
 if __name__ == "__main__":
