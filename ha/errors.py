@@ -92,8 +92,8 @@ class CorruptLog(StoreError):
 class DamagedBytes(StoreError):
     """Bytes [`begin`, `end`) of the log (physical offsets) are damaged and must not be used.
 
-    Bytes before and after them can be read. A repair is possible at any time, unless `is_hopeless`: no known peer has
-    them.
+    Bytes before and after them can be read. A repair is possible at any time. `is_hopeless`: no peer had them in time,
+    so consumers skip them.
     """
 
     def __init__(self, begin: int, end: int, reason: str, *, is_hopeless: bool = False) -> None:

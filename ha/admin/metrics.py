@@ -111,7 +111,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("halog_damage_healed_total", "Damaged ranges that were repaired."),
     Metric("halog_damage_open_ranges", "Damaged ranges that are not repaired."),
     Metric("halog_damage_open_bytes", "Bytes of unrepaired ranges."),
-    Metric("halog_damage_hopeless_ranges", "Damaged ranges that no known peer could repair."),
+    Metric("halog_damage_hopeless_ranges", "Damaged ranges that no peer could repair in time, so consumers skip them."),
     Metric("halog_checksum_rebuilt_total", "Checksum files rebuilt."),
     Metric("halog_verified_bytes_total", "Bytes read from disk and verified by checksum."),
     Metric("halog_scrubbed_bytes_total", "Bytes read by the scrub."),
