@@ -7,6 +7,7 @@ DefaultMQAdminExtImpl, MQAdminImpl.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -495,22 +496,20 @@ class Admin(ClientUser):
         return sorted(found, key=lambda message: message.store_timestamp_ms)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
-        """Returns the response of the first master that succeeds; else raises the last failure. BrokerError."""
-        failure: BrokerError | None = None
-        for address in await self._masters(None):
-            try:
+        """Returns the response of the first master that succeeds. BrokerError of the last one if none does."""
+        *others, last = await self._masters(None)
+        for address in others:
+            with suppress(BrokerError):
                 return await self._ask(address, code, header)
-            except BrokerError as error:
-                failure = error
-        raise failure or ConnectionFailed(_GROUP, "no master is registered")
+        return await self._ask(last, code, header)
 
     async def _master(self, broker_name: str) -> str:
         (address,) = await self._masters([broker_name])
         return address
 
     async def _masters(self, broker_names: Sequence[str] | None) -> list[str]:
-        """The addresses of the masters of these broker sets; None: of all that have one. ConnectionFailed if a named
-        set has none, or none has one."""
+        """The addresses of the masters of these broker sets; None: of all that have one, which is at least one set.
+        ConnectionFailed if there is no such master."""
         known = {broker.name: broker.addresses.get(MASTER_ID) for broker in await self.brokers()}
         if broker_names is None:
             masters = [address for address in known.values() if address is not None]

@@ -4,17 +4,20 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
+import msgspec
 import pytest
 from anyio.abc import ByteStream
 
 import ha.client
 from ha.client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
 from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
-from ha.errors import ClientError, ConnectionFailed, NameServersUnreachable
+from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable
+from ha.protocol.bodies import BrokerData, ClusterInfo
 from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.group_requests import encode_running_info
 from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
-from tests.client.fake_broker import FakeServer, name_server, route_body, serving, stored
+from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, serving_all, stored
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -176,3 +179,28 @@ async def test_an_admin_without_a_master_reports_no_success() -> None:
         for do in (lambda: admin.create_topic("T"), lambda: admin.delete_topic("T"), admin.groups):
             with pytest.raises(ConnectionFailed, match=f"{server.address}: no master is registered"):
                 await do()
+
+
+@on_both_backends()
+async def test_an_admin_asks_each_master_until_one_knows_the_client() -> None:
+    body = encode_running_info({}, {"of": "second"}, {}, [])
+    handlers: list[Handler] = [
+        lambda command: command.reply(ResponseCode.CONSUMER_NOT_ONLINE, "first"),
+        lambda command: command.reply(ResponseCode.SUCCESS, body=body),
+        lambda command: command.reply(ResponseCode.CONSUMER_NOT_ONLINE, "last"),
+    ]
+    async with serving_all(handlers) as [first, second, last]:
+
+        def cluster(*servers: FakeServer) -> Handler:
+            sets = {
+                f"{at}": BrokerData(broker_name=f"{at}", broker_addrs={0: each.address})
+                for at, each in enumerate(servers)
+            }
+            body = msgspec.json.encode(ClusterInfo(broker_addr_table=sets))
+            return lambda command: command.reply(ResponseCode.SUCCESS, body=body)
+
+        async with serving(cluster(first, second, last)) as names, Admin(names.address) as admin:
+            assert (await admin.running_info("g", "c")).properties == {"of": "second"}
+        async with serving(cluster(first, last)) as names, Admin(names.address) as admin:
+            with pytest.raises(BrokerError, match="last"):
+                await admin.running_info("g", "c")
