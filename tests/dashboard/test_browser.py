@@ -300,6 +300,21 @@ def test_a_killed_master_is_missed(viewer: Viewer, nodes: Cluster) -> None:
     viewer.troubles[:] = [each for each in viewer.troubles if not any(word in each for word in killed)]
 
 
+def test_a_node_that_does_not_answer_in_time_is_missed(viewer: Viewer, nodes: Cluster) -> None:
+    page = viewer.page()
+    page.add_init_script(
+        "window.limits = []; AbortSignal.timeout = (ms) => { window.limits.push(ms); return AbortSignal.abort(); };"
+    )
+    go(page, f"{nodes.master}/dashboard")
+    expect(page.get_by_role("alert")).to_contain_text("This node has not responded since")
+    assert set(page.evaluate("window.limits")) == {10_000}
+    go(page, f"{nodes.master}/dashboard/topics")
+    page.get_by_role("link", name="Refresh").click()
+    expect(page.get_by_role("alert")).to_have_text("This node does not respond. The page is from before.")
+    assert page.evaluate("window.limits") == [10_000]
+    viewer.troubles[:] = [each for each in viewer.troubles if "AbortError" not in each]
+
+
 # ---- topics, messages, groups
 
 
