@@ -180,7 +180,7 @@ def cloned(folder: Path) -> Path:
 
 
 @contextmanager
-def opened_docker(debians: list[str]) -> Iterator[tuple[Docker, Path]]:
+def docker_with_images(debians: list[str]) -> Iterator[tuple[Docker, Path]]:
     """A daemon with an image `debian:N` for each release, and a folder for other files."""
     folder = Path(tempfile.mkdtemp(prefix="halog-first-hour-"))
     try:
@@ -217,7 +217,7 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
     visits = []
     failed = False
-    with opened_docker(debians) as (docker, folder):
+    with docker_with_images(debians) as (docker, folder):
         for origin in origins:
             if origin == "source":
                 sources = cloned(folder)
