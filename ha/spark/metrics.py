@@ -10,7 +10,7 @@ logger = logging.getLogger("ha.spark")
 
 
 def quoted(text: str) -> str:
-    """Return `text` as it stands between a label's quotation marks."""
+    """Return `text` escaped for the value of a label."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

@@ -21,10 +21,7 @@ from ha.spark.sink.options import SinkOptions, parse_sink_options
 from ha.spark.sink.partition import PartResult, PartWriter, open_clients
 from ha.spark.source.log_source import QueueSlice
 from ha.spark.source.network import NetworkSettings, NetworkSource
-
-
-class KilledError(Exception):
-    """Raised by a test where a task must die."""
+from tests.spark.stores import KilledError
 
 
 def options_for(servers: str, **more: str) -> SinkOptions:

@@ -5,6 +5,7 @@ Records are read back with the plain codec of ha.protocol, never with the code u
 
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import trio
 
-from ha.protocol.codes import PutStatus
+from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.record import Message, MessageRecord, RecordHead, decode_record, scan_record
 from ha.protocol.store_files import BROKER_FILE, BrokerFile
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
@@ -21,6 +22,10 @@ from ha.store.options import StoreOptions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOUR_MS = 3_600_000
+
+
+class KilledError(Exception):
+    """Raised by a test where a process must die."""
 
 
 def message(
@@ -36,6 +41,17 @@ def message(
         born_timestamp_ms=1_700_000_000_000 + number,
         flag=number,
     )
+
+
+def flights_and_others(begin: int, end: int, *, padding: int) -> list[Message]:
+    """Messages with their number in the body, every fifth one compressed, and as many of another topic."""
+    found = []
+    for number in range(begin, end):
+        text = b"%08d" % number + bytes(padding)
+        made = message(number, body=text if number % 5 else zlib.compress(text))
+        made.sys_flag = 0 if number % 5 else SysFlag.COMPRESSED
+        found += [made, message(number, topic="other", body=bytes(100))]
+    return found
 
 
 def store_options(root: Path, segment_size: int = 1 << 20, **changes: Any) -> StoreOptions:

@@ -33,16 +33,12 @@ from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows
 from tests.spark.derived_stores import store_options, write_store
 from tests.spark.inline import inline_runner, inline_spark
-from tests.spark.stores import live_store, make_store, message, named
+from tests.spark.stores import KilledError, live_store, make_store, message, named
 from tests.store.stores import dispatched
 from tests.unpacking import unpack_store
 
 DERIVED = ("properties", "msgId", "bodySize")
 SPARK = inline_spark()
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 @pytest.fixture(scope="session")

@@ -20,13 +20,9 @@ from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.manifest import Manifest
 from ha.spark.jobs.archive.progress import ArchiveLag, measure_archive_lag
 from tests.spark.inline import inline_spark
-from tests.spark.stores import live_store, make_store, message
+from tests.spark.stores import KilledError, live_store, make_store, message
 
 STORED_MS = 1_700_000_000_000
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 def metrics(file: Path) -> dict[str, float]:

@@ -23,15 +23,11 @@ from ha.spark.jobs.restore import RestoreOptions, restore
 from tests.arrow.oracle import plain_rows
 from tests.spark.clusters import running_broker
 from tests.spark.derived_stores import write_store
-from tests.spark.stores import make_store, message
+from tests.spark.stores import KilledError, make_store, message
 from tests.spark.test_archive import queued_offsets, raw_body, raw_records, rebuilt
 from tests.spark.test_restore import origins, stored
 
 pytestmark = pytest.mark.spark
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from ha.arrow.read_options import DEFAULT_COLUMNS
 from ha.errors import ArchiveDamaged, CorruptLog, OptionError, RecordsGone
 from ha.protocol.codes import SysFlag
-from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
 from ha.spark.jobs.archive.manifest import Manifest, State
 from ha.spark.jobs.archive.read import steady_state
@@ -30,24 +30,11 @@ from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions, parse_any, parse_options
 from ha.spark.source.stream_reader import StreamPlanner
 from tests.spark.inline import inline_spark
-from tests.spark.stores import live_store, make_store, message
+from tests.spark.stores import KilledError, flights_and_others, live_store, make_store, message
 
 SEGMENT = 32 << 10
 
-
-class KilledError(Exception):
-    """Stands for a kill."""
-
-
-def messages(begin: int, end: int) -> list[Message]:
-    """Messages with their number in the body, every fifth one compressed, and as many of another topic."""
-    found = []
-    for number in range(begin, end):
-        text = b"%08d" % number + bytes(200)
-        made = message(number, body=text if number % 5 else zlib.compress(text))
-        made.sys_flag = 0 if number % 5 else SysFlag.COMPRESSED
-        found += [made, message(number, topic="other", body=bytes(100))]
-    return found
+messages = partial(flights_and_others, padding=200)
 
 
 class View:

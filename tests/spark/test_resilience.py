@@ -6,15 +6,13 @@ The table must have every record once, according to the broker's answers and the
 from __future__ import annotations
 
 import json
-import os
 import random
 import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +36,7 @@ from tests.spark.resilience_query import (
     short_lived,
     start_into_delta,
 )
+from tests.spark.sessions import kill_session
 from tests.spark.stores import live_store, message, records_of
 from tests.spark.test_archive_spark import skip_without_delta
 
@@ -195,8 +194,7 @@ def test_query_continues_after_resync_or_reports_loss(session: SparkSession, tmp
 
 
 class KilledQueries:
-    """`tests.spark.resilience_query` with all its processes. PySpark's workers leave its process group, not its
-    session."""
+    """`tests.spark.resilience_query` with all its processes."""
 
     def __init__(self, path: Path, directory: Path) -> None:
         self.log_file = directory / "queries.log"
@@ -211,23 +209,8 @@ class KilledQueries:
         return self
 
     def __exit__(self, *_: object) -> None:
-        told: set[int] = set()
         with self._process:  # waits for it, and closes the pipe
-            while new := set(self._pids()) - told:  # also those that are started meanwhile
-                for pid in new:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                told |= new
-
-    def _pids(self) -> Iterator[int]:
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                except OSError:  # it is gone
-                    continue
-                if int(fields[3]) == self._process.pid:
-                    yield int(entry.name)
+            kill_session(self._process)
 
     def wait_for_stages(self) -> None:
         """Waits until a query is blocked in each stage. AssertionError with their log if they end before."""

@@ -22,7 +22,7 @@ from tests.arrow.oracle import FIXTURES
 from tests.interop.test_sdk import retry_on
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_spark
-from tests.spark.stores import make_store, message, named
+from tests.spark.stores import KilledError, make_store, message, named
 from tests.unpacking import unpack_store
 
 pytestmark = pytest.mark.processes
@@ -128,10 +128,6 @@ def test_second_run_sends_only_new_messages(flights_store: Path, servers: str, t
     more = run(store, servers, "t-again", tmp_path)
     assert (more.sent, more.already) == (100, 400)
     assert_all_once(servers, "t-again", 500)
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
 
 
 @pytest.mark.parametrize("is_stored", [True, False])

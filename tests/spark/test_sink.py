@@ -29,7 +29,6 @@ from ha.spark.source.log_source import QueueKey, QueueSlice
 from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
 from tests.spark.clusters import running_cluster
 from tests.spark.sink_steps import (
-    KilledError,
     attempt,
     bodies,
     commit,
@@ -40,6 +39,7 @@ from tests.spark.sink_steps import (
     read_topic,
     wait_for_messages,
 )
+from tests.spark.stores import KilledError
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,7 @@
 """A topic as one table, from an archive and the log: each message once, while both change."""
 
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,14 @@ from ha.spark.restarts import with_restarts
 from ha.spark.sink.options import COMMIT_TOPIC
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_spark
-from tests.spark.stores import LiveStore, live_store, message
-from tests.spark.test_archive_spark import KilledError, skip_without_delta
+from tests.spark.stores import KilledError, LiveStore, flights_and_others, live_store, message
+from tests.spark.test_archive_spark import skip_without_delta
 
 pytestmark = pytest.mark.spark
 
 SEGMENT = 64 << 10
 
-
-def messages(begin: int, end: int) -> list[Message]:
-    """Messages with their number in the body, every fifth one compressed, and as many of another topic."""
-    found = []
-    for number in range(begin, end):
-        text = b"%08d" % number + bytes(500)
-        made = message(number, body=text if number % 5 else zlib.compress(text))
-        made.sys_flag = 0 if number % 5 else SysFlag.COMPRESSED
-        found += [made, message(number, topic="other", body=bytes(100))]
-    return found
+messages = partial(flights_and_others, padding=500)
 
 
 def run_archive(spark: SparkSession, store: Path, target: Path, **changes: Any) -> None:

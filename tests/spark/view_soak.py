@@ -18,7 +18,6 @@ A reader that ends because retention was faster than its task is started again, 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -26,10 +25,9 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import msgspec
@@ -44,6 +42,7 @@ from ha.errors import RecordsGone
 from ha.protocol.codes import PutStatus
 from ha.spark.jobs.archive.manifest import Manifest
 from ha.store.message_store import open_message_store
+from tests.spark.sessions import kill_session
 from tests.spark.stores import message, store_options
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +170,7 @@ def _is_temporary(error: Exception) -> bool:
 
 
 class Process:
-    """One of the processes, in its own session, because the workers of PySpark leave its process group."""
+    """One of the processes, in its own session."""
 
     def __init__(self, name: str, command: Callable[[int], list[str]], places: Places) -> None:
         self.name = name
@@ -191,15 +190,10 @@ class Process:
             )
 
     def kill(self) -> None:
-        """Kill all its processes, also those that are started meanwhile."""
+        """Kill all its processes."""
         if self.running is None:
             return
-        told: set[int] = set()
-        while new := set(_pids_of(self.running.pid)) - told:
-            for pid in new:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, SIGKILL)
-            told |= new
+        kill_session(self.running)
         self.running.wait()
         self.running = None
 
@@ -211,17 +205,6 @@ class Process:
         may_end = self.name == "reader" and code == _TRY_AGAIN
         may_end |= self.name == "archiver" and code == EXIT_UNREACHABLE and "could not start a Python process" in said
         assert may_end, f"the {self.name} ended with exit code {code}: {said[-4000:]}"
-
-
-def _pids_of(session: int) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it is gone
-                continue
-            if int(fields[3]) == session:
-                yield int(entry.name)
 
 
 def run_soak(directory: Path, *, minutes: float, seed: int, on_event: Callable[[str], None]) -> Outcome:

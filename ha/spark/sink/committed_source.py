@@ -1,6 +1,6 @@
 """The option isolation=read_committed: a `LogSource` that filters another one to rows that sinks have committed.
 
-`commits.py` defines which rows those are. A batch query reads each queue to its end, without the rows that are not
+`commits.py` finds the committed rows. A batch query reads each queue to its end, without the rows that are not
 committed by then. A stream stops before the first row that may still be committed, so that this row comes in a later
 micro-batch; to find it, the driver reads the properties of every row once. A query that died in the middle of a batch
 and is never restarted therefore blocks the streams that read its topic, like an open transaction in Kafka.

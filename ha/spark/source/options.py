@@ -113,7 +113,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             message_size_max=self.message_size_max,
             on_damage=self.damaged_records,
             verify_crc=self.verify_crc,
-            # What the log lost since the batch was planned may be in the archive: the query plans it again.
+            # Records that retention deleted after the batch was planned may be in the archive: plan the batch again.
             fail_on_data_loss=self.fail_on_data_loss or self.archive is not None,
         )
 
