@@ -14,7 +14,6 @@ from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.test_sdk import retry_on
 from tests.spark.sink_steps import (
-    KilledError,
     attempt,
     bodies,
     commit,
@@ -24,6 +23,7 @@ from tests.spark.sink_steps import (
     read_committed,
     read_topic,
 )
+from tests.spark.stores import KilledError
 
 COUNT = 1200
 
