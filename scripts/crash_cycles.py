@@ -6,19 +6,15 @@ Exit code 0 if every promise held, 1 after the first violation; the stores and l
 from __future__ import annotations
 
 import argparse
-import random
-import shutil
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
+from scripts.seeded import Say, add_options, run_seeded
 from tests.faults.cycles import CYCLES_EACH, Outcome, run_cycles
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def table_of(outcome: Outcome, seed: int) -> Table:
@@ -42,30 +38,17 @@ def table_of(outcome: Outcome, seed: int) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/crash-cycles", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cycles", type=int, default=300, help="number of cycles (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="seed of the first run (default: random)")
     parser.add_argument(
         "--cycles-each", type=int, default=CYCLES_EACH, help="number of cycles per cluster (default: %(default)s)"
     )
-    parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
+    add_options(parser)
     options = parser.parse_args()
-    seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-crash-cycles-"))
-    began = time.monotonic()
 
-    def say(text: str) -> None:
-        console.print(f"{time.monotonic() - began:7.1f} s  {text}", markup=False)
-
-    try:
+    def run(seed: int, directory: Path, say: Say) -> Group:
         outcome = run_cycles(seed, options.cycles, directory, say, cycles_each=options.cycles_each)
-    except AssertionError as error:
-        console.print(f"\n{error}", style="bold red", markup=False)
-        console.print(f"Seed {seed}. Stores and logs are in {directory}", markup=False)
-        return 1
-    shutil.rmtree(directory, ignore_errors=True)
-    console.print(table_of(outcome, seed))
-    for configuration in outcome.configurations:
-        console.print(f"  {configuration}", markup=False)
-    return 0
+        return Group(table_of(outcome, seed), *(Text(f"  {each}") for each in outcome.configurations))
+
+    return run_seeded(options, "crash-cycles", run)
 
 
 if __name__ == "__main__":
