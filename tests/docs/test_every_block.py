@@ -48,7 +48,7 @@ RUN_BY = {
 REASON = re.compile(r"^\*Not run by a test: .+\.\*$", re.MULTILINE)
 SHOWN = {"", "console", "text"}
 COMMAND = re.compile(
-    r"^(ha|python3?|pip|apt(-get)?|scripts/\w+|bench/run|docker|kubectl|curl|systemctl) ", re.MULTILINE
+    r"^(ha|python3?|pip|apt(-get)?|scripts/[\w-]+|bench/run|docker|kubectl|curl|systemctl) ", re.MULTILINE
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
