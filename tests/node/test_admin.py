@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from ha.admin import AdminKey, AdminView, open_admin
-from ha.admin.server import CONNECTION_COUNT_MAX
+from ha.admin.server import CONNECTION_COUNT_MAX, _guarded
 from ha.node.ports import BoundPort
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -154,6 +154,21 @@ async def is_live(stream: trio.SocketStream) -> bool:
     while not answer.endswith(b"live\n") and (chunk := await stream.receive_some(4096)):
         answer += chunk
     return answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("error", [ValueError("gone"), ExceptionGroup("", [ValueError("gone")])], ids=["one", "group"])
+async def test_a_failure_to_send_is_the_peer_s(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever Hypercorn raises: it would log a traceback, as for a bug in a page."""
+
+    async def page(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+        await send({})
+
+    async def send(message: object) -> None:
+        raise error
+
+    caplog.set_level(logging.DEBUG)
+    await _guarded(page)({"type": "http"}, None, send)  # type: ignore[arg-type]
+    assert "admin.peer_disconnected reason=_SendFailedError('gone')" in caplog.text
 
 
 async def test_with_every_place_taken_by_answers_probes_are_answered_and_nothing_else(
