@@ -1,4 +1,4 @@
-"""Every command of docs/cli.md does what the page says, on a master and a slave; every command of `ha` is on it."""
+"""Runs every command of docs/cli.md on a master and a slave and checks its exit code; the page has every command."""
 
 import re
 import shlex
@@ -84,7 +84,7 @@ async def test_every_command_for_a_group_does_what_the_page_says(
             wanted, *said = remark.partition("exits ")[2].split(": ", 1) if "exits" in remark else ["0"]
             master_id = members.master_id
             for _ in range(_ATTEMPT_COUNT_MAX):
-                # Who follows another master since a moment ago is not ready for another moment.
+                # A member is not ready in the first moment after it follows another master.
                 await until("all are ready", lambda: all(members.status(id_)["is_ready"] for id_ in (1, 2, 3)))
                 code = await trio.to_thread.run_sync(run, words)
                 captured = capfd.readouterr()

@@ -6,7 +6,7 @@ bridges, addresses and firewall rules. Only cgroups and the data folder are left
 network is not changed, and published ports can't collide with any here: a veth pair leads to them.
 
 Images are built by a daemon in this machine's network without any bridge (`network="host"`), to which package indexes
-are reachable; then the same data folder is served in a network namespace of its own (`network="own"`).
+are reachable; then the same data folder is served in a new network namespace (`network="own"`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Docker:
         return await trio.to_thread.run_sync(lambda: self.run(*arguments, environment=environment))
 
     def inspect(self, name: str) -> dict[str, Any]:
-        """Returns what `docker inspect` says of a container or image."""
+        """Returns the output of `docker inspect` for a container or image."""
         [found] = json.loads(self.run("inspect", name))
         assert isinstance(found, dict)
         return found

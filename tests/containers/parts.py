@@ -19,7 +19,7 @@ RELEASE = "trixie"
 PROGRAMS = ("debootstrap", "unshare", "chroot", "dpkg-deb", "tar")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _BASE_PACKAGES = ("ca-certificates", "python-is-python3", "python3-dev", "python3-pip", "python3-venv")
-"""What the official Python image has: the interpreter, its headers, pip and venv; no compiler"""
+"""Those of the official Python image: the interpreter, its headers, pip and venv; no compiler"""
 _TOOLS = {
     "docker-compose": "usr/libexec/docker/cli-plugins/docker-compose",
     "etcd-server": "usr/bin/etcd",
@@ -94,7 +94,7 @@ def _make(folder: Path, trusted: bytes) -> None:
     packages = ",".join(_BASE_PACKAGES)
     _run("debootstrap", "--variant=minbase", f"--include={packages}", RELEASE, str(root))
     if trusted:
-        # Builds reach the same package indexes as this machine, possibly through a proxy with a certificate of its own.
+        # Builds reach the same package indexes as this machine, possibly through a proxy with another certificate.
         (root / CERTIFICATES.relative_to("/")).write_bytes(trusted)
     for name in ("etc/resolv.conf", "etc/hosts"):
         shutil.copy(f"/{name}", root / name)
@@ -111,14 +111,14 @@ def _make(folder: Path, trusted: bytes) -> None:
 
 
 def _archive(root: Path, target: Path) -> None:
-    """Moves a root file system into a tar archive, without what an image does not need."""
+    """Moves a root file system into a tar archive, without the files that no image needs."""
     excluded = [f"--exclude=./{pattern}" for pattern in _UNUSED]
     _run("tar", "--create", f"--file={target}", f"--directory={root}", *excluded, ".")
     shutil.rmtree(root)
 
 
 def _run(*command: str) -> None:
-    """In namespaces of its own: no mount and no process is left behind, even if the tests are killed."""
+    """Runs a command in new namespaces: no mount and no process is left behind, even if the tests are killed."""
     guard = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     done = subprocess.run(

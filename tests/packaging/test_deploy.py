@@ -1,4 +1,4 @@
-"""What is in deploy/ starts what there is, with keys that are keys and probes that somebody answers."""
+"""The files of deploy/ start existing entry points, with valid keys, and probe ports and paths that nodes serve."""
 
 import configparser
 import re
