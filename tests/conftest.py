@@ -6,6 +6,10 @@ What takes longest begins first: Spark, then whatever starts other processes and
 
 Tests marked `long` are what another test does, at another size or in another combination. They run with `--long` alone:
 `scripts/long-tests`.
+
+With `--rerun-busy` (CI), a failed test of other processes (nodes, brokers, browsers, containers, Spark) runs once more:
+on a busy machine, any of some thousand process starts may exceed its time. The end of the run shows what failed.
+All other tests, the simulator's too, depend on no machine and must pass at once.
 """
 
 import signal
@@ -35,6 +39,7 @@ _INTEROP = Path(__file__).parent / "interop"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+    parser.addoption("--rerun-busy", action="store_true", help="run a failed test of other processes once more")
 
 
 def _shares_spark(item: pytest.Item) -> bool:
@@ -67,8 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0))  # some take half an hour
     ranks: dict[str, int] = {}
     for item in items:
+        if config.getoption("--rerun-busy") and _rank(item) < 3:
+            item.add_marker(pytest.mark.flaky(reruns=1))
         ranks[_group(item)] = min(ranks.get(_group(item), 3), _rank(item))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     yield  # pytest-xdist reads the marks, and pytest brings together what shares a fixture's parameter
     items.sort(key=lambda item: ranks[_group(item)])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"run once more: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
