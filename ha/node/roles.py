@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from os import PathLike
 from typing import cast
 
 import trio
@@ -17,6 +18,13 @@ from .startup import open_node
 
 REGISTRATION_WAIT_S_MAX = 3.0
 """Maximum time that a new member waits for name servers that don't respond."""
+
+
+def _check_type(config: object) -> None:
+    """Raises TypeError for anything but a Config."""
+    if not isinstance(config, Config):
+        hint = f"; a store's directory is given as ha.Config(store_path_root_dir={str(config)!r})"
+        raise TypeError(f"config is not a ha.Config: {config!r}{hint if isinstance(config, str | PathLike) else ''}")
 
 
 @asynccontextmanager
@@ -37,14 +45,15 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a master during the block, by default an ASYNC_MASTER on the default ports that takes little space on the
     disk (preallocateCommitLog=false), and yields its `Node`.
 
-    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in exception groups. Leaving or cancelling
-    the block answers or fails the requests in flight and flushes the log.
+    Raises TypeError for anything but a Config, and AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError in
+    exception groups. Leaving or cancelling the block answers or fails the requests in flight and flushes the log.
 
     Under asyncio the node runs in a thread with its own Trio loop, and the block gets a `NodeInThread`, which has
     `put`, `put_many`, `read`, `messages` and the addresses. If the node fails, the block is cancelled and the error
     raised. Leaving the block takes at most shutdownTimeout.
     """
     config = Config(preallocate=False) if config is None else config
+    _check_type(config)
     if config.is_slave:
         raise ConfigError("brokerRole", "SLAVE is not a master role", "ASYNC_MASTER, SYNC_MASTER")
     if config.is_member:
@@ -58,6 +67,7 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
 async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
     """Runs a slave during the block, by default of the master on the default ports; otherwise as `open_master`."""
     config = Config(broker_role="SLAVE", preallocate=False) if config is None else config
+    _check_type(config)
     if not config.is_slave:
         raise ConfigError("brokerRole", f"{config.broker_role} is not a slave role", "SLAVE")
     async with _opened(config) as node:

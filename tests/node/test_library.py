@@ -317,6 +317,15 @@ async def test_the_wrong_kind(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_directory_in_place_of_a_configuration() -> None:
+    with pytest.raises(TypeError, match=r"as ha\.Config\(store_path_root_dir='data'\)"):
+        async with ha.open_master(Path("data")):  # type: ignore[arg-type]
+            pass
+    with pytest.raises(TypeError, match=r"config is not a ha\.Config: 10911$"):
+        async with ha.open_slave(10911):  # type: ignore[arg-type]
+            pass
+
+
 async def test_ports_are_free_again_after_a_failed_start(tmp_path: Path) -> None:
     async with ha.open_master(config(tmp_path)) as master:
         port = int(master.remoting_address.split(":")[1])
