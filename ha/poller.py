@@ -84,6 +84,18 @@ class Poller:
         else:
             self._late.append(callback)
 
+    def as_turn(self, function: Callable[[], None]) -> None:
+        """Calls `function` in a turn: in the present one, or in one of its own, whose end sends the output at once."""
+        if self.is_in_turn:
+            function()
+            return
+        self.is_in_turn = True
+        try:
+            function()
+            self._end_turn()
+        finally:
+            self.is_in_turn = False
+
     async def _run(self) -> None:
         """Serves until `_scope` is cancelled; shielded, so that connections are served until they have ended."""
         with self._scope:
@@ -108,14 +120,17 @@ class Poller:
                 if perf_counter() >= ends_at:
                     self._unserved = events[number + 1 :]
                     break
-            while self._early or self._late:
-                callbacks, self._early = self._early, []
-                if not callbacks:
-                    callbacks, self._late = self._late, []
-                for callback in callbacks:
-                    callback()
+            self._end_turn()
         finally:
             self.is_in_turn = False
+
+    def _end_turn(self) -> None:
+        while self._early or self._late:
+            callbacks, self._early = self._early, []
+            if not callbacks:
+                callbacks, self._late = self._late, []
+            for callback in callbacks:
+                callback()
 
     def _serve_one(self, descriptor: int, wait: _Wait) -> None:
         try:

@@ -122,7 +122,7 @@ class Broker:
         if options.keeps_tables_in_log:
             self.group_log = GroupLog(core)
             tables.keep_in_log(self.group_log)
-        self.processor = Processor(self.sender, self._handlers(core, replication), guard)
+        self.processor = Processor(self.sender, self._handlers(core, replication), guard, self.pop.acks)
         self.servers: list[RemotingServer] = []
         self._role_services = RoleServices()
         self._changing = trio.Lock()
@@ -177,9 +177,10 @@ class Broker:
             await group_log.write_epoch(self.standing.epoch)
         await self._role_services.begin(self._services_of_role())
         nursery.start_soon(self.keep_saved)
-        for handle, listeners in (
-            (self.processor.handle, ports.listeners),
-            (self.processor.handle_fast, ports.fast_listeners),
+        processor = self.processor
+        for take, handle, listeners in (
+            (processor.take, processor.handle, ports.listeners),
+            (processor.take_fast, processor.handle_fast, ports.fast_listeners),
         ):
             if listeners:
                 server = RemotingServer(
@@ -187,7 +188,7 @@ class Broker:
                     ports.options,
                     tls=ports.tls,
                     parser_type=SendParser,
-                    take=self.processor.take,
+                    take=take,
                     poller=self._poller,
                 )
                 await nursery.start(server.serve, listeners)

@@ -20,6 +20,7 @@ from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
     from ha.acl import AclGuard
+    from ha.broker.pop.acks import AckRequests
     from ha.remoting import RemotingConnection, RequestHandler
 
 FAST_REFUSED = PULL_CODES | {
@@ -79,22 +80,46 @@ def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> Reque
 
 
 class Processor:
-    """For each chunk of requests, a port's server calls `take`, then `handle` or `handle_fast`."""
+    """For each chunk of requests, the main port's server calls `take`, then `handle`, and the fast port's `take_fast`,
+    then `handle_fast`."""
 
-    def __init__(self, send: SendProcessor, handlers: dict[int, RequestHandler], guard: AclGuard | None = None) -> None:
-        """`guard`: refuses requests that are not allowed."""
+    def __init__(
+        self,
+        send: SendProcessor,
+        handlers: dict[int, RequestHandler],
+        guard: AclGuard | None = None,
+        acks: AckRequests | None = None,
+    ) -> None:
+        """`handlers`: those of `acks` among them. `guard`: refuses requests that are not allowed."""
         self._send = send
         self._handlers = handlers
         self._guard = guard
+        self._take_ack = {} if acks is None else dict.fromkeys(acks.handlers(), acks.take)
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Serves requests that need no wait, which are sends; returns the others, for `handle`. For both ports."""
-        if self._guard is not None:
-            commands = self._guard.admit(connection, commands)
-        return self.take_admitted(connection, commands)
+        """Serves sends and acknowledgements that need no wait; returns the other requests, for `handle`."""
+        return self.take_admitted(connection, self._admit(connection, commands))
+
+    def take_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        """Serves sends that need no wait; returns the other requests, for `handle_fast`."""
+        return self._take_sends(connection, self._admit(connection, commands))
 
     def take_admitted(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """As `take`, for requests whose permissions the caller has checked."""
+        left = self._take_sends(connection, commands)
+        if not any(command.code in self._take_ack for command in left):
+            return left
+        slice_ends = trio.current_time() + TIME_SLICE_S
+        return [
+            command
+            for command in left
+            if trio.current_time() >= slice_ends or not self._take_other(connection, command)
+        ]
+
+    def _admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        return commands if self._guard is None else self._guard.admit(connection, commands)
+
+    def _take_sends(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         sends = [command for command in commands if command.code in SEND_CODES]
         if not sends:
             return commands
@@ -102,6 +127,16 @@ class Processor:
         if len(sends) == len(commands):
             return waiting
         return [*waiting, *(command for command in commands if command.code not in SEND_CODES)]
+
+    def _take_other(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
+        take = self._take_ack.get(command.code)
+        if take is None:
+            return False
+        try:
+            return take(connection, command)
+        except (RefusedError, RemoteProtocolError) as error:
+            _reply_error(connection, command, error)
+            return True
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Serves the main port's requests that `take` returned."""
@@ -140,13 +175,20 @@ class Processor:
             return
         try:
             response = await handler(connection, command)
-        except RefusedError as refused:
-            connection.reply(command, command.reply(refused.code, refused.remark))
-        except RemoteProtocolError as error:
-            connection.reply_error(command, error)
+        except (RefusedError, RemoteProtocolError) as error:
+            _reply_error(connection, command, error)
         else:
             if response is not None:
                 connection.reply(command, response)
+
+
+def _reply_error(
+    connection: RemotingConnection, command: RemotingCommand, error: RefusedError | RemoteProtocolError
+) -> None:
+    if isinstance(error, RefusedError):
+        connection.reply(command, command.reply(error.code, error.remark))
+    else:
+        connection.reply_error(command, error)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:

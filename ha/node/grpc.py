@@ -83,9 +83,11 @@ class OwnBroker:
             raise BrokerUnreachable("the client is gone")
         return answer
 
-    def send_nowait(
+    def invoke_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
     ) -> bool:
+        if broker_name != self._name:
+            return False
         connection = self._connection(session)
         connection.expect(command, on_response)
         if self._processor.take_admitted(connection, [command]):

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError
+
 from ha.errors import RemoteProtocolError
-from ha.protocol.codes import RequestCode
+from ha.grpc import Call
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import SendBackRequest
 from ha.protocol.pop import Handle
 from ha.protocol.popped import ReceiptHandle, parse_receipt
@@ -20,7 +23,7 @@ from .in_flight import InFlight
 from .messages import CLASSES, Code, make, milliseconds
 from .names import group_name, topic_name
 from .options import FrontOptions
-from .refusal import CallRefused, check
+from .refusal import CallRefused, check, code_of, reason_of
 from .status import ok, ok_status, set_status_by_entries
 
 if TYPE_CHECKING:
@@ -42,6 +45,33 @@ class Acknowledging:
         self._wall_clock_ms = wall_clock_ms
         self._in_flight = in_flight
 
+    def take(self, session: Session, call: Call) -> bool:
+        """Serves an AckMessage with one entry if that needs no wait, and answers later; returns whether it did."""
+        try:
+            request = CLASSES["AckMessageRequest"].FromString(call.message)
+            if len(request.entries) != 1:
+                return False
+            [entry] = request.entries
+            group, topic = group_name(request.group), topic_name(request.topic)
+            receipt = self._valid(session, entry.receipt_handle)
+        except (DecodeError, CallRefused):  # answered by `ack`
+            return False
+
+        def answer(response: RemotingCommand | None) -> None:
+            result = CLASSES["AckMessageResponse"]()
+            if response is None:
+                _add_entry(result, entry, Code.INTERNAL_SERVER_ERROR, "the broker is stopping")
+            elif response.code != ResponseCode.SUCCESS:
+                _add_entry(result, entry, code_of(response), reason_of(response))
+            else:
+                self._in_flight.remove(session, entry.receipt_handle)
+                _add_entry(result, entry, Code.OK, "OK")
+            set_status_by_entries(result)
+            call.respond(result.SerializeToString())
+
+        command = _ack_command(group, topic, receipt)
+        return self._brokers.invoke_nowait(session, receipt.handle.broker_name, command, answer)
+
     async def ack(self, session: Session, request: Any) -> Any:
         """AckMessage: each entry has its own status. Raises CallRefused."""
         group, topic = group_name(request.group), topic_name(request.topic)
@@ -58,8 +88,7 @@ class Acknowledging:
                 code, message = refused.code, refused.message
             except BrokerUnreachable as error:
                 code, message = Code.INTERNAL_SERVER_ERROR, str(error)
-            result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
-            result.status.code, result.status.message = code, message
+            _add_entry(response, entry, code, message)
         set_status_by_entries(response)
         return response
 
@@ -104,8 +133,7 @@ class Acknowledging:
 
     async def acknowledge(self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle) -> None:
         """Acknowledges one message (200051). Raises CallRefused."""
-        fields = receipt.ack_request(group, topic).to_ext_fields()
-        await self._invoke(session, receipt.handle, RequestCode.ACK_MESSAGE, fields)
+        await self._invoke(session, receipt.handle, _ack_command(group, topic, receipt))
 
     async def delay(
         self,
@@ -119,8 +147,8 @@ class Acknowledging:
     ) -> ReceiptHandle:
         """Changes when a message becomes visible again (200053); returns its new handle. Raises CallRefused."""
         fields = receipt.change_request(group, topic, invisible_ms, suspends=suspends).to_ext_fields()
-        answer = await self._invoke(session, receipt.handle, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
-        return receipt.changed(answer)
+        command = RemotingCommand(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields=fields)
+        return receipt.changed(await self._invoke(session, receipt.handle, command))
 
     async def bury(
         self, session: Session | None, group: str, topic: str, receipt: ReceiptHandle, queue_id: int = 0
@@ -135,11 +163,20 @@ class Acknowledging:
             origin_topic=topic,
             max_reconsume_times=0,
         )
-        await self._invoke(session, receipt.handle, RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext_fields())
+        command = RemotingCommand(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=header.to_ext_fields())
+        await self._invoke(session, receipt.handle, command)
         await self.acknowledge(session, group, topic, receipt)
 
-    async def _invoke(
-        self, session: Session | None, handle: Handle, code: int, fields: dict[str, str]
-    ) -> RemotingCommand:
-        command = RemotingCommand(code, ext_fields=fields)
+    async def _invoke(self, session: Session | None, handle: Handle, command: RemotingCommand) -> RemotingCommand:
         return check(await self._brokers.invoke(session, handle.broker_name, command))
+
+
+def _ack_command(group: str, topic: str, receipt: ReceiptHandle) -> RemotingCommand:
+    """Returns the request that acknowledges one message (200051)."""
+    return RemotingCommand(RequestCode.ACK_MESSAGE, ext_fields=receipt.ack_request(group, topic).to_ext_fields())
+
+
+def _add_entry(response: Any, entry: Any, code: Code, message: str) -> None:
+    """Adds the result of an entry of the request."""
+    result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
+    result.status.code, result.status.message = code, message

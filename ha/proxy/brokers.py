@@ -95,10 +95,10 @@ class Brokers(Protocol):
         """Sends a request for a client, or for the front itself, and returns the response. BrokerUnreachable."""
         ...
 
-    def send_nowait(
+    def invoke_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
     ) -> bool:
-        """Sends a message if that needs no wait; returns whether it did, and will call `on_response`."""
+        """Sends a request for a client if that needs no wait; returns whether it did, and will call `on_response`."""
         ...
 
     async def heartbeat(self, session: Session) -> None:

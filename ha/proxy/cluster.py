@@ -203,7 +203,7 @@ class Cluster:
         if self._masters.get(broker_name) == address:
             del self._masters[broker_name]
 
-    def send_nowait(
+    def invoke_nowait(
         self, session: Session, broker_name: str, command: RemotingCommand, on_response: OnResponse
     ) -> bool:
         return False

@@ -70,6 +70,7 @@ class Front:
         self._in_flight = InFlight()
         self._acknowledging = Acknowledging(brokers, options, wall_clock_ms, self._in_flight)
         self._receiving = Receiving(brokers, options, wall_clock_ms, self._acknowledging, self._in_flight)
+        self._takers = {"SendMessage": self._sending.take, "AckMessage": self._acknowledging.take}
         self._methods: dict[str, Method] = {
             "QueryRoute": lambda session, request: self._routes.query(request),
             "QueryAssignment": lambda session, request: self._routes.assignments(request),
@@ -91,10 +92,11 @@ class Front:
 
     def take(self, call: Call) -> bool:
         """Serves a call that needs no wait; returns whether it did."""
-        if call.method != "SendMessage" or self._access is not None:
+        take = self._takers.get(call.method)
+        if take is None or self._access is not None:
             return False
         session = self._session(call)
-        return session is not None and self._sending.take(session, call)
+        return session is not None and take(session, call)
 
     async def serve(self, call: Call) -> None:
         """Serves a call."""

@@ -9,7 +9,7 @@ ReceiveMessageActivity, PopMessageResultFilterImpl.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ha.grpc import Call
@@ -104,13 +104,14 @@ class Receiving:
         if request.auto_renew:
             for popped in kept:
                 self._in_flight.add(session, group_text, topic, popped.receipt)
-        await self._stream(call, topic, kept)
-
-    async def _stream(self, call: Call, topic: str, kept: list[Popped]) -> None:
-        if not kept:
+        if kept:
+            await call.respond_all(self._messages(topic, kept))
+        else:
             await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
-            return
-        await call.send(_status(Code.OK, "OK"))
+
+    def _messages(self, topic: str, kept: list[Popped]) -> Iterator[bytes]:
+        """Yields the messages of an answer."""
+        yield _status(Code.OK, "OK")
         for popped in kept:
             response = CLASSES["ReceiveMessageResponse"]()
             message = to_message(popped.record, popped.properties, topic)
@@ -119,8 +120,8 @@ class Receiving:
             system.delivery_attempt = popped.attempts_before + 1
             set_milliseconds(system.invisible_duration, popped.receipt.handle.invisible_ms)
             response.message.CopyFrom(message)
-            await call.send(response.SerializeToString())
-        await self._end(call)
+            yield response.SerializeToString()
+        yield self._end()
 
     async def _answer_without(self, call: Call, response: RemotingCommand) -> None:
         """Answers that there are no messages, or why."""
@@ -133,14 +134,14 @@ class Receiving:
 
     async def finish(self, call: Call, code: Code, message: str) -> None:
         """Answers a call with nothing but a status."""
-        await call.send(_status(code, message))
-        await self._end(call)
+        await call.respond_all((_status(code, message), self._end()))
 
-    async def _end(self, call: Call) -> None:
+    def _end(self) -> bytes:
+        """Returns the last message of an answer."""
         response = CLASSES["ReceiveMessageResponse"]()
         set_milliseconds(response.delivery_timestamp, self._wall_clock_ms())
-        await call.send(response.SerializeToString())
-        call.finish()
+        data: bytes = response.SerializeToString()
+        return data
 
     def _poll_ms(self, session: Session, call: Call, request: Any) -> int:
         """Returns how long the broker may wait for messages."""

@@ -105,7 +105,7 @@ class Sending:
                 result = _response([_entry(response, message_id, kind, broker.broker_name)])
             call.respond(result.SerializeToString())
 
-        return self._brokers.send_nowait(session, broker.broker_name, command, answer)
+        return self._brokers.invoke_nowait(session, broker.broker_name, command, answer)
 
     async def send(self, session: Session, request: Any) -> Any:
         """Sends the messages of a call. Raises CallRefused."""

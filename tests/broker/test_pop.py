@@ -17,7 +17,7 @@ from ha.broker.queue_read import QueueRead
 from ha.protocol.admin_requests import decode_consume_stats
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.record import Message
-from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
 from ha.remoting import open_remoting_client
 from tests.broker.node import Node, WallClock, open_node, text
 from tests.broker.pop_client import POP, Popped, ack, ack_fields, bodies, change, pop, pop_messages, popped_of
@@ -235,6 +235,15 @@ async def test_fast_port_and_unknown_group(tmp_path: Path, autojump_clock: objec
         assert (await pop(node)).code == 3
 
 
+async def test_fast_port_takes_no_acknowledgements(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    node.address = "fast"
+    assert (await ack(node, message)).code == 3
+    assert (await node.ask(200151, b'{"brokerName":"b0","acks":[]}')).code == 3
+    assert (await change(node, message, 5_000))[0].code == 3
+
+
 # ---- redelivery
 
 
@@ -311,6 +320,54 @@ async def test_ack_checks(node: Node, autojump_clock: object) -> None:
     assert (await ack(node, message)).code == 0
     await trio.sleep(20)
     assert await pop_messages(node) == []
+
+
+async def acks_of_one_chunk(node: Node) -> list[RemotingCommand]:
+    """Pops everything and acknowledges it with one chunk of requests; returns their answers."""
+    commands = [
+        RemotingCommand(
+            200051, opaque=number, ext_fields={name: text(value) for name, value in ack_fields(each).items()}
+        )
+        for number, each in enumerate(await pop_messages(node))
+    ]
+    stream = await node.listener.connect()
+    await stream.send_all(b"".join(map(encode_command, commands)))
+    await wait_all_tasks_blocked()
+    answers = RemotingParser().feed(await stream.receive_some())
+    await stream.aclose()
+    return answers
+
+
+@pytest.mark.parametrize("slice_s", [1.0, 0.0])
+async def test_acks_of_one_chunk_are_one_record_however_long_they_take(
+    node: Node, monkeypatch: pytest.MonkeyPatch, slice_s: float, autojump_clock: object
+) -> None:
+    monkeypatch.setattr("ha.broker.processor.TIME_SLICE_S", slice_s)
+    await send(node, *(b"%d" % number for number in range(20)))
+    before = node.store.log.next_queue_offset("rmq_sys_halog_pop", 0)
+    answers = await acks_of_one_chunk(node)
+    assert [(answer.opaque, answer.code) for answer in answers] == [(number, 0) for number in range(20)]
+    if slice_s:
+        assert node.store.log.next_queue_offset("rmq_sys_halog_pop", 0) == before + 2  # that of the pop, and one
+    await trio.sleep(20)
+    assert await pop_messages(node) == []
+
+
+async def test_acks_are_served_at_once_unless_the_pop_log_is_being_read(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    [message] = await pop_messages(node)
+    await node.listener.connect()
+    await wait_all_tasks_blocked()
+    *_, connection = node.broker.servers[0].connections
+    fields = {name: text(value) for name, value in ack_fields(message).items()}
+    acks = [RemotingCommand(200051, ext_fields=fields), RemotingCommand(200051, ext_fields={})]
+    log = node.broker.pop._pop_log
+    state, log.state = log.state, None
+    assert node.broker.processor.take(connection, acks) == acks
+    log.state = state
+    assert node.broker.pop.in_flight_count("g", "TT", 0) == 1
+    assert node.broker.processor.take(connection, acks) == []
+    assert node.broker.pop.in_flight_count("g", "TT", 0) == 0
 
 
 async def test_ack_with_a_foreign_handle_has_no_effect(node: Node, autojump_clock: object) -> None:

@@ -170,6 +170,28 @@ async def test_callbacks_are_called_after_all_reads_of_a_turn_early_ones_first()
     ]
 
 
+async def test_a_function_gets_a_turn_of_its_own_or_shares_the_present_one() -> None:
+    order: list[str] = []
+
+    def inner() -> None:
+        poller.at_turn_end(lambda: order.append("end of inner"))
+        order.append("inner")
+
+    def outer() -> None:
+        poller.as_turn(inner)
+        order.append("outer")
+
+    def fail() -> None:
+        raise ValueError
+
+    async with open_poller() as poller:
+        poller.as_turn(outer)
+        assert order == ["inner", "outer", "end of inner"]
+        with pytest.raises(ValueError):  # noqa: PT011
+            poller.as_turn(fail)
+        assert not poller.is_in_turn
+
+
 async def test_other_tasks_run_between_turns_however_much_there_is_to_read() -> None:
     read: list[int] = []
     seen: list[int] = []

@@ -8,6 +8,7 @@ answered when the record of its change is acknowledged. Sources: AckMessageProce
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ha.broker.core import BrokerCore
@@ -46,16 +47,35 @@ class AckRequests:
         self._pop_log = log
         self._revival = revival
         self._holds = holds
+        self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand]] = {
+            RequestCode.ACK_MESSAGE: self._acknowledge,
+            RequestCode.BATCH_ACK_MESSAGE: self._acknowledge_batch,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._change,
+        }
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
-        return {
-            RequestCode.ACK_MESSAGE: self.acknowledge,
-            RequestCode.BATCH_ACK_MESSAGE: self.acknowledge_batch,
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
-        }
+        return dict.fromkeys(self._steps, self._handle)
 
-    async def acknowledge(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+    def take(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
+        """Serves a request of `handlers` now, unless it has to wait for the POP log; returns whether it did. Raises as
+        handlers do."""
+        state = self._pop_log.ready_state()
+        if state is None:
+            return False
+        self._serve(state, connection, command)
+        return True
+
+    async def _handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
+        self._serve(await self._pop_log.wait_ready(), connection, command)
+
+    def _serve(self, state: PopState, connection: RemotingConnection, command: RemotingCommand) -> None:
+        answer = self._steps[command.code](state, command)
+        self._pop_log.call(partial(_reply, connection, command, answer))
+
+    # ---- the requests: each changes the state, and returns the answer for when the change is stored
+
+    def _acknowledge(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200051: one message was processed."""
         request = parse_header(AckMessageRequest, command.ext_fields)
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
@@ -67,16 +87,12 @@ class AckRequests:
                 f"store:{begin}~{end}",
             )
         handle = parse_handle(request.extra_info)
-        state = await self._pop_log.wait_ready()
         queue = state.get((request.consumer_group, request.topic, request.queue_id))
         if queue is not None:
             self._finish(state, queue, request.offset, handle.pop_time_ms, is_order=handle.is_order)
-        self._pop_log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
-        return None
+        return command.reply(ResponseCode.SUCCESS)
 
-    async def acknowledge_batch(
-        self, connection: RemotingConnection, command: RemotingCommand
-    ) -> RemotingCommand | None:
+    def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
         body = java_json.read_as(BatchAckBody, command.body) if command.body else BatchAckBody()
         if not body.acks:
@@ -88,17 +104,15 @@ class AckRequests:
                 ResponseCode.INVALID_PARAMETER,
                 f"the request acknowledges {count} messages; at most {BATCH_ACK_COUNT_MAX} are accepted",
             )
-        state = await self._pop_log.wait_ready()
         for ack, offsets in acks:
             queue = state.get((ack.group, ack.real_topic(), ack.queue_id))
             if queue is None:
                 continue
             for offset in offsets:
                 self._finish(state, queue, offset, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
-        self._pop_log.call(partial(_reply, connection, command, command.reply(ResponseCode.SUCCESS)))
-        return None
+        return command.reply(ResponseCode.SUCCESS)
 
-    async def change(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+    def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200053: a message becomes visible again at another time, from now on."""
         request = parse_header(ChangeInvisibleTimeRequest, command.ext_fields)
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
@@ -110,7 +124,6 @@ class AckRequests:
         if request.invisible_time < 0:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
         handle = parse_handle(request.extra_info)
-        state = await self._pop_log.wait_ready()
         now_ms = self._wall_clock_ms()
         queue = state.get((request.consumer_group, request.topic, request.queue_id))
         pop_time_ms, invisible_ms = max(now_ms, handle.pop_time_ms + 1), request.invisible_time
@@ -121,9 +134,7 @@ class AckRequests:
         header = ChangeInvisibleTimeResponse(
             pop_time=pop_time_ms, invisible_time=invisible_ms, revive_qid=handle.revive_queue
         )
-        answer = command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields())
-        self._pop_log.call(partial(_reply, connection, command, answer))
-        return None
+        return command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields())
 
     # ---- the state
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -82,6 +83,7 @@ class PopLog:
         self._core = core
         self._store = core.store
         self._standing = core.standing
+        self._poller = core.world.poller
         self._offsets = core.tables.offsets
         self._reader = BatchReader(core.store)
         self._losses = LossDetector(core.store)
@@ -116,20 +118,24 @@ class PopLog:
 
     # ---- requests
 
-    async def wait_ready(self) -> PopState:
-        """Returns the state. Raises RefusedError on a broker that is no master, or has not read its log in time."""
+    def ready_state(self) -> PopState | None:
+        """Returns the state; None while a new master reads its log. RefusedError on a broker that is no master."""
         check_stores(self._standing)
-        if self.state is None:
-            with trio.move_on_after(READY_TIMEOUT_S):
-                await self._ready.wait()
-            check_stores(self._standing)
-        if self.state is None:
-            raise RefusedError(self._standing.refusal_code, f"{REJECT_REMARK} (the broker still reads its POP log)")
         if self._waiting_count >= WAITING_COUNT_MAX:
             raise RefusedError(
                 self._standing.refusal_code, f"{REJECT_REMARK} ({WAITING_COUNT_MAX} POP requests wait for the log)"
             )
         return self.state
+
+    async def wait_ready(self) -> PopState:
+        """Returns the state. Raises RefusedError on a broker that is no master, or has not read its log in time."""
+        if self.ready_state() is None:
+            with trio.move_on_after(READY_TIMEOUT_S):
+                await self._ready.wait()
+        state = self.ready_state()
+        if state is None:
+            raise RefusedError(self._standing.refusal_code, f"{REJECT_REMARK} (the broker still reads its POP log)")
+        return state
 
     async def wait_loaded(self) -> None:
         """Waits until the broker is master and has read its log."""
@@ -240,6 +246,12 @@ class PopLog:
             await self._core.puts.wait_appended()
 
     def _on_done(self, puts: Sequence[_RecordPut]) -> None:
+        if self._poller is None:
+            self._answer(puts)
+        else:
+            self._poller.as_turn(partial(self._answer, puts))
+
+    def _answer(self, puts: Sequence[_RecordPut]) -> None:
         for put in puts:
             put.is_done = True
             if self._unanswered.pop(put.number, None) is None:

@@ -46,9 +46,9 @@ class PopService:
         self._revival = Revival(core, self._pop_log)
         self.requests = PopRequests(core, self._pop_log, self._revival)
         self.holds = self.requests.holds
-        acks = AckRequests(core, self._pop_log, self._revival, self.holds)
+        self.acks = AckRequests(core, self._pop_log, self._revival, self.holds)
         self.assignments = Assignments(core)
-        self.families: Sequence[Family] = (self.requests, acks, self.assignments)
+        self.families: Sequence[Family] = (self.requests, self.acks, self.assignments)
         self.master_services: Sequence[Service] = (self._pop_log.serve, self._revival.serve)
         self.release = self._pop_log.release
         core.tables.offsets.on_removed = self._on_removed
