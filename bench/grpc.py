@@ -23,7 +23,7 @@ import trio
 from bench.clients import RunError, output_of
 from bench.measure import alone, empty_folder, report, spread, watched
 from bench.sides import peers_directory
-from ha.client import Admin
+from ha.client import Admin, ConnectionFailed
 from ha.protocol.bodies import GroupConfig
 from scripts.nodes import cluster, reserved_ports
 
@@ -72,10 +72,21 @@ def rocketmq(directory: Path, scripts: Path) -> Iterator[Server]:
         output_of(stop)
 
 
+async def create_topic(admin: Admin, topic: str, queue_count: int) -> None:
+    """Creates a topic, as soon as the broker is registered."""
+    with trio.fail_after(_READY_S_MAX):
+        while True:
+            try:
+                await admin.create_topic(topic, queue_count=queue_count)
+                return
+            except ConnectionFailed:
+                await trio.sleep(0.2)
+
+
 async def set_up(name_server: str) -> None:
     """Creates the topic, which no gRPC call does, and the group, without which RocketMQ's proxy accepts no consumer."""
     async with Admin(name_server) as admin:
-        await admin.create_topic(TOPIC, queue_count=8)
+        await create_topic(admin, TOPIC, 8)
         await admin.create_group(GroupConfig(group_name=GROUP))
 
 

@@ -24,6 +24,7 @@ The gRPC proxy adds a ninth, the physical offset. `flag` is 0 for the topic itse
 from __future__ import annotations
 
 import binascii
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
@@ -182,33 +183,28 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+_HANDLE = re.compile(5 * r"(-?\d{1,19}) " + r"([^ ]*) (-?\d{1,19}) (-?\d{1,19})(?: .*)?", re.ASCII | re.DOTALL)
+
+
 def parse_handle(text: str) -> Handle:
     """Return the handle in `text`; words after the eighth are ignored. RemoteProtocolError if it is not a handle."""
-    words = text.split(" ", HANDLE_WORD_COUNT)
-    if len(words) < HANDLE_WORD_COUNT:
-        raise RemoteProtocolError(f"receipt handle of {len(words)} words; {HANDLE_WORD_COUNT} are needed")
-    try:
-        start, pop_time, invisible, revive_queue, flag, queue_id, offset = (
-            _number(words[position]) for position in (0, 1, 2, 3, 4, 6, 7)
-        )
-    except ValueError:
-        raise RemoteProtocolError(f"receipt handle {text[:200]!r} has a word that is no number") from None
+    match = _HANDLE.fullmatch(text)
+    if match is None:
+        count = len(text.split(" ", HANDLE_WORD_COUNT))
+        if count < HANDLE_WORD_COUNT:
+            raise RemoteProtocolError(f"receipt handle of {count} words; {HANDLE_WORD_COUNT} are needed")
+        raise RemoteProtocolError(f"receipt handle {text[:200]!r} has a word that is no number")
+    start, pop_time, invisible, revive_queue, flag, broker_name, queue_id, offset = match.groups()
     return Handle(
-        start_offset=start,
-        pop_time_ms=pop_time,
-        invisible_ms=invisible,
-        revive_queue=revive_queue,
-        flag=flag,
-        broker_name=words[5],
-        queue_id=queue_id,
-        offset=offset,
+        start_offset=int(start),
+        pop_time_ms=int(pop_time),
+        invisible_ms=int(invisible),
+        revive_queue=int(revive_queue),
+        flag=int(flag),
+        broker_name=broker_name,
+        queue_id=int(queue_id),
+        offset=int(offset),
     )
-
-
-def _number(word: str) -> int:
-    if len(word) > 20 or not word.isascii() or not word.removeprefix("-").isdigit():
-        raise ValueError
-    return int(word)
 
 
 # ---- info strings of a response

@@ -1,0 +1,220 @@
+"""A POP consumer over remoting that needs less processor time than the servers: blocking sockets, no event loop.
+
+On each of `--connections` it pops up to 32 messages (200050), acknowledges them, and pops again when all
+acknowledgements are answered: each message by a request of its own (200051), as RocketMQ's clients do, or with
+`--batches` those of each queue by one (200151). Bodies are not looked at. Works with any broker that speaks RocketMQ's
+protocol. Prints one line of JSON: acknowledged messages per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import select
+import struct
+import time
+from contextlib import ExitStack
+
+from bench.load import READ_BYTES, SILENCE_S, connected
+
+POP, ACK, BATCH_ACK = 200_050, 200_051, 200_151
+COUNT_MAX = 32
+INVISIBLE_MS = 60_000
+POLL_MS = 5_000
+_EMPTY = (19, 209, 210)
+"""Codes of a pop without messages: PULL_NOT_FOUND, POLLING_FULL, POLLING_TIMEOUT."""
+
+
+def request(code: int, opaque: int, fields: dict[str, str], body: bytes = b"") -> bytes:
+    """Returns a frame."""
+    header = json.dumps(
+        {
+            "code": code,
+            "extFields": fields,
+            "flag": 0,
+            "language": "PYTHON",
+            "opaque": opaque,
+            "serializeTypeCurrentRPC": "JSON",
+            "version": 495,
+        },
+        separators=(",", ":"),
+    ).encode()
+    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+
+
+class Consumer:
+    """One connection."""
+
+    def __init__(self, connection: object, topic: str, group: str, broker_name: str, *, batches: bool) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._group = group
+        self._broker_name = broker_name
+        self._batches = batches
+        self._buffer = b""
+        self._opaque = 0
+        self._unanswered = 0
+        """Acknowledgements; 0 while a pop is under way"""
+        self._popped = 0
+        self.acknowledged = 0
+        self.pops = self.empty = 0
+
+    def pop(self) -> None:
+        """Sends a pop."""
+        fields = {
+            "consumerGroup": self._group,
+            "topic": self._topic,
+            "queueId": "-1",
+            "maxMsgNums": str(COUNT_MAX),
+            "invisibleTime": str(INVISIBLE_MS),
+            "pollTime": str(POLL_MS),
+            "bornTime": str(time.time_ns() // 1_000_000),
+            "initMode": "0",
+            "expType": "TAG",
+            "exp": "*",
+            "order": "false",
+        }
+        self._send(request(POP, self._next_opaque(), fields))
+
+    def receive(self) -> None:
+        """Reads what is available, and goes on."""
+        chunk = self._connection.recv(READ_BYTES)  # type: ignore[attr-defined]
+        if not chunk:
+            raise SystemExit("the broker closed the connection")
+        data = self._buffer + chunk
+        at, end = 0, len(data)
+        while end - at >= 8:
+            length, header_length = struct.unpack_from(">ii", data, at)
+            if end - at < 4 + length:
+                break
+            header = data[at + 8 : at + 8 + (header_length & 0xFFFFFF)]
+            if self._unanswered:
+                self._acknowledged(header)
+            else:
+                self._acknowledge(json.loads(header))
+            at += 4 + length
+        self._buffer = data[at:]
+
+    def _acknowledged(self, header: bytes) -> None:
+        if b'"code":0,' not in header:
+            raise SystemExit(f"an acknowledgement was refused: {header!r}")
+        self._unanswered -= 1
+        if not self._unanswered:
+            self.acknowledged += self._popped
+            self.pop()
+
+    def _acknowledge(self, answer: dict[str, object]) -> None:
+        self.pops += 1
+        fields = answer.get("extFields")
+        if answer["code"] in _EMPTY:
+            self.empty += 1
+            self.pop()
+            return
+        if answer["code"] != 0 or not isinstance(fields, dict):
+            raise SystemExit(f"a pop was refused: {answer}")
+        pop_time, invisible, revive = fields["popTime"], fields["invisibleTime"], fields["reviveQid"]
+        starts = {tuple(part.split(" ")[:2]): part.split(" ")[2] for part in fields["startOffsetInfo"].split(";")}
+        frames: list[bytes] = []
+        acks: list[dict[str, object]] = []
+        self._popped = 0
+        for part in fields["msgOffsetInfo"].split(";"):
+            flag, queue, numbers = part.split(" ")
+            offsets = numbers.split(",")
+            self._popped += len(offsets)
+            start = starts[flag, queue]
+            if self._batches:
+                bits = sum(1 << (int(offset) - int(start)) for offset in offsets)
+                text = base64.b64encode(bits.to_bytes(-(-bits.bit_length() // 8), "little")).decode()
+                acks.append(
+                    {
+                        "c": self._group,
+                        "t": self._topic,
+                        "r": flag,
+                        "so": int(start),
+                        "q": int(queue),
+                        "rq": int(revive),
+                        "pt": int(pop_time),
+                        "it": int(invisible),
+                        "b": text,
+                    }
+                )
+                continue
+            words = f"{start} {pop_time} {invisible} {revive} {flag} {self._broker_name} {queue} "
+            frames += [
+                request(
+                    ACK,
+                    self._next_opaque(),
+                    {
+                        "consumerGroup": self._group,
+                        "topic": self._topic,
+                        "queueId": queue,
+                        "extraInfo": words + offset,
+                        "offset": offset,
+                    },
+                )
+                for offset in offsets
+            ]
+        if acks:
+            body = json.dumps({"brokerName": self._broker_name, "acks": acks}).encode()
+            frames.append(request(BATCH_ACK, self._next_opaque(), {}, body))
+        self._unanswered = len(frames)
+        self._send(b"".join(frames))
+
+    def _next_opaque(self) -> int:
+        self._opaque += 1
+        return self._opaque
+
+    def _send(self, data: bytes) -> None:
+        self._connection.sendall(data)  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--broker", required=True, metavar="HOST:PORT")
+    parser.add_argument("--broker-name", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--group", required=True)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--batches", action="store_true", help="acknowledge with 200151")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--warm", type=float, default=2.0, help="warm-up time in seconds")
+    options = parser.parse_args()
+    host, port = options.broker.rsplit(":", 1)
+    with ExitStack() as stack, select.epoll() as poller:
+        consumers = {}
+        for _ in range(options.connections):
+            connection = stack.enter_context(connected(host, int(port)))
+            consumers[connection.fileno()] = Consumer(
+                connection, options.topic, options.group, options.broker_name, batches=options.batches
+            )
+            poller.register(connection, select.EPOLLIN)
+        for consumer in consumers.values():
+            consumer.pop()
+
+        def serve(seconds: float) -> tuple[float, int]:
+            """Returns how long it took, and how many messages were acknowledged."""
+            began, before = time.perf_counter(), sum(each.acknowledged for each in consumers.values())
+            while time.perf_counter() < began + seconds:
+                ready = poller.poll(SILENCE_S)
+                if not ready:
+                    raise SystemExit(f"no response within {SILENCE_S} s")
+                for descriptor, _ in ready:
+                    consumers[descriptor].receive()
+            return time.perf_counter() - began, sum(each.acknowledged for each in consumers.values()) - before
+
+        serve(options.warm)
+        cpu_began = time.process_time()
+        seconds, count = serve(options.seconds)
+        cpu = time.process_time() - cpu_began
+    found = {
+        "rate": count / seconds,
+        "client_cores": cpu / seconds,
+        "pops": sum(each.pops for each in consumers.values()),
+        "empty": sum(each.empty for each in consumers.values()),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
