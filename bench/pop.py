@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from bench.clients import output_of, run_load
+from bench.clients import RunError, output_of, run_load
 from bench.grpc import VERSION, Server, create_topic, halog, rocketmq
 from bench.measure import alone, report, spread, watched
 from bench.sides import peers_directory
@@ -52,8 +52,11 @@ def one_run(server: AbstractContextManager[Server], messages: int, words: list[o
             place = ["--broker", address, "--broker-name", name, "--topic", TOPIC, "--group", f"pop-bench-{number}"]
             with alone(), watched(running.pids) as cost:
                 text = output_of([sys.executable, "-m", "bench.pop_load", *place, *more, *words], timeout_s=_RUN_S_MAX)
+            found = json.loads(text)
+            if found["empty"]:
+                raise RunError(f"{messages} messages were too few: the topic was empty before the end")
             cpu = sum(cost.server_cpu_s.values()) / cost.seconds
-            runs.append(json.loads(text) | {"what": what, "server_cores": cpu, "foreign_cores": cost.foreign_cores})
+            runs.append(found | {"what": what, "server_cores": cpu, "foreign_cores": cost.foreign_cores})
     return runs
 
 
@@ -78,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/run pop", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--messages", type=int, default=800_000, help="in the topic; a run must not empty it")
+    parser.add_argument("--messages", type=int, default=1_500_000, help="in the topic; a run must not empty it")
     parser.add_argument("--only-halog", action="store_true", help="leave RocketMQ out")
     parser.add_argument("--peers-directory", type=Path, default=peers_directory(), help="directory with peers/")
     parser.add_argument(
