@@ -1,4 +1,4 @@
-"""Every snippet of docs/spark.md and docs/flights.ipynb runs, in order, on a real master and slave.
+"""Every snippet of docs/spark.md and the notebooks runs, in order, on a real master and slave.
 
 Only ports and directories are replaced: the tests' Spark was started elsewhere, and its processes resolve relative
 paths from there.
@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import ha.cli
-from ha.errors import OptionError
+from ha.client import Message, Producer, PullConsumer, PushConsumer, PushOptions, ReceivedMessage, StartFrom
+from ha.errors import BrokerError, OptionError
 from ha.spark.sink.options import _OPTIONS as SINK_OPTIONS
 from ha.spark.sink.rows import _KAFKA_NAMES as KAFKA_NAMES
 from ha.spark.sink.rows import COLUMN_TYPES
@@ -121,7 +122,8 @@ def test_every_command_is_understood(
         assert ha.cli.run(words) == 0, (words, capsys.readouterr().err)
 
 
-def test_notebook_runs_on_the_demo_data(spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_notebook(name: str, spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs all cells; returns the names that they define."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,7 +134,7 @@ def test_notebook_runs_on_the_demo_data(spark: SparkSession, nodes: Cluster, mon
         yield spark.newSession()
 
     monkeypatch.setattr("ha.spark.session.open_session", session)
-    notebook = json.loads((DOCS / "flights.ipynb").read_text())
+    notebook = json.loads((DOCS / name).read_text())
     assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["name"]) == (4, "python3")
     names: dict[str, Any] = {}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -140,8 +142,65 @@ def test_notebook_runs_on_the_demo_data(spark: SparkSession, nodes: Cluster, mon
     for number, cell in enumerate(cells):
         assert not cell["outputs"], "a page that nobody ran shows results"
         exec(compile(here("".join(cell["source"]), nodes), f"cell {number}", "exec"), names)
+    return names
+
+
+def test_notebook_runs_on_the_demo_data(spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_notebook("flights.ipynb", spark, nodes, monkeypatch)
     assert names["messages"].count() == COUNT
     assert names["by_hour"]
+
+
+async def fail_all(servers: str) -> None:
+    """The group billing gives three messages up."""
+
+    async def refuse(message: ReceivedMessage) -> None:
+        raise ValueError
+
+    async with Producer(servers) as producer:
+        for number in range(3):
+            await producer.send(Message("invoices", b"%d" % number))
+    start = StartFrom.FIRST
+    push = PushOptions(reconsume_times_max=0)
+    async with PushConsumer(
+        servers, refuse, group="billing", subscriptions={"invoices": "*"}, start_from=start, push=push
+    ):
+        await read_until(servers, "%DLQ%billing", 3)
+
+
+async def read_until(servers: str, topic: str, count: int) -> None:
+    """Waits until a topic has `count` messages."""
+    async with PullConsumer(servers) as pull:
+        while True:
+            with suppress(BrokerError):
+                if sum([await pull.max_offset(queue) for queue in await pull.queues(topic)]) >= count:
+                    return
+            await anyio.sleep(0.2)
+
+
+def test_notebook_of_streams(spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expected values follow from the 200 orders, ten of which are there twice, and the 180 payments."""
+    anyio.run(fail_all, nodes.name_server_address)
+    names = run_notebook("streams.ipynb", spark, nodes, monkeypatch)
+    amount = [number % 50 + 1.0 for number in range(200)]
+    assert names["distinct"].count() == 200
+    assert {
+        row["country"]: row["sum"]
+        for row in names["enriched"].groupBy("country").agg({"amount": "sum"}).toDF("country", "sum").collect()
+    } == {
+        country: sum(amount[order] for order in range(200) if order % 7 in customers)
+        for country, customers in {"DE": (0, 3, 6), "FR": (1, 4), "IT": (2, 5)}.items()
+    }
+    # Two orders a minute. The last is of minute 99, so the watermark is at 69, and the window from 60 on is open.
+    assert [(row["span"]["start"].minute, row["orders"]) for row in names["by_window"].orderBy("span").collect()] == [
+        (minute, 20) for minute in range(0, 60, 10)
+    ]
+    assert names["payments"].count() == 180
+    assert {row["customer"]: row["total"] for row in names["large"].collect()} == {
+        customer: sum(amount[order] for order in [*range(200), *range(190, 200)] if order % 7 == customer)
+        for customer in range(7)
+    }
+    assert [(row["topic"], row["messages"]) for row in names["dead"].collect()] == [("invoices", 3)]
 
 
 @pytest.mark.parametrize("options", [SOURCE_OPTIONS, SINK_OPTIONS], ids=["source", "sink"])
