@@ -14,6 +14,11 @@ from ha.broker.options import BrokerRole
 from ha.failover.member_state import MemberState
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition
+from ha.spark.jobs.archive.options import ArchiveResult
+from ha.spark.jobs.archive.progress import ArchiveLag
+from ha.spark.jobs.archive.progress import prometheus_text as archive_metrics
+from ha.spark.source.listener import LagReport, QueueLag
+from ha.spark.source.listener import prometheus_text as stream_metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OF_SCRAPES = {"up": {"job", "instance"}}
@@ -37,7 +42,28 @@ def known() -> dict[str, set[str]]:
             names[f"{metric.name}_bucket"] = labels | {"le"}
         else:
             names[metric.name] = labels
+    for name, labels in re.findall(r"^(halog_\w+)\{(.*)\} ", of_spark(), re.MULTILINE):
+        names[name] = {*re.findall(r'(\w+)="', labels), *TARGET}
     return names
+
+
+def of_spark() -> str:
+    """The files that a stream's listener and an archiver write."""
+    queue = QueueLag(
+        topic="t",
+        broker="b",
+        queue_id=0,
+        next_offset=0,
+        end_offset=1,
+        messages=1,
+        bytes=1,
+        seconds=1.0,
+        headroom=0,
+        lost=0,
+    )
+    report = LagReport(query="q", query_id="i", batch_id=0, measured_at_ms=0, queues=(queue,))
+    lag = ArchiveLag(bytes=0, seconds=0.0, headroom_bytes=0)
+    return stream_metrics([report]) + archive_metrics(lag, ArchiveResult(archive="a", broker_name="b"), 0)
 
 
 KNOWN = known()
@@ -76,9 +102,9 @@ def rules() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-def targets() -> Iterator[tuple[str, str, str]]:
+def targets(board: str) -> Iterator[tuple[str, str, str]]:
     """Panel, expression, legend."""
-    dashboard = json.loads((DEPLOY / "grafana" / "halog.json").read_text())
+    dashboard = json.loads((DEPLOY / "grafana" / board).read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"], target["legendFormat"]
@@ -96,9 +122,10 @@ def test_each_alert_names_what_there_is_and_says_what_to_do(rule: dict[str, Any]
     assert labels <= there
 
 
-def test_each_panel_names_what_there_is() -> None:
-    panels = list(targets())
-    assert len(panels) > 40
+@pytest.mark.parametrize(("board", "count"), [("halog.json", 40), ("halog-spark.json", 13)])
+def test_each_panel_names_what_there_is(board: str, count: int) -> None:
+    panels = list(targets(board))
+    assert len(panels) >= count
     for title, expression, legend in panels:
         assert faults(expression) == [], title
         labels = set(re.findall(r"\{\{(\w+)\}\}", legend))
@@ -106,8 +133,13 @@ def test_each_panel_names_what_there_is() -> None:
         assert labels <= there, title
 
 
+def test_the_board_of_spark_shows_every_figure() -> None:
+    text = " ".join(expression for _, expression, _ in targets("halog-spark.json"))
+    assert set(re.findall(r"halog_\w+", text)) == set(re.findall(r"^(halog_\w+)\{", of_spark(), re.MULTILINE))
+
+
 def test_alerts_and_panels_together_use_every_histogram() -> None:
-    text = "".join(expression for _, expression, _ in targets())
+    text = "".join(expression for _, expression, _ in targets("halog.json"))
     for metric in METRICS:
         assert metric.kind != "histogram" or f"{metric.name}_bucket" in text
 
