@@ -9,8 +9,6 @@ import trio
 
 from ha.grpc import Call, GrpcConnection
 
-from .messages import ClientType
-
 
 class Session:
     """A client id on a connection. It ends with the connection, or with NotifyClientTermination."""
@@ -36,12 +34,6 @@ class Session:
     def is_consumer(self) -> bool:
         """Whether its settings are those of a consumer."""
         return self.settings is not None and self.settings.HasField("subscription")
-
-    @property
-    def is_push_consumer(self) -> bool:
-        """Whether the client passes messages to listeners."""
-        kinds = (ClientType.PUSH_CONSUMER, ClientType.LITE_PUSH_CONSUMER)
-        return self.settings is not None and self.settings.client_type in kinds
 
 
 class Producers:
