@@ -7,9 +7,8 @@ What takes longest begins first: Spark, then whatever starts other processes and
 Tests marked `long` are what another test does, at another size or in another combination. They run with `--long` alone:
 `scripts/long-tests`.
 
-With `--rerun-busy` (CI), a failed test of other processes (nodes, brokers, browsers, containers, Spark) runs once more:
-on a busy machine, any of some thousand process starts may exceed its time. The end of the run shows what failed.
-All other tests, the simulator's too, depend on no machine and must pass at once.
+CI runs a failed test once more (`--reruns 1`): on a busy machine, any of some thousand process starts and real waits
+may exceed its time. The end of the run shows what failed.
 """
 
 import signal
@@ -39,7 +38,6 @@ _INTEROP = Path(__file__).parent / "interop"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
-    parser.addoption("--rerun-busy", action="store_true", help="run a failed test of other processes once more")
 
 
 def _shares_spark(item: pytest.Item) -> bool:
@@ -72,8 +70,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(0))  # some take half an hour
     ranks: dict[str, int] = {}
     for item in items:
-        if config.getoption("--rerun-busy") and _rank(item) < 3:
-            item.add_marker(pytest.mark.flaky(reruns=1))
         ranks[_group(item)] = min(ranks.get(_group(item), 3), _rank(item))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))

@@ -54,6 +54,8 @@ async def test_a_master_and_a_slave_under_load(tmp_path: Path) -> None:
         async with open_node(settings(tmp_path, "SLAVE", *addresses)) as slave:
             await until(lambda: master.ha_service.is_slave_ok(master.store.log.max_offset.value))
             assert {result.status for result in await send(master, 40)} == {SendStatus.SEND_OK}
+            log = master.store.log
+            await until(lambda: log.dispatched_offset.value == log.max_offset.value)
             assert await pull_all(master) == 41
 
             families = await scrape(master)
