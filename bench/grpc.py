@@ -148,10 +148,14 @@ def rows_of(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
             yield [what, side, spread([run["rate"] for run in found]), *times, ratio, others]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench/run grpc", description=(__doc__ or "").splitlines()[0])
+Run = Callable[[AbstractContextManager[Server], Path], list[dict[str, Any]]]
+"""Measures a side that is not started yet; gets the directory of installed programs."""
+
+
+def parser_of(name: str, text: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command that compares the two sides."""
+    parser = argparse.ArgumentParser(prog=f"bench/run {name}", description=text.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=6, help="duration of each send; receiving takes twice as long")
     parser.add_argument("--only-halog", action="store_true", help="leave RocketMQ out")
     parser.add_argument(
         "--peers-directory", type=Path, default=peers_directory(), help="directory with peers/ and clients5/"
@@ -162,11 +166,15 @@ def main() -> None:
         default=Path(tempfile.gettempdir()) / "halog-bench",
         help="installed programs, which are kept, and stores (default: halog-bench in the temporary directory)",
     )
-    options = parser.parse_args()
-    directory, peers = options.directory.resolve(), options.peers_directory.resolve()
+    return parser
+
+
+def in_turns(options: argparse.Namespace, run: Run) -> list[dict[str, Any]]:
+    """Installs RocketMQ, and measures the sides one after the other, in each round."""
+    directory = options.directory.resolve()
     installed = directory / "rocketmq-proxy"
     installed.mkdir(parents=True, exist_ok=True)
-    scripts = peers / "peers" / "rocketmq" / "proxy"
+    scripts = options.peers_directory.resolve() / "peers" / "rocketmq" / "proxy"
     sides: dict[str, Callable[[], AbstractContextManager[Server]]] = {"halog": lambda: halog(directory)}
     if not options.only_halog:
         output_of(["bash", scripts / "setup-proxy.sh", installed, VERSION], timeout_s=1800)
@@ -174,9 +182,18 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     for number in range(options.rounds):
         for side, start in sides.items():
-            found = one_run(start(), peers / "clients5", installed, options.seconds)
-            runs += [run | {"side": side, "round": number} for run in found]
-            print(f"# round {number}, {side}: {[round(run['rate']) for run in found]}/s", file=sys.stderr)
+            found = run(start(), installed)
+            runs += [each | {"side": side, "round": number} for each in found]
+            print(f"# round {number}, {side}: {[round(each['rate']) for each in found]}/s", file=sys.stderr)
+    return runs
+
+
+def main() -> None:
+    parser = parser_of("grpc", __doc__ or "")
+    parser.add_argument("--seconds", type=int, default=6, help="duration of each send; receiving takes twice as long")
+    options = parser.parse_args()
+    clients = options.peers_directory.resolve() / "clients5"
+    runs = in_turns(options, lambda server, installed: one_run(server, clients, installed, options.seconds))
     question = (
         f"RocketMQ's Java client over gRPC, 1 KiB, beside RocketMQ {VERSION} in local mode, {options.rounds} rounds"
     )

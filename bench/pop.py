@@ -7,22 +7,18 @@ group, those of each queue together. Needs Java 17 and Maven.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import trio
 
 from bench.clients import RunError, output_of, run_load
-from bench.grpc import VERSION, Server, create_topic, halog, rocketmq
+from bench.grpc import VERSION, Server, create_topic, in_turns, parser_of
 from bench.measure import alone, report, spread, watched
-from bench.sides import peers_directory
 from ha.client import Admin
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID
@@ -78,33 +74,12 @@ def rows_of(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench/run pop", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of("pop", __doc__ or "")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--messages", type=int, default=1_500_000, help="in the topic; a run must not empty it")
-    parser.add_argument("--only-halog", action="store_true", help="leave RocketMQ out")
-    parser.add_argument("--peers-directory", type=Path, default=peers_directory(), help="directory with peers/")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(tempfile.gettempdir()) / "halog-bench",
-        help="installed programs, which are kept, and stores (default: halog-bench in the temporary directory)",
-    )
     options = parser.parse_args()
-    directory = options.directory.resolve()
-    installed = directory / "rocketmq-proxy"
-    installed.mkdir(parents=True, exist_ok=True)
-    scripts = options.peers_directory.resolve() / "peers" / "rocketmq" / "proxy"
-    sides: dict[str, Callable[[], AbstractContextManager[Server]]] = {"halog": lambda: halog(directory)}
-    if not options.only_halog:
-        output_of(["bash", scripts / "setup-proxy.sh", installed, VERSION], timeout_s=1800)
-        sides["RocketMQ"] = lambda: rocketmq(installed, scripts)
-    runs: list[dict[str, Any]] = []
-    for number in range(options.rounds):
-        for side, start in sides.items():
-            found = one_run(start(), options.messages, ["--seconds", options.seconds])
-            runs += [run | {"side": side, "round": number} for run in found]
-            print(f"# round {number}, {side}: {[round(run['rate']) for run in found]}/s", file=sys.stderr)
+    words: list[object] = ["--seconds", options.seconds]
+    runs = in_turns(options, lambda server, _: one_run(server, options.messages, words))
     question = f"POP over remoting, 1 KiB, 8 connections, beside RocketMQ {VERSION}, {options.rounds} rounds"
     head = ["what", "side", "messages/s", "server's cores", "client's cores", "ratio", "others' cores"]
     report(question, runs, head, list(rows_of(runs)))

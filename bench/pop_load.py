@@ -12,6 +12,7 @@ import argparse
 import base64
 import json
 import select
+import socket
 import struct
 import time
 from contextlib import ExitStack
@@ -46,7 +47,7 @@ def request(code: int, opaque: int, fields: dict[str, str], body: bytes = b"") -
 class Consumer:
     """One connection."""
 
-    def __init__(self, connection: object, topic: str, group: str, broker_name: str, *, batches: bool) -> None:
+    def __init__(self, connection: socket.socket, topic: str, group: str, broker_name: str, *, batches: bool) -> None:
         self._connection = connection
         self._topic = topic
         self._group = group
@@ -79,7 +80,7 @@ class Consumer:
 
     def receive(self) -> None:
         """Reads what is available, and goes on."""
-        chunk = self._connection.recv(READ_BYTES)  # type: ignore[attr-defined]
+        chunk = self._connection.recv(READ_BYTES)
         if not chunk:
             raise SystemExit("the broker closed the connection")
         data = self._buffer + chunk
@@ -166,7 +167,7 @@ class Consumer:
         return self._opaque
 
     def _send(self, data: bytes) -> None:
-        self._connection.sendall(data)  # type: ignore[attr-defined]
+        self._connection.sendall(data)
 
 
 def main() -> None:
@@ -209,6 +210,7 @@ def main() -> None:
         cpu = time.process_time() - cpu_began
     found = {
         "rate": count / seconds,
+        "acknowledged": sum(each.acknowledged for each in consumers.values()),
         "client_cores": cpu / seconds,
         "pops": sum(each.pops for each in consumers.values()),
         "empty": sum(each.empty for each in consumers.values()),

@@ -85,7 +85,7 @@ class Poller:
             self._late.append(callback)
 
     def as_turn(self, function: Callable[[], None]) -> None:
-        """Calls `function` in a turn: in the present one, or in one of its own, whose end sends the output at once."""
+        """Calls `function` as part of a turn, so that its output is sent together. Starts a turn if there is none."""
         if self.is_in_turn:
             function()
             return

@@ -38,6 +38,12 @@ def bodies(messages: list[Popped]) -> list[bytes]:
     return [message.body for message in messages]
 
 
+async def send(node: Node, *bodies: bytes, **changes: Any) -> None:
+    """Sends messages to queue 0 of TT."""
+    for body in bodies:
+        assert (await node.send(body, **changes)).code == 0
+
+
 async def pop(node: Node, **changes: Any) -> RemotingCommand:
     """Pops all queues of TT, without waiting."""
     return await node.ask(200050, **{**POP, **changes})

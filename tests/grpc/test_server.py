@@ -52,9 +52,7 @@ class Echo:
                 await call.send(b"got " + message)
             call.finish()
         elif call.method == "Repeat":
-            for _ in range(int(call.message)):
-                await call.send(b"x" * 100_000)
-            call.finish()
+            await call.respond_all(b"x" * 100_000 for _ in range(int(call.message)))
         elif call.method == "Wait":
             try:
                 await trio.sleep_forever()
