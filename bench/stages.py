@@ -1,6 +1,6 @@
 """Processor time of a send in each stage of the master, in one process without sockets or peers.
 
-    decode    SendParser: a chunk of frames to requests
+    decode    RequestParser: a chunk of frames to requests
     prepare   SendProcessor: requests to checked puts
     append    PutService and CommitLog: puts to records in the file
     answer    SendProcessor: finished puts to response bytes
@@ -35,7 +35,7 @@ from ha.broker.world import World
 from ha.protocol.message_id import UniqueIdGenerator
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, RemotingParser
-from ha.protocol.send_parser import SendParser
+from ha.protocol.request_parser import RequestParser
 from ha.remoting import RemotingConnection
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
 from ha.store.options import StoreOptions
@@ -94,7 +94,7 @@ class Master:
 
     def time_chunk(self, chunk: bytes, times: dict[str, list[int]]) -> None:
         """Passes `chunk` through all stages and records the nanoseconds of each."""
-        sink, parser, kept = Sink(), SendParser(), self.kept
+        sink, parser, kept = Sink(), RequestParser(), self.kept
         connection = cast(RemotingConnection, sink)
         clock = thread_time_ns
         begun = clock()

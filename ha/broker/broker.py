@@ -40,7 +40,7 @@ from ha.broker.timer_requests import TimerRequests
 from ha.broker.timers import TimerService
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
-from ha.protocol.send_parser import SendParser
+from ha.protocol.request_parser import RequestParser
 from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, RequestHandler
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
@@ -187,7 +187,7 @@ class Broker:
                     handle,
                     ports.options,
                     tls=ports.tls,
-                    parser_type=SendParser,
+                    parser_type=RequestParser,
                     take=take,
                     poller=self._poller,
                 )

@@ -94,7 +94,8 @@ class Processor:
         self._send = send
         self._handlers = handlers
         self._guard = guard
-        self._take_ack = {} if acks is None else dict.fromkeys(acks.handlers(), acks.take)
+        self._acks = acks
+        self._ack_codes = frozenset(() if acks is None else acks.handlers())
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """Serves sends and acknowledgements that need no wait; returns the other requests, for `handle`."""
@@ -107,14 +108,18 @@ class Processor:
     def take_admitted(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """As `take`, for requests whose permissions the caller has checked."""
         left = self._take_sends(connection, commands)
-        if not any(command.code in self._take_ack for command in left):
+        acks = [command for command in left if command.code in self._ack_codes]
+        if not acks or self._acks is None:
             return left
-        slice_ends = trio.current_time() + TIME_SLICE_S
-        return [
-            command
-            for command in left
-            if trio.current_time() >= slice_ends or not self._take_other(connection, command)
-        ]
+        try:
+            waiting = self._acks.take(connection, acks)
+        except RefusedError as refused:
+            for command in acks:
+                connection.reply(command, command.reply(refused.code, refused.remark))
+            waiting = []
+        if len(acks) == len(left):
+            return waiting
+        return [*waiting, *(command for command in left if command.code not in self._ack_codes)]
 
     def _admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         return commands if self._guard is None else self._guard.admit(connection, commands)
@@ -127,16 +132,6 @@ class Processor:
         if len(sends) == len(commands):
             return waiting
         return [*waiting, *(command for command in commands if command.code not in SEND_CODES)]
-
-    def _take_other(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
-        take = self._take_ack.get(command.code)
-        if take is None:
-            return False
-        try:
-            return take(connection, command)
-        except (RefusedError, RemoteProtocolError) as error:
-            _reply_error(connection, command, error)
-            return True
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Serves the main port's requests that `take` returned."""
@@ -175,20 +170,13 @@ class Processor:
             return
         try:
             response = await handler(connection, command)
-        except (RefusedError, RemoteProtocolError) as error:
-            _reply_error(connection, command, error)
+        except RefusedError as refused:
+            connection.reply(command, command.reply(refused.code, refused.remark))
+        except RemoteProtocolError as error:
+            connection.reply_error(command, error)
         else:
             if response is not None:
                 connection.reply(command, response)
-
-
-def _reply_error(
-    connection: RemotingConnection, command: RemotingCommand, error: RefusedError | RemoteProtocolError
-) -> None:
-    if isinstance(error, RefusedError):
-        connection.reply(command, command.reply(error.code, error.remark))
-    else:
-        connection.reply_error(command, error)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:

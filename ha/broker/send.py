@@ -30,7 +30,7 @@ from ha.protocol.remoting import (
     encode_command,
     json_text,
 )
-from ha.protocol.send_parser import SendCommand, send_request
+from ha.protocol.request_parser import SendCommand, send_request
 from ha.remoting import RemotingConnection
 from ha.store.record_maker import AppendResult
 

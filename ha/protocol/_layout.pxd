@@ -47,8 +47,9 @@ cdef enum:
     BATCH_HEAD_SIZE = 20
     BATCH_ENTRY_SIZE_MIN = 22
 
-    # send_parser
+    # request_parser
     SEND_FIELD_COUNT = 14
+    ACK_FIELD_COUNT = 6
 
     INT32_MAX = 0x7FFFFFFF
 

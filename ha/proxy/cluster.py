@@ -21,7 +21,7 @@ from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRoute
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import GetRouteInfoRequest
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.send_parser import SendCommand
+from ha.protocol.request_parser import SendCommand
 from ha.remoting import (
     RemotingClient,
     RemotingClientOptions,

@@ -30,7 +30,7 @@ from ha.protocol.properties import (
 )
 from ha.protocol.recall_handle import decode_recall_handle
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.send_parser import SendCommand
+from ha.protocol.request_parser import SendCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 
 from .brokers import BrokerQueues, Brokers, Route

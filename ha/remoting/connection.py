@@ -15,7 +15,7 @@ connection is closed above `outbox_bytes_max`. Timeouts are checked by the conne
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -23,8 +23,15 @@ import trio
 
 from ha.errors import HandshakeFailed, LocalProtocolError, RemoteProtocolError
 from ha.poller import Poller
-from ha.protocol.codes import ResponseCode
-from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import (
+    FLAG_ONEWAY,
+    SERIALIZE_JSON,
+    CommandTemplate,
+    RemotingCommand,
+    RemotingParser,
+    encode_command,
+)
 from ha.protocol.remoting_protocol import CloseCause, ConnectionState, RemotingProtocol
 from ha.transport import EagerWriter, peer_of, transport_for
 
@@ -35,6 +42,11 @@ from .tls import PortTls, secured
 logger = logging.getLogger(__name__)
 
 WITHOUT_TLS = "that speaks plain remoting"
+
+_SUCCESS = CommandTemplate(
+    RemotingCommand(RequestCode.SEND_MESSAGE, 2_000_000_001).reply(ResponseCode.SUCCESS), [(b"2000000001", b"%d")]
+)
+"""The answer without fields, remark or body; its value is the opaque"""
 
 Take = Callable[["RemotingConnection", list[RemotingCommand]], list[RemotingCommand]]
 """Called once per chunk with every complete request in it, in order. Serves those that need no wait, and returns the
@@ -136,7 +148,7 @@ class RemotingConnection:
         return self.protocol.received_at
 
     def send_soon(self, frame: bytes) -> None:
-        """Queues one encoded frame. Frames queued while the handler runs are sent together when it returns.
+        """Queues encoded frames. Those queued while the handler runs are sent together when it returns.
 
         Does nothing on a closed connection: that the peer is gone is no fault of the caller.
         """
@@ -169,6 +181,18 @@ class RemotingConnection:
             logger.error("remoting.reply_failed peer=%s:%d code=%d reason=%r", *self.peer, request.code, str(error))
             frame = encode_command(request.reply(ResponseCode.SYSTEM_ERROR, f"the answer can't be sent: {error}"))
         self.send_soon(frame)
+
+    def reply_success(self, requests: Sequence[RemotingCommand]) -> None:
+        """Answers each request with SUCCESS and nothing else; not those that are oneway."""
+        frames = [
+            _SUCCESS.encode(request.opaque)
+            if request.serialize_type == SERIALIZE_JSON
+            else encode_command(request.reply(ResponseCode.SUCCESS))
+            for request in requests
+            if not request.flag & FLAG_ONEWAY
+        ]
+        if frames:
+            self.send_soon(b"".join(frames))
 
     def reply_error(self, request: RemotingCommand, error: RemoteProtocolError) -> None:
         """Answers a malformed request: SYSTEM_ERROR with the reason, as in RocketMQ."""

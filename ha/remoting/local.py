@@ -6,11 +6,12 @@ costs 3 µs; it keeps one way of answering for all connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import trio
 
+from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser
 from ha.protocol.remoting_protocol import CloseCause
 
@@ -98,6 +99,10 @@ class LocalConnection(RemotingConnection):
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
         if not request.flag & FLAG_ONEWAY:
             self._deliver(response)
+
+    def reply_success(self, requests: Sequence[RemotingCommand]) -> None:
+        for request in requests:
+            self.reply(request, request.reply(ResponseCode.SUCCESS))
 
     def send_oneway(self, command: RemotingCommand) -> None:
         if not self._has_ended:

@@ -6,7 +6,7 @@ import msgspec
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.namesrv import processor as namesrv
-from ha.protocol import headers
+from ha.protocol import headers, pop
 from ha.protocol.admin_requests import BrokerNameRequest, TopicRequest
 from ha.protocol.group_requests import GetConsumerListRequest, UnregisterClientRequest
 from ha.protocol.headers import Header, parse_header
@@ -17,10 +17,17 @@ from ha.protocol.remoting import (
     RemotingParser,
     encode_command,
 )
-from ha.protocol.send_parser import SendCommand, SendParser
+from ha.protocol.request_parser import AckCommand, RequestParser, SendCommand, parse_ack
 from tests.fuzz.harness import Harness, pieces_of
 
 FRAME_SIZE_MAX = 1 << 16
+ACK = {
+    "consumerGroup": "g",
+    "topic": "TT",
+    "queueId": "3",
+    "extraInfo": "1000 1764280000000 60000 0 0 broker-a 3 1007",
+    "offset": "1007",
+}
 HEADERS: tuple[type[Header], ...] = (
     headers.SendMessageRequest,
     headers.SendMessageRequestV2,
@@ -68,7 +75,7 @@ def parse(chunks: list[bytes]) -> tuple[list[RemotingCommand], bool]:
 def frames(data: bytes) -> None:
     """Raw bytes: cut anywhere they give the same commands or are refused all the same; what is read can be written."""
     whole, refused = parse([data])
-    check_sends(data, whole, refused)
+    check_requests(data, whole, refused)
     for cut in pieces_of(data):
         found, refused_too = parse(cut)
         assert refused_too == refused
@@ -77,11 +84,11 @@ def frames(data: bytes) -> None:
         check_round_trip(command)
 
 
-def check_sends(data: bytes, whole: list[RemotingCommand], refused: bool) -> None:
-    """The parser of ports that are sent messages reads the same, the fields of a send included."""
-    sends = SendParser(frame_size_max=FRAME_SIZE_MAX)
+def check_requests(data: bytes, whole: list[RemotingCommand], refused: bool) -> None:
+    """The parser of a broker's ports reads the same, the fields of sends and acknowledgements included."""
+    requests = RequestParser(frame_size_max=FRAME_SIZE_MAX)
     try:
-        found = sends.feed(data)
+        found = requests.feed(data)
     except RemoteProtocolError:
         assert refused
         return
@@ -93,6 +100,11 @@ def check_sends(data: bytes, whole: list[RemotingCommand], refused: bool) -> Non
             request = parse_header(headers.SendMessageRequest, expected.ext_fields)
             for name in headers.SendMessageRequest.__struct_fields__:
                 assert getattr(command.request, name) == getattr(request, name), name
+        elif type(command) is AckCommand:
+            ack, handle = parse_ack(expected)
+            assert command.handle == handle
+            for name in pop.AckMessageRequest.__struct_fields__:
+                assert getattr(command.request, name) == getattr(ack, name), name
         else:
             assert command.ext_fields == expected.ext_fields
 
@@ -156,7 +168,7 @@ def request_fields(data: bytes) -> None:
 
 
 def frame_seeds() -> list[bytes]:
-    """Commands in both encodings, usual sends among them."""
+    """Commands in both encodings, usual sends and an acknowledgement among them."""
     from tests.broker.node import SEND_V2
 
     commands = [
@@ -166,7 +178,7 @@ def frame_seeds() -> list[bytes]:
         RemotingCommand(0, 1, 1, remark="", body=b"x" * 40),
         RemotingCommand(105),
     ]
-    found = []
+    found = [encode_command(RemotingCommand(200_051, 9, ext_fields=ACK))]
     for serialize_type in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ):
         raws = [encode_command(msgspec.structs.replace(c, serialize_type=serialize_type)) for c in commands]
         found += [*raws, b"".join(raws)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import ha.protocol
 from ha.protocol import batch, codes, index_entries, properties, record, record_digest, record_encoding
 from ha.protocol.codes import SysFlag
-from ha.protocol.send_parser import OnlyShort
+from ha.protocol.request_parser import OnlyAck, OnlyShort
 from ha.protocol.store_files import BLANK_SIZE, ENTRY_SIZE, INDEX_ENTRY_SIZE
 
 FOLDER = Path(ha.protocol.__file__).parent
@@ -21,6 +21,7 @@ ELSEWHERE = {
     "ENTRY_SIZE": ENTRY_SIZE,
     "INDEX_ENTRY_SIZE": INDEX_ENTRY_SIZE,
     "SEND_FIELD_COUNT": len(OnlyShort.__struct_fields__),
+    "ACK_FIELD_COUNT": len(OnlyAck.__struct_fields__),
     "BATCH_HEAD_SIZE": batch.HEAD_SIZE,
     "BATCH_ENTRY_SIZE_MIN": batch.ENTRY_SIZE_MIN,
 }

@@ -8,8 +8,10 @@ answered when the record of its change is acknowledged. Sources: AckMessageProce
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+
+import trio
 
 from ha.broker.core import BrokerCore
 from ha.broker.journal import Logged
@@ -19,13 +21,13 @@ from ha.broker.pop.revival import Revival
 from ha.broker.pop.state import PopQueue, PopState
 from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError
+from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.pop import (
     BATCH_ACK_COUNT_MAX,
     ORDER_QUEUE,
-    AckMessageRequest,
     BatchAckBody,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
@@ -34,7 +36,13 @@ from ha.protocol.pop import (
     popped_topic,
 )
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.request_parser import parse_ack
 from ha.remoting import RemotingConnection, RequestHandler
+
+TIME_SLICE_S = 0.002
+"""Longest time that requests of one chunk are served before other connections."""
+LOOK_EVERY = 32
+"""Requests that are served between two looks at the clock"""
 
 
 class AckRequests:
@@ -47,7 +55,7 @@ class AckRequests:
         self._pop_log = log
         self._revival = revival
         self._holds = holds
-        self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand]] = {
+        self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand | None]] = {
             RequestCode.ACK_MESSAGE: self._acknowledge,
             RequestCode.BATCH_ACK_MESSAGE: self._acknowledge_batch,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._change,
@@ -57,42 +65,60 @@ class AckRequests:
         """Handlers by request code."""
         return dict.fromkeys(self._steps, self._handle)
 
-    def take(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
-        """Serves a request of `handlers` now, unless it has to wait for the POP log; returns whether it did. Raises as
-        handlers do."""
+    def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        """Serves requests of `handlers` for a time slice, unless they have to wait for the POP log; returns the rest.
+
+        Raises RefusedError if none can be served.
+        """
         state = self._pop_log.ready_state()
         if state is None:
-            return False
-        self._serve(state, connection, command)
-        return True
+            return commands
+        ends_at = trio.current_time() + TIME_SLICE_S
+        for number in range(0, len(commands), LOOK_EVERY):
+            if number and trio.current_time() >= ends_at:
+                return commands[number:]
+            self._serve(state, connection, commands[number : number + LOOK_EVERY])
+        return []
 
     async def _handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        self._serve(await self._pop_log.wait_ready(), connection, command)
+        self._serve(await self._pop_log.wait_ready(), connection, [command])
 
-    def _serve(self, state: PopState, connection: RemotingConnection, command: RemotingCommand) -> None:
-        answer = self._steps[command.code](state, command)
-        self._pop_log.call(partial(_reply, connection, command, answer))
+    def _serve(self, state: PopState, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
+        """Changes the state as requested; answers when the changes are stored, or at once what is refused."""
+        acknowledged: list[RemotingCommand] = []
+        answers: list[tuple[RemotingCommand, RemotingCommand]] = []
+        for command in commands:
+            try:
+                answer = self._steps[command.code](state, command)
+            except RefusedError as refused:
+                connection.reply(command, command.reply(refused.code, refused.remark))
+            except RemoteProtocolError as error:
+                connection.reply_error(command, error)
+            else:
+                if answer is None:
+                    acknowledged.append(command)
+                else:
+                    answers.append((command, answer))
+        self._pop_log.call(partial(_reply, connection, acknowledged, answers), len(commands))
 
-    # ---- the requests: each changes the state, and returns the answer for when the change is stored
+    # ---- the requests: each changes the state, and returns the answer for when the change is stored; None: SUCCESS
 
-    def _acknowledge(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
+    def _acknowledge(self, state: PopState, command: RemotingCommand) -> None:
         """200051: one message was processed."""
-        request = parse_header(AckMessageRequest, command.ext_fields)
+        request, handle = parse_ack(command)
+        offset = request.offset
+        queue = state.get((request.consumer_group, request.topic, request.queue_id))
+        if queue is not None and self._finish(state, queue, offset, handle.pop_time_ms, is_order=handle.is_order):
+            return
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
         begin, end = self._bounds(request.topic, request.queue_id)
-        if not begin <= request.offset <= end:
+        if not begin <= offset <= end:
             raise RefusedError(
                 ResponseCode.NO_MESSAGE,
-                f"offset is illegal, key:{request.topic}@{request.queue_id}, commit:{request.offset}, "
-                f"store:{begin}~{end}",
+                f"offset is illegal, key:{request.topic}@{request.queue_id}, commit:{offset}, store:{begin}~{end}",
             )
-        handle = parse_handle(request.extra_info)
-        queue = state.get((request.consumer_group, request.topic, request.queue_id))
-        if queue is not None:
-            self._finish(state, queue, request.offset, handle.pop_time_ms, is_order=handle.is_order)
-        return command.reply(ResponseCode.SUCCESS)
 
-    def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
+    def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> None:
         """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
         body = java_json.read_as(BatchAckBody, command.body) if command.body else BatchAckBody()
         if not body.acks:
@@ -110,7 +136,6 @@ class AckRequests:
                 continue
             for offset in offsets:
                 self._finish(state, queue, offset, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
-        return command.reply(ResponseCode.SUCCESS)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200053: a message becomes visible again at another time, from now on."""
@@ -138,24 +163,28 @@ class AckRequests:
 
     # ---- the state
 
-    def _finish(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int, *, is_order: bool) -> None:
+    def _finish(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int, *, is_order: bool) -> bool:
+        """Returns whether the message was in flight since then."""
         if is_order:
-            self._finish_ordered(state, queue, offset, pop_time_ms)
-        elif queue.in_flight(offset, pop_time_ms) is not None:
-            state.finish(queue, offset)
-            if queue.was_full:
-                queue.was_full = False
-                self._wake(queue)
+            return self._finish_ordered(state, queue, offset, pop_time_ms)
+        if queue.in_flight(offset, pop_time_ms) is None:
+            return False
+        state.finish(queue, offset)
+        if queue.was_full:
+            queue.was_full = False
+            self._wake(queue)
+        return True
 
-    def _finish_ordered(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int) -> None:
+    def _finish_ordered(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int) -> bool:
         order = queue.order
         if order is None or order.pop_time_ms != pop_time_ms or offset not in order.messages:
-            return
+            return False
         order = order.acknowledge(offset)
         state.set_order(queue, order)
         state.move(queue, max(queue.next_offset, order.next_offset))
         if order.due_ms(self._wall_clock_ms()) is None:
             self._wake(queue)
+        return True
 
     def _delay(
         self,
@@ -200,7 +229,16 @@ class AckRequests:
         return begin, max(end, self._store.log.next_queue_offset(topic, queue_id))
 
 
-def _reply(connection: RemotingConnection, command: RemotingCommand, answer: RemotingCommand, logged: Logged) -> None:
+def _reply(
+    connection: RemotingConnection,
+    acknowledged: Sequence[RemotingCommand],
+    answers: Sequence[tuple[RemotingCommand, RemotingCommand]],
+    logged: Logged,
+) -> None:
     if logged.fault:
-        answer = command.reply(logged.status.response_code, logged.fault)
-    connection.reply(command, answer)
+        for command in (*acknowledged, *(command for command, _ in answers)):
+            connection.reply(command, command.reply(logged.status.response_code, logged.fault))
+        return
+    connection.reply_success(acknowledged)
+    for command, answer in answers:
+        connection.reply(command, answer)

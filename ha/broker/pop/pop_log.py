@@ -67,10 +67,11 @@ Waiter: TypeAlias = Callable[[Logged], None]
 
 
 class _RecordPut(PutRequest, kw_only=True, gc=False):
-    """The put of one record. `waiters`: of requests whose changes it, or an earlier one, has. `size`: of its body."""
+    """The put of one record. `waiters`: of requests whose changes it, or an earlier one, has, and how many requests
+    each stands for. `size`: of its body."""
 
     number: int
-    waiters: list[Waiter]
+    waiters: list[tuple[Waiter, int]]
     size: int
     is_done: bool = False
 
@@ -104,7 +105,7 @@ class PopLog:
         self.state = None
         self._ready = trio.Event()
         self._some = trio.Event()
-        self._waiters: list[Waiter] = []
+        self._waiters: list[tuple[Waiter, int]] = []
         """Of changes that are not in a record yet"""
         self._unanswered: dict[int, _RecordPut] = {}
         self._waiting_count = 0
@@ -141,18 +142,18 @@ class PopLog:
         """Waits until the broker is master and has read its log."""
         await self._ready.wait()
 
-    def call(self, waiter: Waiter) -> None:
-        """Calls `waiter` with the outcome of all earlier changes, possibly at once."""
+    def call(self, waiter: Waiter, request_count: int = 1) -> None:
+        """Calls `waiter`, that of so many requests, with the outcome of all earlier changes, possibly at once."""
         state = self.state
         if state is None:
             waiter(NO_MASTER)
         elif state.has_changes or self._waiters or not (self._is_settled or self._unanswered):
-            self._waiting_count += 1
-            self._waiters.append(waiter)
+            self._waiting_count += request_count
+            self._waiters.append((waiter, request_count))
             self._some.set()
         elif self._unanswered:
-            self._waiting_count += 1
-            self._unanswered[next(reversed(self._unanswered))].waiters.append(waiter)
+            self._waiting_count += request_count
+            self._unanswered[next(reversed(self._unanswered))].waiters.append((waiter, request_count))
         else:
             waiter(ACKNOWLEDGED if self._standing.has_lease else NO_MASTER)
 
@@ -177,7 +178,7 @@ class PopLog:
         finally:
             waiters = [*(waiter for put in self._unanswered.values() for waiter in put.waiters), *self._waiters]
             self._reset()
-            for waiter in waiters:
+            for waiter, _ in waiters:
                 waiter(NO_MASTER)
 
     # ---- writing
@@ -226,7 +227,7 @@ class PopLog:
             self._snapshot_done = trio.Event()
             self._some.set()
 
-    def _put_of(self, record: PopRecord, waiters: list[Waiter], properties: bytes = b"") -> _RecordPut:
+    def _put_of(self, record: PopRecord, waiters: list[tuple[Waiter, int]], properties: bytes = b"") -> _RecordPut:
         body = encode_pop_record(record)
         message = self._core.own_message(POP_TOPIC, body, properties)
         return _RecordPut(
@@ -260,8 +261,8 @@ class PopLog:
             self._is_settled = outcome is ACKNOWLEDGED
             if outcome is not ACKNOWLEDGED:
                 self._log.write("pop.put_not_ok reason=%r", outcome.fault)
-            self._waiting_count -= len(put.waiters)
-            for waiter in put.waiters:
+            for waiter, request_count in put.waiters:
+                self._waiting_count -= request_count
                 waiter(outcome)
 
     def _outcome(self, put: _RecordPut) -> Logged:

@@ -186,10 +186,11 @@ class PopState:
         """Records that messages were popped."""
         undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
-        for offset in offsets:
-            undo.batches.setdefault(offset, queue.batches.get(offset))
-            self._set(queue, offset, batch)
         queue.next_offset = next_offset
+        undo.batches = {offset: queue.batches.get(offset) for offset in offsets} | undo.batches
+        for offset in queue.batches.keys() & offsets:  # the group's offset was reset
+            self._set(queue, offset, None)
+        self._add(queue, offsets, batch)
 
     def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
         """Records that a message was acknowledged or is lost, or that its copy is in the log."""
@@ -247,17 +248,22 @@ class PopState:
             known.left -= 1
             self._batch_count -= not known.left
             self.in_flight_count -= 1
-        if batch is None:
             del queue.batches[offset]
-        else:
-            queue.batches[offset] = batch
-            self._batch_count += not batch.left
-            batch.left += 1
-            self.in_flight_count += 1
-            self.reschedule(batch, batch.due_ms)
+        if batch is not None:
+            self._add(queue, (offset,), batch)
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
             self._schedule = [entry for entry in self._schedule if entry[2].left]
             heapify(self._schedule)
+
+    def _add(self, queue: PopQueue, offsets: Sequence[int], batch: Batch) -> None:
+        """Adds messages, none of which is in flight, to a batch."""
+        before = len(queue.batches)
+        queue.batches.update(dict.fromkeys(offsets, batch))
+        count = len(queue.batches) - before
+        self._batch_count += bool(count) and not batch.left
+        batch.left += count
+        self.in_flight_count += count
+        self.reschedule(batch, batch.due_ms)
 
     # ---- the log
 
@@ -345,8 +351,9 @@ class PopState:
                     due_ms=taken.due_ms,
                     is_suspended=bool(taken.marks & _SUSPENDED),
                 )
-                for offset in batch.offsets:
-                    self._set(queue, offset, batch)
+                for offset in queue.batches.keys() & batch.offsets:
+                    self._set(queue, offset, None)
+                self._add(queue, batch.offsets, batch)
 
     def snapshot(self, size_max: int) -> Iterator[PopRecord]:
         """Yields the whole state in records of about `size_max` bytes; the last one may be empty.

@@ -1,4 +1,4 @@
-"""A SendParser returns the same values as a RemotingParser with parse_header."""
+"""A RequestParser returns the same values as a RemotingParser with parse_header and parse_handle."""
 
 import json
 import struct
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ha.errors import RemoteProtocolError
 from ha.protocol.compiled import pure
 from ha.protocol.headers import SendMessageRequest
+from ha.protocol.pop import AckMessageRequest
 from ha.protocol.remoting import (
     BODY_COPIED_MAX,
     EXT_FIELD_COUNT_MAX,
@@ -20,10 +21,32 @@ from ha.protocol.remoting import (
     RemotingParser,
     encode_command,
 )
-from ha.protocol.send_parser import SendCommand, SendParser, read_sends, send_request
+from ha.protocol.request_parser import (
+    AckCommand,
+    RequestParser,
+    SendCommand,
+    parse_ack,
+    read_requests,
+    send_request,
+)
 
 from .test_headers import SEND_EXT_FULL
 from .test_remoting import SEND_EXT, SEND_JSON_HEADER, json_frame
+
+ACK = 200_051
+HANDLE = "1000 1764280000000 60000 0 0 broker-a 3 1007"
+ACK_EXT = {
+    "consumerGroup": "g",
+    "topic": "TT",
+    "queueId": "3",
+    "extraInfo": HANDLE,
+    "offset": "1007",
+    "bname": "broker-a",
+}
+ACK_JSON_HEADER = json.dumps(
+    {"code": ACK, "extFields": ACK_EXT, "flag": 0, "language": "JAVA", "opaque": 9, "version": 495},
+    separators=(",", ":"),
+).encode()
 
 
 def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | None, dict[str, Any] | None]:
@@ -35,38 +58,57 @@ def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | N
     without = RemotingCommand(
         command.code, command.opaque, command.flag, command.language, command.version, command.remark, body=command.body
     )
+    fields: dict[str, Any] = {}
     try:
-        request = send_request(command)
+        if command.code == ACK:
+            request, fields["handle"] = parse_ack(command)
+            fields |= {name: getattr(request, name) for name in AckMessageRequest.__struct_fields__}
+        else:
+            send = send_request(command)
+            fields = {name: getattr(send, name) for name in SendMessageRequest.__struct_fields__}
     except RemoteProtocolError as error:
         return f"header: {error}", without, None
-    fields = {name: getattr(request, name) for name in SendMessageRequest.__struct_fields__}
     return "", without, {name: (type(value), value) for name, value in fields.items()}
 
 
 def check_same(header: bytes) -> None:
     frame = json_frame(header, b"body")
-    assert read(SendParser(), frame) == read(RemotingParser(), frame)
+    assert read(RequestParser(), frame) == read(RemotingParser(), frame)
 
 
 @pytest.mark.parametrize(("code", "ext"), [(310, SEND_EXT), (320, SEND_EXT), (10, SEND_EXT_FULL)])
 def test_usual_send_is_parsed_directly(code: int, ext: dict[str, str]) -> None:
     frame = encode_command(RemotingCommand(code, opaque=7, ext_fields=ext, body=b"body"))
-    (command,) = SendParser().feed(frame)
+    (command,) = RequestParser().feed(frame)
     assert type(command) is SendCommand
     assert command.request.to_ext_fields() == ext
     assert (command.code, command.opaque, command.body, command.ext_fields) == (code, 7, b"body", {})
-    assert read(SendParser(), frame) == read(RemotingParser(), frame)
+    assert read(RequestParser(), frame) == read(RemotingParser(), frame)
 
 
 def test_send_of_the_released_classes_is_parsed_directly() -> None:
-    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER, b"body"))
+    (command,) = RequestParser().feed(json_frame(SEND_JSON_HEADER, b"body"))
     assert type(command) is SendCommand
     check_same(SEND_JSON_HEADER)
+
+
+def test_usual_ack_is_parsed_directly() -> None:
+    frame = json_frame(ACK_JSON_HEADER, b"")
+    (command,) = RequestParser().feed(frame)
+    assert type(command) is AckCommand
+    assert command.request.to_ext_fields() == ACK_EXT
+    assert command.handle.encode() == HANDLE
+    assert (command.code, command.opaque, command.ext_fields) == (ACK, 9, {})
+    assert read(RequestParser(), frame) == read(RemotingParser(), frame)
 
 
 @pytest.mark.parametrize(
     "command",
     [
+        RemotingCommand(ACK, ext_fields={**ACK_EXT, "AccessKey": "who"}),
+        RemotingCommand(ACK, ext_fields={**ACK_EXT, "extraInfo": "1 2 3"}),
+        RemotingCommand(ACK, ext_fields={name: text for name, text in ACK_EXT.items() if name != "offset"}),
+        RemotingCommand(200_053, ext_fields=ACK_EXT),
         RemotingCommand(310, ext_fields={**SEND_EXT, "AccessKey": "who"}),
         RemotingCommand(310, ext_fields=SEND_EXT_FULL),
         RemotingCommand(10, ext_fields=SEND_EXT),
@@ -78,20 +120,20 @@ def test_send_of_the_released_classes_is_parsed_directly() -> None:
 )
 def test_unusual_commands_keep_their_ext_fields(command: RemotingCommand) -> None:
     frame = encode_command(command)
-    assert SendParser().feed(frame) == RemotingParser().feed(frame)
-    assert read(SendParser(), frame) == read(RemotingParser(), frame)
+    assert RequestParser().feed(frame) == RemotingParser().feed(frame)
+    assert read(RequestParser(), frame) == read(RemotingParser(), frame)
 
 
 def test_last_of_two_codes_applies() -> None:
     header = SEND_JSON_HEADER[:-1] + b',"code":11}'
-    (command,) = SendParser().feed(json_frame(header, b"body"))
+    (command,) = RequestParser().feed(json_frame(header, b"body"))
     assert (type(command), command.code, command.ext_fields) == (RemotingCommand, 11, SEND_EXT)
 
 
 def test_too_many_ext_fields_are_refused() -> None:
     many = {f"x{number}": "1" for number in range(EXT_FIELD_COUNT_MAX)} | SEND_EXT
     with pytest.raises(RemoteProtocolError, match="ext fields"):
-        SendParser().feed(encode_command(RemotingCommand(310, ext_fields=many)))
+        RequestParser().feed(encode_command(RemotingCommand(310, ext_fields=many)))
 
 
 NUMBERS = [0, 4, -1, 4.0, 4.5, 1e3, 2**31, -(2**63), 2**63, 2**64, 10**30, True, False, None]
@@ -140,9 +182,30 @@ def test_both_parsers_return_the_same_for_any_values(
     check_same(json.dumps(header, separators=(",", ":"), ensure_ascii=not are_raw).encode("utf-8", "surrogatepass"))
 
 
+@given(
+    changes=st.dictionaries(st.sampled_from([*ACK_EXT, "x"]), VALUES, max_size=2),
+    missing=st.sets(st.sampled_from([*ACK_EXT]), max_size=1),
+    words=st.lists(st.sampled_from(TEXTS) | st.integers().map(str), min_size=6, max_size=10),
+    has_own_handle=st.booleans(),
+    are_raw=st.booleans(),
+)
+@example(changes={}, missing=set(), words=HANDLE.split(" "), has_own_handle=True, are_raw=False)
+@example(changes={}, missing=set(), words=[*HANDLE.split(" "), "9"], has_own_handle=True, are_raw=False)
+@example(changes={}, missing=set(), words=HANDLE.replace("broker-a", "").split(" "), has_own_handle=True, are_raw=False)
+def test_both_parsers_return_the_same_for_any_ack(
+    changes: dict[str, Any], missing: set[str], words: list[str], has_own_handle: bool, are_raw: bool
+) -> None:
+    ext = {name: value for name, value in ACK_EXT.items() if name not in missing} | changes
+    if has_own_handle:
+        ext["extraInfo"] = " ".join(words)
+    header = {"code": ACK, "extFields": ext, "flag": 0, "opaque": 9}
+    check_same(json.dumps(header, separators=(",", ":"), ensure_ascii=not are_raw).encode("utf-8", "surrogatepass"))
+
+
+@pytest.mark.parametrize("header", [SEND_JSON_HEADER, ACK_JSON_HEADER])
 @given(at=st.integers(0, len(SEND_JSON_HEADER) - 1), to=st.binary(max_size=3), length=st.integers(0, 3))
-def test_both_parsers_return_the_same_for_damaged_headers(at: int, to: bytes, length: int) -> None:
-    check_same(SEND_JSON_HEADER[:at] + to + SEND_JSON_HEADER[at + length :])
+def test_both_parsers_return_the_same_for_damaged_headers(header: bytes, at: int, to: bytes, length: int) -> None:
+    check_same(header[:at] + to + header[at + length :])
 
 
 FRAMES = [
@@ -154,6 +217,9 @@ FRAMES = [
     encode_command(RemotingCommand(10, opaque=6, ext_fields=SEND_EXT_FULL)),
     encode_command(RemotingCommand(310, opaque=7, ext_fields={**SEND_EXT, "d": "many"})),
     encode_command(RemotingCommand(11, ext_fields=SEND_EXT)),
+    json_frame(ACK_JSON_HEADER, b""),
+    json_frame(ACK_JSON_HEADER.replace(b'"offset":"1007"', b'"offset":"01007"'), b""),
+    json_frame(ACK_JSON_HEADER.replace(b"60000", b"+60000"), b""),
     encode_command(RemotingCommand(310, ext_fields=SEND_EXT, serialize_type=SERIALIZE_ROCKETMQ)),
     struct.pack(">ii", 3, 0),
 ]
@@ -165,14 +231,14 @@ FRAMES = [
     length_max=st.sampled_from([1 << 20, 300]),
     header_size_max=st.sampled_from([1 << 16, 200]),
 )
-def test_twins_parse_the_same_sends(frames: list[bytes], cut: int, length_max: int, header_size_max: int) -> None:
+def test_twins_parse_the_same_requests(frames: list[bytes], cut: int, length_max: int, header_size_max: int) -> None:
     data = b"".join(frames)
     data = data[: max(len(data) - cut, 0)]
-    compiled, python = (read(data, length_max, header_size_max) for read in (read_sends, pure(read_sends)))
+    compiled, python = (read(data, length_max, header_size_max) for read in (read_requests, pure(read_requests)))
     assert compiled == python
     assert [type(command.body) for command in compiled[0]] == [type(command.body) for command in python[0]]
 
 
 def test_send_command_can_be_copied() -> None:
-    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER, b"body"))
+    (command,) = RequestParser().feed(json_frame(SEND_JSON_HEADER, b"body"))
     assert msgspec.structs.replace(command, body=b"") != command

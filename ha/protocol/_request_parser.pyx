@@ -1,18 +1,19 @@
-"""Compiled twin of `read_sends` in send_parser.py.
+"""Compiled twin of `read_requests` in request_parser.py.
 
-Reads headers in the form RocketMQ's clients write: ASCII, no spaces, each name once, request code 310 or 320. Any other
-header is left to `read_send`.
+Reads headers in the form RocketMQ's clients write: ASCII, no spaces, each name once, request code 310, 320 or 200051.
+Any other header is left to `read_request`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memcmp
 
-from ha.protocol._layout cimport PROPERTIES_SIZE_MAX, SEND_FIELD_COUNT, read_uint32
+from ha.protocol._layout cimport ACK_FIELD_COUNT, PROPERTIES_SIZE_MAX, SEND_FIELD_COUNT, read_uint32
 
 from ha.protocol.codes import LanguageCode
+from ha.protocol.pop import Handle
 from ha.protocol.remoting import BODY_COPIED_MAX, LANGUAGE_BY_NAME
-from ha.protocol.send_parser import OnlyShort, SendCommand, read_send
+from ha.protocol.request_parser import AckCommand, OnlyAck, OnlyShort, SendCommand, read_request
 
 cdef Py_ssize_t BODY_COPIED = BODY_COPIED_MAX
 
@@ -26,7 +27,7 @@ cdef struct Span:
 cdef struct Header:
     long long code, flag, opaque, version
     Span language
-    Span ext[SEND_FIELD_COUNT]
+    Span ext[SEND_FIELD_COUNT]  # of a send in the order of their letters, of an acknowledgement as in `_ack_fields`
 
 
 cdef inline const unsigned char *_text(const unsigned char *at, const unsigned char *end, Span *span) noexcept:
@@ -70,13 +71,51 @@ cdef inline const unsigned char *_parse_int32(const unsigned char *at, const uns
     return at if at != NULL and -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else NULL
 
 
-cdef const unsigned char *_ext_fields(const unsigned char *at, const unsigned char *end, Header *header) noexcept:
+cdef const unsigned char *_send_fields(const unsigned char *at, const unsigned char *end, Header *header) noexcept:
     cdef int place
     while end - at >= 5 and at[0] == c'"' and c"a" <= at[1] <= c"n" and memcmp(at + 2, b'":"', 3) == 0:
         place = at[1] - c"a"
         if header.ext[place].at != NULL:
             return NULL
         at = _text(at + 5, end, &header.ext[place])
+        if at == NULL or at == end:
+            return NULL
+        if at[0] == c"}":
+            return at + 1
+        if at[0] != c",":
+            return NULL
+        at += 1
+    return NULL
+
+
+cdef inline bint _is(Span *span, const char *text, Py_ssize_t size) noexcept:
+    return span.size == size and memcmp(span.at, text, size) == 0
+
+
+cdef const unsigned char *_ack_fields(const unsigned char *at, const unsigned char *end, Header *header) noexcept:
+    cdef Span name
+    cdef int place
+    while at < end and at[0] == c'"':
+        at = _text(at + 1, end, &name)
+        if at == NULL or end - at < 2 or at[0] != c":" or at[1] != c'"':
+            return NULL
+        if _is(&name, b"consumerGroup", 13):
+            place = 0
+        elif _is(&name, b"topic", 5):
+            place = 1
+        elif _is(&name, b"queueId", 7):
+            place = 2
+        elif _is(&name, b"extraInfo", 9):
+            place = 3
+        elif _is(&name, b"offset", 6):
+            place = 4
+        elif _is(&name, b"bname", 5):
+            place = 5
+        else:
+            return NULL
+        if header.ext[place].at != NULL:
+            return NULL
+        at = _text(at + 2, end, &header.ext[place])
         if at == NULL or at == end:
             return NULL
         if at[0] == c"}":
@@ -96,7 +135,7 @@ cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *heade
         header.ext[place].at = NULL
     header.code = header.flag = header.opaque = header.version = 0
     header.language.at = NULL
-    if end - at < 12 or memcmp(at, b'{"code":3', 9):
+    if end - at < 12 or memcmp(at, b'{"code":', 8):
         return False
     at += 1
     while at < end and at[0] == c'"':
@@ -115,7 +154,13 @@ cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *heade
         elif name.size == 8 and memcmp(name.at, b"language", 8) == 0 and at < end and at[0] == c'"':
             bit, at = 16, _text(at + 1, end, &header.language)
         elif name.size == 9 and memcmp(name.at, b"extFields", 9) == 0 and at < end and at[0] == c"{":
-            bit, at = 32, _ext_fields(at + 1, end, header)
+            bit = 32
+            if header.code == 200051:
+                at = _ack_fields(at + 1, end, header)
+            elif header.code == 310 or header.code == 320:
+                at = _send_fields(at + 1, end, header)
+            else:
+                return False
         elif name.size == 23 and memcmp(name.at, b"serializeTypeCurrentRPC", 23) == 0 and at < end and at[0] == c'"':
             bit, at = 64, _text(at + 1, end, &ignored)
             if ignored.has_escapes:
@@ -126,7 +171,7 @@ cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *heade
             return False
         seen |= bit
         if at[0] == c"}":
-            return at + 1 == end and seen & 33 == 33 and header.code in (310, 320) and not header.language.has_escapes
+            return at + 1 == end and seen & 33 == 33 and not header.language.has_escapes
         if at[0] != c",":
             return False
         at += 1
@@ -167,16 +212,12 @@ cdef object _string(Span *span):
     return PyUnicode_DecodeASCII(<const char *>text, size, NULL)
 
 
-cdef inline bint _is(Span *span, const char *text, Py_ssize_t size) noexcept:
-    return span.size == size and memcmp(span.at, text, size) == 0
-
-
 cdef inline bint _ext_number(Span *span, bint is_long, long long *value) noexcept:
     cdef const unsigned char *end = span.at + span.size
     return (_parse_number(span.at, end, 18, value) if is_long else _parse_int32(span.at, end, value)) == end
 
 
-cdef object _request(Header *header):
+cdef object _send_request(Header *header):
     """Returns the request in the ext fields of a header; None if one is missing or does not have the usual form."""
     cdef Span *ext = header.ext
     cdef long long queue_nums, queue_id, sys_flag, born_timestamp, flag, times = 0, times_max = 0
@@ -228,14 +269,100 @@ cdef object _request(Header *header):
     )
 
 
-def read_sends(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_size_max):
+cdef object _ack_request(Header *header):
+    """As `_send_request`."""
+    cdef Span *ext = header.ext
+    cdef long long queue_id, offset
+    cdef int place
+    for place in range(ACK_FIELD_COUNT - 1):
+        if ext[place].at == NULL:
+            return None
+    if not (_ext_number(&ext[2], False, &queue_id) and _ext_number(&ext[4], True, &offset)):
+        return None
+    group, topic, extra_info = _string(&ext[0]), _string(&ext[1]), _string(&ext[3])
+    broker_name = None if ext[5].at == NULL else _string(&ext[5])
+    if group is None or topic is None or extra_info is None or (broker_name is None and ext[5].at != NULL):
+        return None
+    return OnlyAck(
+        consumer_group=group,
+        topic=topic,
+        queue_id=queue_id,
+        extra_info=extra_info,
+        offset=offset,
+        broker_name=broker_name,
+    )
+
+
+cdef object _handle(Span *span):
+    """Returns the receipt handle in a string; None if it does not have the usual form."""
+    cdef const unsigned char *at = span.at
+    cdef const unsigned char *end = span.at + span.size
+    cdef Span name
+    cdef long long numbers[7]  # without the sixth word, the broker's name
+    cdef int number
+    if span.has_escapes:
+        return None
+    for number in range(5):
+        at = _parse_number(at, end, 18, &numbers[number])
+        if at == NULL or at == end or at[0] != c" ":
+            return None
+        at += 1
+    name.at = at
+    while at < end and at[0] != c" ":
+        at += 1
+    name.size = at - name.at
+    for number in range(5, 7):
+        if at == end or at[0] != c" ":
+            return None
+        at = _parse_number(at + 1, end, 18, &numbers[number])
+        if at == NULL:
+            return None
+    if at != end and at[0] != c" ":
+        return None
+    return Handle(
+        start_offset=numbers[0],
+        pop_time_ms=numbers[1],
+        invisible_ms=numbers[2],
+        revive_queue=numbers[3],
+        flag=numbers[4],
+        broker_name=PyUnicode_DecodeASCII(<const char *>name.at, name.size, NULL),
+        queue_id=numbers[5],
+        offset=numbers[6],
+    )
+
+
+cdef object _command(Header *header, object body, object language):
+    """Returns the request with a header that was scanned; None if it does not have the usual form."""
+    if header.code == 200051:
+        request, handle = _ack_request(header), _handle(&header.ext[3]) if header.ext[3].at != NULL else None
+        if request is None or handle is None:
+            return None
+        return AckCommand(
+            header.code,
+            header.opaque,
+            header.flag,
+            language,
+            header.version,
+            body=body,
+            request=request,
+            handle=handle,
+        )
+    request = _send_request(header)
+    if request is None:
+        return None
+    return SendCommand(
+        header.code, header.opaque, header.flag, language, header.version, body=body, request=request
+    )
+
+
+def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_size_max):
     cdef const unsigned char *begin = <const unsigned char *>PyBytes_AS_STRING(data)
     cdef const unsigned char *at
     cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(data), length, header_size, body_at, frame_end
     cdef Header header
     cdef Span known_language
     cdef list commands = []
-    cdef object body, request, language = LanguageCode.OTHER
+    cdef object body, command, language = LanguageCode.OTHER
     known_language.at, known_language.size = NULL, -1
     while end - position >= 8:
         at = begin + position
@@ -250,12 +377,8 @@ def read_sends(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_siz
             body = PyBytes_FromStringAndSize(<const char *>begin + body_at, frame_end - body_at)
         else:
             body = memoryview(data)[body_at:frame_end]
-        request = _request(&header) if _scan(at + 8, begin + body_at, &header) else None
-        if request is None:
-            command = read_send(PyBytes_FromStringAndSize(<const char *>at + 8, header_size), body)
-            if command is None:
-                break
-        else:
+        command = None
+        if _scan(at + 8, begin + body_at, &header):
             if header.language.at == NULL:
                 language, known_language.size = LanguageCode.OTHER, -1
             elif (header.language.size != known_language.size
@@ -263,9 +386,11 @@ def read_sends(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_siz
                 known_language = header.language
                 name = PyUnicode_DecodeASCII(<const char *>known_language.at, known_language.size, NULL)
                 language = LANGUAGE_BY_NAME.get(name, LanguageCode.OTHER)
-            command = SendCommand(
-                header.code, header.opaque, header.flag, language, header.version, body=body, request=request
-            )
+            command = _command(&header, body, language)
+        if command is None:
+            command = read_request(PyBytes_FromStringAndSize(<const char *>at + 8, header_size), body)
+            if command is None:
+                break
         commands.append(command)
         position = frame_end
     return commands, position

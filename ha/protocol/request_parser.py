@@ -1,0 +1,153 @@
+"""Parses frames of the most frequent requests: their ext fields are parsed directly into their struct.
+
+These are sends, and acknowledgements of popped messages. A dict of a send's thirteen strings would double the parsing
+time. A request is usual if its code comes first, as in RocketMQ's clients, and it has only the ext fields of the
+struct, with the right types: `RemotingParser` and `parse_header` would return the same values. All other frames,
+including signed requests, are parsed by `RemotingParser`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import LanguageCode
+from ha.protocol.compiled import with_compiled_twin
+from ha.protocol.headers import SendMessageRequest, SendMessageRequestV2, parse_header
+from ha.protocol.pop import AckMessageRequest, Handle, parse_handle
+from ha.protocol.remoting import (
+    BODY_COPIED_MAX,
+    JSON_ERRORS,
+    LANGUAGE_BY_NAME,
+    LENGTHS,
+    IncomingHeader,
+    RemotingCommand,
+    RemotingParser,
+)
+
+
+class SendCommand(RemotingCommand, kw_only=True, gc=False):
+    """A send whose ext fields are in `request` and not in `ext_fields`, which is empty."""
+
+    request: SendMessageRequest
+
+
+class AckCommand(RemotingCommand, kw_only=True, gc=False):
+    """An acknowledgement (200051) whose ext fields are in `request`; `handle` is that in its `extra_info`."""
+
+    request: AckMessageRequest
+    handle: Handle
+
+
+class OnlyLong(SendMessageRequest, forbid_unknown_fields=True, gc=False):
+    """The fields under their long names and no other."""
+
+
+class OnlyShort(SendMessageRequestV2, forbid_unknown_fields=True, gc=False):
+    """The fields under their one-letter names and no other."""
+
+
+class OnlyAck(AckMessageRequest, forbid_unknown_fields=True, gc=False):
+    """The fields of an acknowledgement and no other."""
+
+    broker_name: str | None = msgspec.field(default=None, name="bname")
+
+
+class _LongHeader(IncomingHeader, gc=False):
+    code: Literal[10]  # if a header has two codes, the last one applies
+    extFields: OnlyLong  # noqa: N815
+
+
+class _ShortHeader(IncomingHeader, gc=False):
+    code: Literal[310, 320]
+    extFields: OnlyShort  # noqa: N815
+
+
+class _AckHeader(IncomingHeader, gc=False):
+    code: Literal[200051]
+    extFields: OnlyAck  # noqa: N815
+
+
+_Decode = Callable[[bytes], _LongHeader | _ShortHeader | _AckHeader]
+_decode_short: _Decode = msgspec.json.Decoder(_ShortHeader, strict=False).decode
+_DECODERS: dict[bytes, _Decode] = {
+    b'{"code":310,': _decode_short,
+    b'{"code":320,': _decode_short,
+    b'{"code":10,"': msgspec.json.Decoder(_LongHeader, strict=False).decode,
+    b'{"code":2000': msgspec.json.Decoder(_AckHeader, strict=False).decode,
+}
+"""By the first twelve bytes of the header"""
+
+
+def read_request(header: bytes, body: bytes | memoryview) -> SendCommand | AckCommand | None:
+    """Return the request with a JSON header and a body, or None if it is not a usual one."""
+    decode = _DECODERS.get(header[:12])
+    if decode is None:
+        return None
+    try:
+        h = decode(header)
+        language = LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
+        fields = h.code, h.opaque, h.flag, language, h.version, h.remark
+        if isinstance(h, _AckHeader):
+            handle = parse_handle(h.extFields.extra_info)
+            return AckCommand(*fields, body=body, request=h.extFields, handle=handle)
+    except (*JSON_ERRORS, RemoteProtocolError):
+        return None
+    return SendCommand(*fields, body=body, request=h.extFields)
+
+
+@with_compiled_twin
+def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[list[SendCommand | AckCommand], int]:
+    """Return the usual requests at the start of `data`, and the position of the first other or incomplete frame."""
+    commands: list[SendCommand | AckCommand] = []
+    position, end = 0, len(data)
+    while end - position >= 8:
+        length, header_size = LENGTHS.unpack_from(data, position)
+        body_at, frame_end = position + 8 + header_size, position + 4 + length
+        # In another encoding, the first byte of the header size is not 0, so the size is negative or too large.
+        if not (4 <= length <= length_max and 0 <= header_size <= header_size_max and body_at <= frame_end <= end):
+            break
+        body: bytes | memoryview
+        if frame_end - body_at <= BODY_COPIED_MAX:
+            body = data[body_at:frame_end]
+        else:
+            body = memoryview(data)[body_at:frame_end]
+        command = read_request(data[position + 8 : body_at], body)
+        if command is None:
+            break
+        commands.append(command)
+        position = frame_end
+    return commands, position
+
+
+class RequestParser(RemotingParser):
+    """A `RemotingParser` that returns usual sends (10, 310, 320) as `SendCommand`, and acknowledgements (200051) as
+    `AckCommand`, if their headers are JSON."""
+
+    def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
+        return read_requests(data, self._frame_size_max - 4, self._header_size_max)
+
+    def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
+        command = read_request(header, body)
+        return super()._decode_json(header, body) if command is None else command
+
+
+def send_request(command: RemotingCommand) -> SendMessageRequest:
+    """Return the ext fields of a send from either parser. RemoteProtocolError names a missing or invalid field."""
+    if type(command) is SendCommand:
+        return command.request
+    return parse_header(SendMessageRequest, command.ext_fields)
+
+
+def parse_ack(command: RemotingCommand) -> tuple[AckMessageRequest, Handle]:
+    """Return the ext fields of an acknowledgement from either parser, and its receipt handle.
+
+    RemoteProtocolError if a field is missing, or it or the handle is invalid.
+    """
+    if type(command) is AckCommand:
+        return command.request, command.handle
+    request = parse_header(AckMessageRequest, command.ext_fields)
+    return request, parse_handle(request.extra_info)
