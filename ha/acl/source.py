@@ -42,6 +42,14 @@ ACL2 = Dialect(
     "check signature failed.",
 )
 """RocketMQ 5's."""
+ACL2_DISABLED = "User:{} is disabled."
+"""RocketMQ 5's refusal of a user that exists. `{}` is its name."""
+
+
+def refuses_user(answer: RemotingCommand, access_key: str) -> bool:
+    """Whether a broker with ACL 2.0 refuses the user `access_key` itself, not one request for lack of a permission."""
+    texts = ACL2.unknown_key, ACL2.wrong_signature, ACL2_DISABLED
+    return answer.code == ACL2.code and answer.remark in [text.format(access_key) for text in texts]
 
 
 class Account(Protocol):

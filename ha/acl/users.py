@@ -15,7 +15,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 from .evaluation import CLUSTER, GROUP, NO_MATCH, TOPIC, Policies, PolicyError
 from .requirements import Right, Rule, is_internal
-from .source import ACL2, Account
+from .source import ACL2, ACL2_DISABLED, Account
 
 _READS = Right.SUB | Right.GET
 
@@ -34,7 +34,7 @@ class UserAccount:
         self.access_key = user.username
         self.key = SigningKey(user.password)
         self.is_admin = user.is_super
-        self.fault = f"User:{user.username} is disabled." if user.user_status == DISABLE else ""
+        self.fault = ACL2_DISABLED.format(user.username) if user.user_status == DISABLE else ""
         self._cluster = cluster
         self._authorizes = authorizes
         try:

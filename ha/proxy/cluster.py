@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from ha.acl.source import ACL2
+from ha.acl.source import refuses_user
 from ha.protocol import java_json
 from ha.protocol.admin_requests import GroupRequest, TopicRequest
 from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRouteData
@@ -85,8 +85,8 @@ class Cluster:
         self._groups: _Answers[GroupConfig] = _Answers()
         self.front: Front | None = None
         """Asked about transactions"""
-        self.on_wrong_signature: Callable[[str], None] | None = None
-        """Called with the access key of a user whose signature a broker has refused"""
+        self.on_user_refused: Callable[[str], None] | None = None
+        """Called with the access key of a user that a broker has refused: it may have been changed or deleted"""
 
     def known_route(self, topic: str) -> Route | None:
         known = self._routes.find(topic)
@@ -164,9 +164,8 @@ class Cluster:
             raise
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
             self._forget_master(broker_name, address)
-        is_wrong = answer.code == ResponseCode.NO_PERMISSION and answer.remark == ACL2.wrong_signature
-        if is_wrong and session is not None and self.on_wrong_signature is not None:
-            self.on_wrong_signature(session.access_key)
+        if session is not None and self.on_user_refused is not None and refuses_user(answer, session.access_key):
+            self.on_user_refused(session.access_key)
         return answer
 
     async def ask_any(self, command: RemotingCommand) -> RemotingCommand:

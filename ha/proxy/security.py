@@ -61,7 +61,7 @@ class FrontAccess(msgspec.Struct, frozen=True, kw_only=True):
         self.guard.users = UserAccounts(
             users.find, lambda: users.count, cluster="", authorizes=config.authorization_enabled
         )
-        cluster.on_wrong_signature = users.doubt
+        cluster.on_user_refused = users.doubt
         return users
 
     def calls(self, users: BrokerUsers | None) -> GuardedCalls | None:

@@ -84,9 +84,9 @@ class BrokerUsers:
         return known.user
 
     def doubt(self, name: str) -> None:
-        """Has a user read again at its next call, because a broker has refused its signature.
+        """Has a user read again at its next call, because a broker has refused it.
 
-        Its password may have been changed; and brokers close the connection of all clients after a few such requests.
+        It may have been changed or deleted; and brokers close the connection of all clients after a few such requests.
         """
         if (known := self._known.get(name)) is not None:
             known.is_doubted = True

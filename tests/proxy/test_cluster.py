@@ -187,16 +187,18 @@ async def test_a_master_that_may_not_store_is_asked_for_again() -> None:
     ("code", "remark", "expected"),
     [
         (ResponseCode.NO_PERMISSION, "check signature failed.", ["u"]),
+        (ResponseCode.NO_PERMISSION, "User:u is not found.", ["u"]),
+        (ResponseCode.NO_PERMISSION, "User:u is disabled.", ["u"]),
         (ResponseCode.NO_PERMISSION, "User:u has no permission to access Topic:t", []),
         (ResponseCode.SUCCESS, "", []),
     ],
 )
-async def test_a_user_whose_signature_is_refused(code: ResponseCode, remark: str, expected: list[str]) -> None:
-    """Its password may have been changed."""
+async def test_a_user_that_a_broker_refuses(code: ResponseCode, remark: str, expected: list[str]) -> None:
+    """It may have been changed or deleted."""
     async with opened() as (cluster, servers):
         servers.answers[RequestCode.ACK_MESSAGE] = lambda command: command.reply(code, remark)
         doubted: list[str] = []
-        cluster.on_wrong_signature = doubted.append
+        cluster.on_user_refused = doubted.append
         session: Any = SimpleNamespace(access_key="u")
         await cluster.invoke(session, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)
         await cluster.invoke(None, "a", RemotingCommand(RequestCode.ACK_MESSAGE), 3)

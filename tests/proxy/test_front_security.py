@@ -161,6 +161,24 @@ async def test_a_front_reads_a_user_again_whose_signature_a_broker_refused(tmp_p
         assert (await sender.send(message("t"))).status.code == Code.UNAUTHORIZED
 
 
+@pytest.mark.parametrize("fate", ["deleted", "disabled"])
+async def test_a_front_reads_a_user_again_whom_a_broker_refused(tmp_path: Path, pki: Pki, fate: str) -> None:
+    """Passing on more of its calls would make the broker close the connection that all clients share."""
+    async with opened_for_users(tmp_path, pki) as (node, address, user):
+        sender = signed(address, "the-sender", "secret-of-sender")
+        assert (await sender.send(message("t"))).status.code == Code.OK
+        users = node.broker.tables.users
+        if fate == "deleted":
+            assert await users.delete(user.username) == ""
+        else:
+            assert await users.put(msgspec.structs.replace(user, user_status=DISABLE)) == ""
+        assert (await sender.send(message("t"))).status.code != Code.OK
+        for _ in range(12):
+            assert (await sender.send(message("t"))).status.code == Code.UNAUTHORIZED
+        assert node.acl_guard is not None
+        assert node.acl_guard.statistics().failed_count == 1
+
+
 async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> None:
     """It asks for the type of a topic, registers for its transactions, and is asked about them."""
     file = acl_file(tmp_path / "front.yml", FRONT, SENDER)
