@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.failover.failovers import KINDS, Outcome, run_failovers
+from tests.failover.grpc_clients import LANGUAGES
 from tests.faults.switch import why_not
 
 console = Console(highlight=False, soft_wrap=True)
@@ -47,7 +48,9 @@ def main() -> int:
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, help="kinds of failover (default: all that this machine supports)"
     )
-    parser.add_argument("--grpc", action="store_true", help="run RocketMQ 5's gRPC clients as well")
+    parser.add_argument(
+        "--grpc", nargs="+", choices=LANGUAGES, default=(), help="run RocketMQ 5's gRPC clients as well"
+    )
     parser.add_argument("--seed", type=int, help="seed of the first group (default: random)")
     parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
     options = parser.parse_args()
@@ -74,7 +77,7 @@ def main() -> int:
         chance.shuffle(drawn)
         say(f"group {number}: {count} failovers, {in_flight} in flight")
         folder = directory / str(number)
-        run = partial(run_failovers, folder, drawn, in_flight, seed + number, say, has_grpc=options.grpc)
+        run = partial(run_failovers, folder, drawn, in_flight, seed + number, say, languages=options.grpc)
         outcome = trio.run(run)
         outcomes[in_flight].add(outcome)
         left -= count

@@ -10,7 +10,7 @@ until it is acknowledged. A consumer reads every queue meanwhile. What has to ho
 - To the consumer the messages of a producer come in order: none is left out, and one that comes late came before.
 - Timer messages (timed.py) are delivered at or after their time, and each acknowledged one is.
 
-With `has_grpc`, RocketMQ 5's clients (grpc_clients.py) send and receive as well; checkers/grpc_clients.py says what
+With `languages`, RocketMQ 5's clients (grpc_clients.py) send and receive as well; checkers/grpc_clients.py says what
 they rely on.
 """
 
@@ -44,7 +44,7 @@ KINDS = (*CHANGES, "duplicate", "restored")
 PROGRESS_S = 60.0
 SWITCHES_MAX = 5
 GRPC_ACKNOWLEDGED = 20
-"""Messages that each group of gRPC clients acknowledges between two faults, so that all have found the new master"""
+"""Messages that each gRPC client acknowledges in each group between two faults: all have found the new master"""
 AGAIN_S = 0.02
 """A producer's pause after a send that failed"""
 
@@ -373,18 +373,21 @@ async def run_failovers(
     seed: int,
     say: Callable[[str], None],
     *,
-    has_grpc: bool = False,
+    languages: Sequence[str] = (),
 ) -> Outcome:
-    """One group of three, with failovers of each of `kinds` in turn and `in_flight` messages in flight."""
+    """One group of three, with failovers of each of `kinds` in turn and `in_flight` messages in flight.
+
+    `languages`: of RocketMQ 5's clients that run meanwhile.
+    """
     outcome = Outcome()
-    keys = SETTINGS if has_grpc else {}
+    keys = SETTINGS if languages else {}
     with placed("cut" in kinds, seed) as (network, places):
         async with (
-            open_group(folder, *IDS, places=places, keys=keys, serves_grpc=has_grpc) as members,
+            open_group(folder, *IDS, places=places, keys=keys, serves_grpc=bool(languages)) as members,
             _load(members, in_flight, seed) as (producers, consumer, timed),
         ):
             await members.wait_set(*IDS)
-            clients = GrpcClients(members) if has_grpc else None
+            clients = GrpcClients(members, languages) if languages else None
             if clients is not None:
                 await clients.start()
             run = Run(members, producers, network, seed, say)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -18,6 +19,7 @@ from tests.checkers.grpc_clients import Acknowledged, Acknowledging, Event, Give
 from tests.failover.grpc_load import GROUPS, ORDERED, PUSH
 from tests.failover.members import READY_S, Members, read_topic, until
 from tests.interop.processes import Child, free_ports
+from tests.interop.releases import resolve_grpc_client
 
 SETTINGS: Mapping[str, object] = {
     "transactionTimeOut": 3000,
@@ -25,6 +27,9 @@ SETTINGS: Mapping[str, object] = {
     "transactionCheckMax": 1000,
 }
 """For each member"""
+LANGUAGES = ("python", "java")
+"""Clients: rocketmq-python-client (grpc_load.py) and rocketmq-client-java (tests/interop/java5/GrpcLoad.java)"""
+JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 TYPES = {"Grpc-normal": "NORMAL", "Grpc-delay": "DELAY", "Grpc-fifo": "FIFO", "Grpc-half": "TRANSACTION"}
 RETRIES_MAX = 100
 """More than any message needs here: there must be no dead letters"""
@@ -40,16 +45,21 @@ SETTLE_S = 15.0
 
 
 class GrpcClients:
-    """The processes of grpc_load.py, and what they have noted."""
+    """The processes of clients in some of LANGUAGES, and what they have noted."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, languages: Sequence[str]) -> None:
         self._members = members
-        self._clients: list[Child] = []
+        self._languages = languages
+        self._clients: dict[str, Child] = {}
         self._handles: dict[tuple[str, str], int] = {}
         """(group, handle) -> index of the delivery in `events`"""
         self.events: list[Event] = []
         self.failed: Counter[str] = Counter()
         """Calls that failed, by what they were"""
+        self._stored: Counter[str] = Counter()
+        """Client -> sends answered OK"""
+        self._acknowledged: Counter[tuple[str, str]] = Counter()
+        """(client, group) -> acknowledgements answered OK"""
         self._repeated = 0
 
     async def start(self) -> None:
@@ -62,14 +72,23 @@ class GrpcClients:
             except ClientError:  # a change of master that the load caused
                 await trio.sleep(AGAIN_S)
         places = {"members": members.grpc_endpoints(), "front": await self._start_front()}
-        for name, endpoints in places.items():
-            command = [sys.executable, "-m", "tests.failover.grpc_load", endpoints, name]
-            home = members.folder / f"home-{name}"
-            home.mkdir()
-            environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
-            self._clients.append(
-                members.children.start_soon(f"clients-{name}", command, environment=environment, on_line=self._take)
-            )
+        for language in self._languages:
+            for place, endpoints in places.items():
+                await self._start_one(language, place, endpoints)
+
+    async def _start_one(self, language: str, place: str, endpoints: str) -> None:
+        name = f"{language}-{place}"
+        home = self._members.folder / f"home-{name}"
+        home.mkdir()
+        if language == "java":
+            classes = await trio.to_thread.run_sync(resolve_grpc_client)
+            command = ["java", *JVM, f"-Duser.home={home}", "-cp", classes.client_class_path, "GrpcLoad"]
+        else:
+            command = [sys.executable, "-m", "tests.failover.grpc_load"]
+        environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
+        self._clients[name] = self._members.children.start_soon(
+            f"clients-{name}", [*command, endpoints, name], environment=environment, on_line=partial(self._take, name)
+        )
 
     async def _start_front(self) -> str:
         members, port = self._members, free_ports()
@@ -79,7 +98,7 @@ class GrpcClients:
         await front.wait_line("^READY", READY_S)
         return f"{members.places.own}:{port}"
 
-    def _take(self, line: str) -> None:
+    def _take(self, client: str, line: str) -> None:
         """Adds a line of a client's output to the events."""
         what, *values = json.loads(line)
         match what:
@@ -88,6 +107,7 @@ class GrpcClients:
                 self.events.append(Sent(key.encode(), kind, (fifo, number), due_s))
             case "stored":
                 self.events.append(Stored(values[0].encode()))
+                self._stored[client] += 1
             case "given":
                 group, key, handle, asked_s, given_s = values
                 pop_time_ms, invisible_ms = map(int, handle.split(" ")[1:3])
@@ -102,6 +122,7 @@ class GrpcClients:
                 self.events.append(Acknowledging(*values))
             case "acknowledged":
                 self.events.append(Acknowledged(*values))
+                self._acknowledged[client, values[0]] += 1
             case "failed":
                 self.failed[values[0]] += 1
 
@@ -114,21 +135,21 @@ class GrpcClients:
         self.events[at] = Given(group, given.key, handle, given.asked_s, given.given_s, hidden_to_s)
 
     async def go_on(self, count: int) -> None:
-        """Waits until `count` more acknowledgements were answered to each group."""
-
-        def numbers() -> Counter[str]:
-            return Counter(event.group for event in self.events if isinstance(event, Acknowledged))
-
-        before = numbers()
+        """Waits until each client got answers to `count` more acknowledgements in each group."""
+        before = self._acknowledged.copy()
         await until(
-            f"{count} messages for each group",
-            lambda: all(numbers()[group] - before[group] >= count for group in GROUPS),
+            f"{count} messages for each group of each client",
+            lambda: all(
+                self._acknowledged[client, group] - before[client, group] >= count
+                for client in self._clients
+                for group in GROUPS
+            ),
             PROGRESS_S,
         )
 
     async def violations(self) -> list[str]:
         """Stops the senders, waits until everything is acknowledged, and returns the broken promises."""
-        for client in self._clients:
+        for client in self._clients.values():
             await client.stdin.send_all(b"stop\n")
         left = await self._rest()
         await trio.sleep(SETTLE_S)
@@ -170,6 +191,9 @@ class GrpcClients:
                 "acknowledgements answered OK": len(run.acknowledged_s),
             }
         )
+        for name in self._clients:
+            found[f"{name}: sends answered OK"] = self._stored[name]
+            found[f"{name}: acknowledgements answered OK"] = sum(self._acknowledged[name, group] for group in GROUPS)
         return found + Counter({f"failed: {what}": count for what, count in self.failed.items()})
 
 

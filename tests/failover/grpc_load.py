@@ -2,6 +2,7 @@
 
 Each kind of message has a sender. A SimpleConsumer and a PushConsumer of different groups receive all of them except
 FIFO messages, which a SimpleConsumer of a third group receives. Some messages are not acknowledged, or given back.
+GrpcLoad.java (tests/interop/java5) does the same with rocketmq-client-java.
 
 Standard output has what happened, one JSON list a line (grpc_clients.py reads them). After a line on standard input
 nothing new is sent, and everything that is received is acknowledged. The process runs until it is killed.

@@ -7,7 +7,9 @@ import pytest
 
 from tests.failover.etcd_servers import require_etcd
 from tests.failover.failovers import KINDS, run_failovers
+from tests.failover.grpc_clients import LANGUAGES
 from tests.faults.switch import NO_IPROUTE2, why_not
+from tests.interop.releases import require_java
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
 
@@ -31,9 +33,10 @@ async def test_nothing_acknowledged_is_lost_or_acknowledged_twice(tmp_path: Path
 
 
 async def test_what_rocketmq_5s_clients_rely_on(tmp_path: Path) -> None:
-    """With rocketmq-python-client at the members' own gRPC ports and at a front."""
+    """With rocketmq-python-client and rocketmq-client-java at the members' own gRPC ports and at a front."""
+    require_java()
     said: list[str] = []
     kinds = possible("kill", "freeze", "cut")
-    outcome = await run_failovers(tmp_path, kinds, in_flight=1, seed=1, say=said.append, has_grpc=True)
+    outcome = await run_failovers(tmp_path, kinds, in_flight=1, seed=1, say=said.append, languages=LANGUAGES)
     assert outcome.violations == [], said
     assert outcome.grpc["acknowledgements answered OK"] > 0

@@ -1,6 +1,5 @@
 """Fixtures of the tests against real RocketMQ: resolved releases, processes that always end, logs of what failed."""
 
-import os
 import shutil
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import trio
 
 from tests.interop.processes import Children, open_children
-from tests.interop.releases import VERSIONS, Release, missing_programs, resolve
+from tests.interop.releases import VERSIONS, Release, require_java, resolve
 from tests.interop.rocketmq import archive_shared_classes
 from tests.interop.sdk_cluster import HALOG
 
@@ -39,12 +38,8 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Requires Java and Maven: without them, a failure if CI=true, otherwise a skip."""
-    if missing := missing_programs():
-        reason = f"RocketMQ's programs need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    """Requires Java and Maven."""
+    require_java()
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 # The newest 5.x whose broker, name server, client and tools are all on Maven Central, and the newest such 4.9.x.
 VERSIONS = ("5.5.0", "4.9.7")
 GRPC_CLIENT_VERSION = "5.2.0"
@@ -49,6 +51,15 @@ def missing_programs() -> list[str]:
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
+def require_java() -> None:
+    """Without the programs: a failure where CI=true, a skip elsewhere."""
+    if missing := missing_programs():
+        reason = f"RocketMQ's programs need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
 def resolve(version: str) -> Release:
     """Brokers, name server, tools and the remoting client of `version`, with InteropClient. Raises RuntimeError."""
     artefacts = ["rocketmq-broker", "rocketmq-namesrv", "rocketmq-client", "rocketmq-tools"]
@@ -63,7 +74,7 @@ def resolve_proxy(version: str) -> Release:
 
 
 def resolve_grpc_client() -> Release:
-    """The gRPC client for Java, with GrpcCases. Raises RuntimeError."""
+    """The gRPC client for Java, with GrpcCases and GrpcLoad. Raises RuntimeError."""
     return fetch(f"client-java-{GRPC_CLIENT_VERSION}", GRPC_CLIENT_VERSION, ["rocketmq-client-java"], "java5")
 
 
