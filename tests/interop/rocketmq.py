@@ -56,7 +56,7 @@ class RocketMqBroker(Broker):
     child: Child | None = None
     jvm: tuple[str, ...] = ()
     credentials: AclCredentials | None = None
-    """For asking the name server whether the broker is registered"""
+    """For requests to this broker and its name server, if they check signatures"""
 
     async def start(self) -> None:
         """Returns when the broker logs "boot success"."""
@@ -93,6 +93,8 @@ class RocketMqBroker(Broker):
         If it has not found a responding name server yet, it skips that silently, so this is retried. Does not wait for
         the normal registration if there is no name server, or if it rejects this broker."""
         request = RemotingCommand(code=_UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+        if self.credentials is not None:
+            self.credentials.sign(request)
         async with open_remoting_client() as remoting:
             with trio.move_on_after(_REGISTER_TIMEOUT_S):
                 while True:
