@@ -51,23 +51,34 @@ class GuardedCalls:
 
     async def check(self, session: Session, call: Call, request: Any) -> None:
         """Authenticates a call, and checks the rights of its request. Raises CallRefused, BrokerUnreachable."""
-        peer = session.connection.peer
         name = SETTINGS if call.method == "Telemetry" else f"{call.method}Request"
-        full_name = f"{PACKAGE}.{name}"
-        metadata = {key: value for key in METADATA if (value := call.metadata(key.encode()))}
+        metadata = _metadata(call)
         if self._load_user is not None:
             claimed = _claimed_access_key(metadata)
             if self._guard.policy.account(claimed) is None:  # an account of the file needs no broker
                 await self._load_user(claimed)
         try:
-            access_key = self._guard.authenticate(
-                metadata, peer, full_name, is_encrypted=session.connection.is_encrypted
-            )
-            self._guard.authorize(access_key, peer, full_name, _needs(name, request))
+            session.access_key = self._admit(session, metadata, name, _needs(name, request))
         except AclRefusal as refusal:
             code = Code.UNAUTHORIZED if refusal.is_authentication else Code.FORBIDDEN
             raise CallRefused(code, refusal.text) from None
-        session.access_key = access_key
+
+    def may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
+        """Returns whether the account that opened the Telemetry stream `call` could still open it, as a producer of
+        `topic`: a stream stays open when its account is changed or deleted."""
+        try:
+            self._admit(session, _metadata(call), SETTINGS, iter([_topic(topic, Right.PUB)]))
+        except AclRefusal:
+            return False
+        return True
+
+    def _admit(self, session: Session, metadata: dict[str, str], name: str, needs: Needs) -> str:
+        """Returns the access key that signed a call, if it has the rights. Raises AclRefusal."""
+        peer, is_encrypted = session.connection.peer, session.connection.is_encrypted
+        full_name = f"{PACKAGE}.{name}"
+        access_key = self._guard.authenticate(metadata, peer, full_name, is_encrypted=is_encrypted)
+        self._guard.authorize(access_key, peer, full_name, needs)
+        return access_key
 
 
 class Signatures:
@@ -88,6 +99,11 @@ class Signatures:
                 self._own.sign(command)
         elif (account := self._guard.account(session.access_key)) is not None:
             sign(command, account.access_key, account.key)
+
+
+def _metadata(call: Call) -> dict[str, str]:
+    """Returns what the signature of a call consists of."""
+    return {key: value for key in METADATA if (value := call.metadata(key.encode()))}
 
 
 def _claimed_access_key(metadata: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
@@ -69,11 +69,12 @@ class Producers:
                 del self._by_topic[topic]
                 self._has_changed.set()
 
-    def find(self, topic: str) -> Session | None:
-        """Returns a client of the topic that can be asked; clients take turns."""
+    def find(self, topic: str, may_be_asked: Callable[[Session, Call, str], bool]) -> Session | None:
+        """Returns a client of the topic that can be asked, and may be; clients take turns."""
         sessions = self._by_topic.get(topic, {})
         for session in list(sessions):
-            if session.telemetry is not None and not session.telemetry.is_closed:
+            call = session.telemetry
+            if call is not None and not call.is_closed and may_be_asked(session, call, topic):
                 del sessions[session]
                 sessions[session] = None  # to the end
                 return session

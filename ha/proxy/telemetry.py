@@ -36,6 +36,10 @@ class Access(Protocol):
         """
         ...
 
+    def may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
+        """Whether a client with the Telemetry stream `call` may be shown half messages of `topic` at present."""
+        ...
+
 
 class Telemetry:
     """Serves the Telemetry streams of all clients."""

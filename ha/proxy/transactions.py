@@ -28,7 +28,10 @@ from .refusal import CallRefused, check
 from .status import ok
 
 if TYPE_CHECKING:
+    from ha.grpc import Call
+
     from .session import Producers, Session
+    from .telemetry import Access
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ def _join(message_id: str, broker_name: str, queue_offset: int, physical_offset:
 class Transactions:
     """Ends transactions, and passes brokers' checks to producers."""
 
-    def __init__(self, brokers: Brokers, producers: Producers) -> None:
+    def __init__(self, brokers: Brokers, producers: Producers, access: Access | None = None) -> None:
+        self._access = access
         self._brokers = brokers
         self._producers = producers
 
@@ -83,6 +87,9 @@ class Transactions:
         check(await self._brokers.invoke(session, broker_name, command))
         return ok("EndTransactionResponse")
 
+    def _may_be_asked(self, session: Session, call: Call, topic: str) -> bool:
+        return self._access is None or self._access.may_be_asked(session, call, topic)
+
     def ask(self, broker_name: str, command: RemotingCommand) -> bool:
         """Passes a broker's check (39) to one of the topic's clients; returns whether there is one."""
         try:
@@ -93,7 +100,7 @@ class Transactions:
             return False
         properties = record.property_map()
         topic = properties.get(REAL_TOPIC) or record.topic
-        session = self._producers.find(topic)
+        session = self._producers.find(topic, self._may_be_asked)
         if session is None or session.telemetry is None:
             logger.info("proxy.check_without_producer broker=%r topic=%r", broker_name, topic)
             return False

@@ -81,8 +81,8 @@ class Users:
     async def wait_accepted(self, name: str, secret: str) -> None:
         """Returns when a send as this user is accepted, which may take as long as a change."""
         with trio.fail_after(BOUND_S):
-            while await self.send(name, secret) != OK:
-                await trio.sleep(0.5)  # noqa: ASYNC110 - another process decides
+            while await self.send(name, secret) != OK:  # noqa: ASYNC110 - another process decides
+                await trio.sleep(0.5)
 
 
 async def start_front(children: Children, name_server: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -116,12 +117,12 @@ async def test_brokers_check_the_policies_of_users_behind_a_front(tmp_path: Path
 
 
 @asynccontextmanager
-async def opened_for_users(folder: Path, pki: Pki) -> AsyncIterator[tuple[Node, str, UserConfig]]:
+async def opened_for_users(folder: Path, pki: Pki, *more: str) -> AsyncIterator[tuple[Node, str, UserConfig]]:
     """A master with a user who may send to `t`, and the address of a front without accounts of its own."""
     root = {"username": "the-front", "password": "secret-of-front"}
     users = ("authenticationEnabled=true", "authorizationEnabled=true")
     initial = f"initAuthenticationUser={json.dumps(root)}"
-    async with opened(folder, pki, "aclEnable=false", *users, broker_keys=(*users, initial)) as (node, address):
+    async with opened(folder, pki, "aclEnable=false", *users, broker_keys=(*users, initial, *more)) as (node, address):
         entry = PolicyEntryInfo(resource="Topic:t", actions=["Pub"], decision=ALLOW)
         policy = PolicyInfo(policy_type=CUSTOM, entries=[entry])
         user = UserConfig(username="the-sender", password="secret-of-sender", policies=[policy])
@@ -177,6 +178,44 @@ async def test_a_front_reads_a_user_again_whom_a_broker_refused(tmp_path: Path, 
             assert (await sender.send(message("t"))).status.code == Code.UNAUTHORIZED
         assert node.acl_guard is not None
         assert node.acl_guard.statistics().failed_count == 1
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "another password": {"password": "another-secret"},
+    "no rights": {"policies": []},
+    "disabled": {"user_status": DISABLE},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+async def test_producers_of_changed_users_are_not_asked(
+    tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Their streams stay open, but the front shows them no more half messages."""
+    monkeypatch.setattr("ha.proxy.users.REFRESH_S", 0.2)
+    async with opened_for_users(tmp_path, pki, "transactionTimeOut=500", "transactionCheckInterval=500") as site:
+        node, address, user = site
+        topic = TopicConfig(topic_name="t", attributes={"message.type": "TRANSACTION"})
+        assert await node.broker.topics.update(topic) == ""
+        other = msgspec.structs.replace(user, username="the-other")
+        assert await node.broker.tables.users.put(other) == ""
+        clients = [signed(address, name, "secret-of-sender") for name in ("the-sender", "the-other")]
+        async with chatting(clients[0]) as changed, chatting(clients[1]) as unchanged:
+            for chat in (changed, unchanged):
+                await chat.tell(producer("t"))
+            assert await node.broker.tables.users.put(msgspec.structs.replace(user, **change)) == ""
+            with trio.fail_after(10):
+                while (await clients[0].send(message("t"))).status.code == Code.OK:
+                    pass
+                await trio.sleep(0.5)  # the front has read it
+            half = message("t", b"half")
+            half.system_properties.message_type = definition.TRANSACTION
+            assert (await clients[1].send(half)).status.code == Code.OK
+            with trio.fail_after(20):
+                for _ in range(2):
+                    await unchanged.answers.receive()
+            with pytest.raises(trio.WouldBlock):
+                changed.answers.receive_nowait()
 
 
 async def test_a_front_acts_with_its_own_account(tmp_path: Path, pki: Pki) -> None:
