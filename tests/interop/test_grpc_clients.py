@@ -44,7 +44,7 @@ pytestmark = pytest.mark.processes
 
 async def set_up(broker: str, prefix: str) -> None:
     """Creates the topics and groups of all cases."""
-    groups: dict[str, dict[str, Any]] = {f"{prefix}-reader": {}}
+    groups: dict[str, dict[str, Any]] = {}
     async with open_remoting_client() as client:
         for case, (message_type, group) in SETUPS.items():
             name = f"{prefix}-{slug(case)}"
@@ -61,7 +61,7 @@ async def set_up(broker: str, prefix: str) -> None:
             }
             command = RemotingCommand(RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields=fields)
             assert (await client.invoke(broker, command, 10)).code == 0
-            groups[f"{name}-g"] = group
+            groups |= {f"{name}-g": group, f"{name}-reader": {}}
         for name, group in groups.items():
             config = GroupConfig(group_name=name, group_retry_policy=RETRY_POLICY, **group)
             command = RemotingCommand(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=java_json.dumps(config))

@@ -59,7 +59,8 @@ public final class GrpcCases {
         CASES.put("invisible time", GrpcCases::invisibleTime);
         CASES.put("renewal", GrpcCases::renewal);
         CASES.put("retries", GrpcCases::retries);
-        CASES.put("dead letters", GrpcCases::deadLetters);
+        CASES.put("dead letters", test -> deadLetters(test, false));
+        CASES.put("message groups, dead letters", test -> deadLetters(test, true));
         CASES.put("priority", GrpcCases::priority);
         CASES.put("unknown topic", GrpcCases::unknownTopic);
         CASES.put("wrong type", GrpcCases::wrongType);
@@ -75,7 +76,7 @@ public final class GrpcCases {
             String topic = prefix + "-" + name.replace(" ", "-").replace(",", "");
             ClientConfiguration configuration = ClientConfiguration.newBuilder()
                 .setEndpoints(endpoint).enableSsl(false).setRequestTimeout(Duration.ofSeconds(10)).build();
-            return new Case(topic, topic + "-g", prefix + "-reader", configuration);
+            return new Case(topic, topic + "-g", topic + "-reader", configuration);
         }
 
         Producer producer() throws Exception {
@@ -409,14 +410,16 @@ public final class GrpcCases {
         equal(attempts, List.of(1, 2, 3));
     }
 
-    private static void deadLetters(Case test) throws Exception {
+    private static void deadLetters(Case test, boolean isFifo) throws Exception {
         List<Integer> attempts = new CopyOnWriteArrayList<>();
-        test.push(view -> !body(view).equals("bad") || !attempts.add(view.getDeliveryAttempt()));
+        List<String> others = new CopyOnWriteArrayList<>();
+        test.push(view -> body(view).equals("bad") ? !attempts.add(view.getDeliveryAttempt()) : others.add(body(view)));
         Producer producer = test.producer();
         for (String body : List.of("bad", "good")) {
-            producer.send(test.message(body).build());
+            MessageBuilder message = test.message(body);
+            producer.send((isFifo ? message.setMessageGroup("one") : message).build());
         }
-        until(30, () -> attempts.size() >= 2, attempts);
+        until(60, () -> attempts.size() >= 2 && others.equals(List.of("good")), List.of(attempts, others));
         List<MessageView> dead = new ArrayList<>();
         long ends = System.nanoTime() + 40_000_000_000L;
         while (dead.isEmpty() && System.nanoTime() < ends) {
