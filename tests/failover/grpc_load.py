@@ -27,6 +27,8 @@ GROUPS = {SIMPLE: (NORMAL, DELAY, COMMIT, ROLLBACK), PUSH: (NORMAL, DELAY, COMMI
 INVISIBLE_S = 10
 """Of SimpleConsumers: the least that the front accepts"""
 PAUSE_S = 0.1
+FIFO_PAUSE_S = 0.3
+"""FIFO messages are received more slowly: one that is not acknowledged keeps its queue waiting"""
 AGAIN_S = 0.2
 """Pause after a failed call"""
 DELAYS_S = (1, 2, 6)
@@ -150,7 +152,7 @@ class Load:
             is_ok, _ = self._attempt("send", producer.send, message)
             if is_ok:
                 self.journal.note("stored", message.body.decode())
-            time.sleep(PAUSE_S)
+            time.sleep(FIFO_PAUSE_S if kind == FIFO else PAUSE_S)
 
     def _send_transactions(self) -> None:
         number = 0

@@ -43,6 +43,7 @@ public final class GrpcLoad {
     private static final Duration INVISIBLE = Duration.ofSeconds(10);
     private static final int[] DELAYS_S = {1, 2, 6};
     private static final long PAUSE_MS = 100;
+    private static final long FIFO_PAUSE_MS = 300;
     private static final long AGAIN_MS = 200;
     private static final double FORGET_CHANCE = 0.05;
     private static final double CHECKER_CHANCE = 0.3;
@@ -174,7 +175,7 @@ public final class GrpcLoad {
             if (attempt("send", () -> producer.send(message)) != null) {
                 note("stored", key(message));
             }
-            Thread.sleep(PAUSE_MS);
+            Thread.sleep(kind.equals(FIFO) ? FIFO_PAUSE_MS : PAUSE_MS);
         }
     }
 
