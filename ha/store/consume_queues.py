@@ -29,7 +29,6 @@ class ConsumeQueues:
         self._directory = directory
         self._file_entry_count = file_entry_count
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._is_one_missing = False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Returns a queue that has, or once had, a message; else None."""
@@ -81,25 +80,23 @@ class ConsumeQueues:
             found.setdefault(topic, {})[queue_id] = queue.max_offset
         return found
 
-    def detect_lost_ends(self, ends: QueueEnds) -> None:
-        """Compares the queues, after `load`, with their recorded ends; those that end earlier have lost entries."""
+    def lost_from(self, ends: QueueEnds) -> int | None:
+        """Returns the physical offset from which dispatch restores the queues that end before their recorded ends; None
+        if none does."""
+        found: list[int] = []
         for topic, known in ends.items():
             for queue_id, end in known.items():
                 queue = self._queues.get((topic, queue_id))
-                found = queue.max_offset if queue is not None else 0
-                if found < end:
-                    logger.error("queue.end_lost topic=%s queue_id=%d end=%d found=%d", topic, queue_id, end, found)
-                    if queue is not None:
-                        queue.has_lost_entries = True
-                    else:
-                        self._is_one_missing = True
+                at = 0 if queue is None else queue.max_offset
+                if at < end:
+                    logger.error("queue.end_lost topic=%s queue_id=%d end=%d found=%d", topic, queue_id, end, at)
+                    found.append(0 if queue is None else queue.max_physical_offset)
+        return min(found, default=None)
 
     @property
     def rebuild_from(self) -> int | None:
-        """Physical offset from which dispatch has to begin to restore lost entries and missing queues; None if there
-        are none."""
-        if self._is_one_missing:
-            return 0
+        """Physical offset from which dispatch restores the entries that `load` found to be lost; None if there are
+        none."""
         lost = (queue.max_physical_offset for queue in self._queues.values() if queue.has_lost_entries)
         return min(lost, default=None)
 

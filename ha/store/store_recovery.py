@@ -14,7 +14,7 @@ import trio
 from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to
 from ha.store.checkpointer import Checkpointer
 from ha.store.key_index import KeyIndex
-from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends
+from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, load_queue_ends
 from ha.store.recovery import LogRecovery, Recovered
 from ha.store.rewrite import write_again
 from ha.store.segment_files import load_segments
@@ -48,6 +48,8 @@ class StoreRecovery:
         self._checkpointer = checkpointer
         self._is_clean = True
         self._truncate_at: int | None = None
+        self._queue_ends: QueueEnds = {}
+        self._lost_from: int | None = None
 
     async def run(self) -> RecoverySummary:
         """Recovers. CorruptLog if acknowledged data is damaged (nothing is deleted then). OSError."""
@@ -62,9 +64,13 @@ class StoreRecovery:
             await run(finish_files, parts.disk, parts.options, parts.checksums, self._truncate_at)
         self._is_clean = not parts.disk.exists(root / "abort") and self._truncate_at is None
         recovered, are_queues_whole = await self._recover_log()
+        had_ends_ms = self._checkpointer.checkpoint.logics_msg_timestamp_ms
         dispatch_from = await self._recover_derived(recovered, are_queues_whole=are_queues_whole)
-        log.dispatched_offset.reset(dispatch_from)
-        await parts.dispatcher.catch_up()
+        await self._dispatch(dispatch_from)
+        lost_from = queues.lost_from(self._queue_ends)
+        if lost_from is not None and recovered.last_store_timestamp_ms >= had_ends_ms:
+            # The log still has all those records: a damaged entry was taken for one of a record scanned again.
+            await self._dispatch(lost_from)
         if log.segments:
             await run(queues.correct_min, max(log.min_offset, 0))
         await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))
@@ -96,7 +102,8 @@ class StoreRecovery:
         are_queues_whole: bool = await run(queues.load, self._is_clean)
         queued_to = queues.max_physical_offset
         if self._truncate_at is None:
-            queues.detect_lost_ends(await run(load_queue_ends, disk, options.root / QUEUE_ENDS_FILE))
+            self._queue_ends = await run(load_queue_ends, disk, options.root / QUEUE_ENDS_FILE)
+            self._lost_from = queues.lost_from(self._queue_ends)
         else:
             await run(queues.truncate, self._truncate_at)
             queued_to = min(queued_to, self._truncate_at)
@@ -157,11 +164,15 @@ class StoreRecovery:
         if self._truncate_at is not None:
             await self._finish_truncation(self._truncate_at, recovered)
         await parts.epochs.drop_beyond(recovered.max_offset)
-        if queues.rebuild_from is not None:
-            dispatch_from = min(dispatch_from, queues.rebuild_from)
-        if not are_queues_whole:
-            dispatch_from = min_offset
-        return min(max(dispatch_from, min_offset), recovered.max_offset)
+        for lost_from in (queues.rebuild_from, self._lost_from):
+            if lost_from is not None:
+                dispatch_from = min(dispatch_from, lost_from)
+        return dispatch_from if are_queues_whole else min_offset
+
+    async def _dispatch(self, begin: int) -> None:
+        log = self._parts.log
+        log.dispatched_offset.reset(min(max(begin, log.min_offset, 0), log.max_offset.value))
+        await self._parts.dispatcher.catch_up()
 
     async def _drop_unsynced_entries(self, recovered: Recovered) -> None:
         """After a crash: removes the queue entries that a power loss may have torn.

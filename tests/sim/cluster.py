@@ -75,6 +75,7 @@ class Cluster(Machines):
         """End of the master's log at its last power loss"""
         self._may_be_apart = False
         self._lost_tail = False
+        self._was_cut_off = False
         """Whether damage may have shortened the master's log"""
         self._may_be_hidden = False
         """Whether damage hit bytes without a checksum, which no node can find"""
@@ -144,13 +145,14 @@ class Cluster(Machines):
         """Replaces the master's log by another, up to its last valid record, keeping its own segments before the start
         of that.
 
-        If its own log ends before that, it is dropped: a log has no gap. Everything derived from the old log is
+        If its own log ends before that, it is dropped: a log has no gap. It is dropped, too, if it was cut off before:
+        then it has gone on with another history. Everything derived from the old log is
         removed, and the next process recovers as after a crash.
         """
         inodes = self.master.disk.inodes
         own = self.image(self.master)
         healthy = [own, *(self.image(slave) for slave in self.slaves if slave.name != image.name)]
-        keeps_own = own.begin < image.begin <= own.sound_end
+        keeps_own = own.begin < image.begin <= own.sound_end and not self._was_cut_off
         for path in list(inodes):
             folder, *rest = path.relative_to(ROOT).parts
             is_kept = keeps_own and folder == "commitlog" and int(rest[0]) < image.begin
@@ -212,6 +214,7 @@ class Cluster(Machines):
         self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s, which is damaged")
         self.watch.on_other_log(MASTER)
         self._replace_log(image)
+        self._was_cut_off = image.name == MASTER
         for path in [path for path in machine.disk.inodes if path.parent.name == "config"]:
             del machine.disk.inodes[path]  # an unreadable table also stops a node; clients create it again
         self._may_be_apart = True

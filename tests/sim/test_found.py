@@ -350,3 +350,20 @@ def test_a_damaged_timer_message_waits_for_a_slave_that_is_not_known_yet(outcome
     It gave the damage up at once, as no peer was known, and dropped a due timer message that the slave had.
     """
     assert outcome.faults["flip_bit"] == 1
+
+
+def test_a_damaged_entry_of_a_queue_does_not_free_its_queue_offset(outcome: Outcome) -> None:
+    """A bit flips in the last entry of a consume queue, so that it points far behind the log's end; then a restart.
+
+    Recovery removed it with the entries of records that it was about to dispatch again. The record was an older one, so
+    the queue ended before it, and the next message got its queue offset.
+    """
+    assert outcome.faults["flip_bit"] == 1
+
+
+def test_a_log_that_was_cut_off_is_not_kept_before_a_slaves(outcome: Outcome) -> None:
+    """A master's log is cut off at damage that its slave, which began behind it, can't repair.
+
+    Half a minute later the simulated operator put the slave's log behind what the master had written meanwhile.
+    """
+    assert sum("replaces m's, which is damaged" in line for line in outcome.trace) == 2

@@ -46,7 +46,11 @@ def lose_the_queue(disk: MemoryDisk) -> None:
         del disk.inodes[path]
 
 
-@pytest.mark.parametrize("harm", [zero_the_end, lose_the_last_file, lose_the_queue])
+def point_behind_the_log(disk: MemoryDisk) -> None:
+    disk.inodes[QUEUE / f"{8 * 20:020d}"].content[2 * 20] ^= 0x10
+
+
+@pytest.mark.parametrize("harm", [zero_the_end, lose_the_last_file, lose_the_queue, point_behind_the_log])
 @pytest.mark.parametrize("is_clean", [True, False])
 async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
     harm: Callable[[MemoryDisk], None], is_clean: bool
