@@ -62,6 +62,7 @@ def test_each_case_reads_what_it_should(pushdown_spark: SparkSession, store: Pat
         bootstrap=None,
         output=tmp_path,
         cores=2,
+        archives=tmp_path / "archives",
         stream_rows=320,
         stream_batches=2,
         stream_batches_skipped=1,
