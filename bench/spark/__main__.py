@@ -224,6 +224,7 @@ def table(runs: list[dict[str, Any]]) -> list[list[str]]:
                 spread([run["broker_cpu_s"] for run in point], digits) if has_broker else "",
                 spread([run["foreign_cores"] for run in point], 2),
                 *(_per_gb(point, name) for name in ("seconds", "cpu_s")),
+                _per_gb(point, "broker_cpu_s") if has_broker else "",
             ]
         )
     return rows
@@ -258,7 +259,7 @@ def compared(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[list[
 
 HEAD = [
     *("what", "side", "seconds", "Kafka / this", "tuned / this", "application CPU s", "broker CPU s", "others' cores"),
-    *("s/GB of log", "CPU s/GB of log"),
+    *("s/GB of log", "application CPU s/GB", "broker CPU s/GB"),
 ]
 HEAD_COMPARED = ["what", "side", "old, s", "new, s", "old / new", "old, CPU s", "new, CPU s", "old / new"]
 
