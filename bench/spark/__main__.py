@@ -65,7 +65,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1, help="warm-up rounds")
     parser.add_argument("--only", help=f"comma-separated list of {', '.join(QUESTIONS)}")
     parser.add_argument("--sides", help=f"comma-separated list of {', '.join(map(_word, SIDES))} (default: all)")
-    parser.add_argument("--directory", type=Path, help="directory for about 8 GB of data (default: a temporary one)")
+    parser.add_argument("--directory", type=Path, help="directory for about 9 GB of data (default: a temporary one)")
     parser.add_argument("--keep", action="store_true", help="keep the data in --directory for the next run")
     parser.add_argument("--no-kafka", action="store_true", help="only halog: no broker, no Maven")
     parser.add_argument("--cores", type=int, default=2)

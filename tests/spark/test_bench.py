@@ -12,6 +12,7 @@ import pytest
 import trio
 from pyspark.sql import SparkSession
 
+import ha.spark
 from bench.spark import __main__ as bench
 from bench.spark import planning
 from bench.spark.broker import broker_over
@@ -84,6 +85,7 @@ def check_cases(spark: SparkSession, store: Path, tmp_path: Path, servers: str) 
     make_archives(spark, sources)
     archived = spark.read.parquet(str(sources.partial_archive)).count()
     assert 0.8 * ROWS < archived < ROWS
+    assert ha.spark.topic(spark, TOPIC, archive=str(sources.partial_archive), path=str(store)).count() == ROWS
     cases = all_cases(sources)
     found = {(case.name, case.side): case.run(spark) for case in cases}
     assert {name for name, _ in found} == set(bench.QUESTIONS)
