@@ -4,7 +4,8 @@ Rounds are outermost, and every second one runs in reverse order, so that other 
 run prints one line of JSON: wall time, processor time of the application (JVM and Python workers) and of Kafka's
 broker, and how many cores other programs used. At the end it prints a table of medians with (minimum-maximum).
 
-halog reads files without a broker; Kafka's broker is part of Kafka's cost and has its own column.
+halog reads files without a broker, except on the side "halog servers"; the processor time of brokers has its own
+column. `--compare` compares the runs of two versions of halog.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pyspark.sql import SparkSession
 
 from bench.measure import machine, machine_busy_s, spread
 from bench.spark import kafka as kafka_side
-from bench.spark.cases import Case, Sources, all_cases
+from bench.spark.broker import broker_over
+from bench.spark.cases import THROUGH_BROKER, Case, Sources, all_cases, make_archives
 from bench.spark.filling import fill_kafka, fill_store, is_filled, mark_filled
 from bench.spark.messages import BODY_SIZE
 from bench.spark.processes import ProcessTree
@@ -41,7 +43,19 @@ QUESTIONS = {
     "filter": "topic and tag filter (one message in ten)",
     "micro-batch": "micro-batch, median",
     "parquet": "log to Parquet, zstd",
+    "view": "archive and log as one table, default columns",
+    "audit": "audit of two copies",
 }
+SIDES = (
+    "Kafka",
+    "Kafka, tuned",
+    "halog",
+    THROUGH_BROKER,
+    "halog archive",
+    "Parquet",
+    "halog all archived",
+    "halog tail in log",
+)
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -50,10 +64,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=1, help="warm-up rounds")
     parser.add_argument("--only", help=f"comma-separated list of {', '.join(QUESTIONS)}")
-    parser.add_argument(
-        "--sides", help="comma-separated list of Kafka, Kafka-tuned, halog, halog-archive (default: all)"
-    )
-    parser.add_argument("--directory", type=Path, help="directory for about 6 GB of data (default: a temporary one)")
+    parser.add_argument("--sides", help=f"comma-separated list of {', '.join(map(_word, SIDES))} (default: all)")
+    parser.add_argument("--directory", type=Path, help="directory for about 9 GB of data (default: a temporary one)")
     parser.add_argument("--keep", action="store_true", help="keep the data in --directory for the next run")
     parser.add_argument("--no-kafka", action="store_true", help="only halog: no broker, no Maven")
     parser.add_argument("--cores", type=int, default=2)
@@ -65,13 +77,30 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="let halog's runs start Python workers that Spark ended")
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file too")
     parser.add_argument("--table", type=Path, help="only print the table of the runs in a file made by --output")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("OLD", "NEW"), help="only compare the runs in two such files"
+    )
     options = parser.parse_args(words)
     if options.keep and options.directory is None:
         parser.error("--keep requires --directory")
     unknown = set((options.only or "columns").split(",")) - QUESTIONS.keys()
     if unknown:
         parser.error(f"--only: unknown {', '.join(sorted(unknown))}; choose from {', '.join(QUESTIONS)}")
+    unknown = set((options.sides or "halog").split(",")) - set(map(_word, SIDES))
+    if unknown:
+        parser.error(f"--sides: unknown {', '.join(sorted(unknown))}; choose from {', '.join(map(_word, SIDES))}")
     return options
+
+
+def _word(side: str) -> str:
+    """Returns the side's name for the option `--sides`."""
+    return side.replace(", ", "-").replace(" ", "-")
+
+
+def is_chosen(options: argparse.Namespace, name: str, side: str) -> bool:
+    """Whether the options `--only` and `--sides` choose this case."""
+    in_names = options.only is None or name in options.only.split(",")
+    return in_names and (options.sides is None or _word(side) in options.sides.split(","))
 
 
 @contextmanager
@@ -98,7 +127,7 @@ def _data_folder(directory: Path, mark: Path, keep: bool) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        for name in ("output", "local", "warehouse", *([] if keep else ["store", "kafka"])):
+        for name in ("output", "local", "warehouse", "archives", "broker", *([] if keep else ["store", "kafka"])):
             shutil.rmtree(directory / name, ignore_errors=True)
         if not keep:
             mark.unlink()
@@ -129,6 +158,7 @@ def one_run(case: Case, spark: SparkSession, application: ProcessTree, broker: P
         "broker_cpu_s": broker_cpu_s / share,
         "foreign_cores": max(0.0, foreign),
         "wall_s": wall_s,
+        "log_bytes": case.log_bytes,
         **found,
     }
 
@@ -163,18 +193,27 @@ def check_same(runs: list[dict[str, Any]], rows: int) -> None:
             raise SystemExit(f"{run['case']} by {run['side']} saw {run['rows']:,} rows of {rows:,}")
 
 
-def table(runs: list[dict[str, Any]]) -> list[list[str]]:
-    """Returns a row per case and side: seconds, Kafka's time as a multiple, processor seconds, other load."""
+def by_case(runs: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Returns (case, side) -> its runs, in the order of the tables."""
     points: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         points.setdefault((run["case"], run["side"]), []).append(run)
-    medians = {point: statistics.median(run["seconds"] for run in found) for point, found in points.items()}
     order = list(QUESTIONS)
+    return dict(sorted(points.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
+
+
+def table(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns a row per case and side: seconds, Kafka's time as a multiple, processor seconds, other load, and the
+    medians per GB of log.
+    """
+    points = by_case(runs)
+    medians = {point: statistics.median(run["seconds"] for run in found) for point, found in points.items()}
     rows = []
-    for (case, side), point in sorted(points.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
-        digits = 3 if point[0]["unit"] == "s/batch" else 2
+    for (case, side), point in points.items():
+        digits = _digits(point)
         rivals = [medians.get((case, rival)) for rival in ("Kafka", "Kafka, tuned")]
         of_kafka = side.startswith("Kafka")
+        has_broker = of_kafka or side == THROUGH_BROKER
         rows.append(
             [
                 QUESTIONS[case],
@@ -182,20 +221,53 @@ def table(runs: list[dict[str, Any]]) -> list[list[str]]:
                 spread([run["seconds"] for run in point], digits),
                 *("" if of_kafka or rival is None else f"{rival / medians[case, side]:.1f}" for rival in rivals),
                 spread([run["cpu_s"] for run in point], digits),
-                spread([run["broker_cpu_s"] for run in point], digits) if of_kafka else "",
+                spread([run["broker_cpu_s"] for run in point], digits) if has_broker else "",
                 spread([run["foreign_cores"] for run in point], 2),
+                *(_per_gb(point, name) for name in ("seconds", "cpu_s")),
+                _per_gb(point, "broker_cpu_s") if has_broker else "",
             ]
         )
     return rows
 
 
-HEAD = ["what", "side", "seconds", "Kafka / this", "tuned / this", "application CPU s", "broker CPU s", "others' cores"]
+def _digits(point: list[dict[str, Any]]) -> int:
+    return 3 if point[0]["unit"] == "s/batch" else 2
 
 
-def show(runs: list[dict[str, Any]]) -> None:
-    """Prints the table."""
-    print("| " + " | ".join(HEAD) + " |\n" + "|" + "---|" * len(HEAD))
-    for row in table(runs):
+def _per_gb(point: list[dict[str, Any]], name: str) -> str:
+    """Returns the median per GB (10^9 bytes) of log, for a case that reads all of it."""
+    log_bytes = point[0].get("log_bytes")
+    return f"{statistics.median(run[name] for run in point) / log_bytes * 1e9:.2f}" if log_bytes else ""
+
+
+def compared(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns a row per case and side that both have: seconds and processor seconds of both, and their ratios."""
+    befores, afters = by_case(old), by_case(new)
+    rows = []
+    for (case, side), before in befores.items():
+        after = afters.get((case, side))
+        if after is None:
+            continue
+        row = [QUESTIONS[case], side]
+        for name in ("seconds", "cpu_s"):
+            values = [[run[name] for run in point] for point in (before, after)]
+            ratio = statistics.median(values[0]) / statistics.median(values[1])
+            row += [*(spread(each, _digits(before)) for each in values), f"{ratio:.2f}"]
+        rows.append(row)
+    return rows
+
+
+HEAD = [
+    *("what", "side", "seconds", "Kafka / this", "tuned / this", "application CPU s", "broker CPU s", "others' cores"),
+    *("s/GB of log", "application CPU s/GB", "broker CPU s/GB"),
+]
+HEAD_COMPARED = ["what", "side", "old, s", "new, s", "old / new", "old, CPU s", "new, CPU s", "old / new"]
+
+
+def show(head: list[str], rows: list[list[str]]) -> None:
+    """Prints a table."""
+    print("| " + " | ".join(head) + " |\n" + "|" + "---|" * len(head))
+    for row in rows:
         print("| " + " | ".join(row) + " |")
 
 
@@ -228,23 +300,26 @@ def measure(options: argparse.Namespace, folder: Path, emit: Any) -> list[dict[s
             say(f"took {fill_kafka(spark, kafka, options.rows):.0f} s")
             mark_filled(folder / "kafka", options.rows)
         application = stack.enter_context(ProcessTree([jvm_pid(spark)]))
-        broker = stack.enter_context(ProcessTree([kafka.pid])) if kafka is not None else None
+        halog = None
+        if is_chosen(options, "columns", THROUGH_BROKER):
+            halog = stack.enter_context(broker_over(folder / "store", folder / "broker"))
+        brokers = [each.pid for each in (kafka, halog) if each is not None]
+        broker = stack.enter_context(ProcessTree(brokers)) if brokers else None
         sources = Sources(
             store=folder / "store",
             bootstrap=kafka.bootstrap if kafka is not None else None,
             output=folder / "output",
             cores=options.cores,
+            archives=folder / "archives",
+            servers=halog.name_server if halog is not None else None,
             stream_rows=options.stream_rows,
             stream_batches=options.stream_batches,
             halog_options=dict(option.split("=", 1) for option in options.option),
         )
-        only = set((options.only or ",".join(QUESTIONS)).split(","))
-        sides = set(options.sides.split(",")) if options.sides else None
-        cases = [
-            case
-            for case in all_cases(sources)
-            if case.name in only and (sides is None or case.side.replace(", ", "-").replace(" ", "-") in sides)
-        ]
+        cases = [case for case in all_cases(sources) if is_chosen(options, case.name, case.side)]
+        if any(case.name == "view" for case in cases):
+            say("archiving the log for the view")
+            make_archives(spark, sources)
         if any(case.side.startswith("halog") for case in cases):
             from ha.spark import HalogDataSource
 
@@ -279,7 +354,10 @@ def versions() -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
     if options.table is not None:
-        show(runs_of(options.table))
+        show(HEAD, table(runs_of(options.table)))
+        return
+    if options.compare is not None:
+        show(HEAD_COMPARED, compared(*map(runs_of, options.compare)))
         return
     # A broker that outlives the benchmark would lock the data directory: exit through the code that stops it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -294,7 +372,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
         runs = measure(options, folder, emit)
     print(f"\n{options.rows:,} messages of {BODY_SIZE} bytes, {options.cores} cores, {options.rounds} rounds\n")
-    show(runs)
+    show(HEAD, table(runs))
 
 
 if __name__ == "__main__":

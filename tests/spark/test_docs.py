@@ -178,6 +178,7 @@ async def read_until(servers: str, topic: str, count: int) -> None:
             await anyio.sleep(0.2)
 
 
+@pytest.mark.spark_versions
 def test_notebook_of_streams(spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expected values follow from the 200 orders, ten of which are there twice, and the 180 payments."""
     anyio.run(fail_all, nodes.name_server_address)

@@ -14,7 +14,7 @@ import pytest
 from ha.client import Message, Producer, PullConsumer
 from tests.spark.clusters import running_broker
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes]
+pytestmark = [pytest.mark.spark, pytest.mark.spark_versions, pytest.mark.processes]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
 Flight = tuple[str, int, float | None]
