@@ -7,12 +7,14 @@ wakes the task only if the function returns False. The task still owns its conne
 forgets the function.
 
     turn         serves the sockets that are ready, for at most TIME_SLICE_S; then the other tasks run
-    end of turn  calls the callbacks of `at_turn_end`, which write and send the output of the whole turn at once
+    end of turn  calls the callbacks of `at_turn_end`, which write and send the output of the whole turn at once, and
+                 then those of `after_turn`, for work that no answer waits for
 """
 
 from __future__ import annotations
 
 import select
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from time import perf_counter
@@ -45,8 +47,9 @@ class Poller:
         self._epoll = select.epoll()
         self._waits: dict[int, _Wait] = {}
         self._unserved: list[tuple[int, int]] = []
-        self._early: list[Callable[[], None]] = []
-        self._late: list[Callable[[], None]] = []
+        self._early: deque[Callable[[], None]] = deque()
+        self._late: deque[Callable[[], None]] = deque()
+        self._last: deque[Callable[[], None]] = deque()
         self.is_in_turn = False
         """Whether a turn is in progress, so that `at_turn_end` defers callbacks. For reading only."""
         self._scope = trio.CancelScope(shield=True)
@@ -83,6 +86,15 @@ class Poller:
             self._early.append(callback)
         else:
             self._late.append(callback)
+
+    def after_turn(self, callback: Callable[[], None]) -> bool:
+        """Calls `callback` as the last part of the turn, after its output is sent. Outside a turn, returns False.
+
+        It must not raise, and may add callbacks for the same turn.
+        """
+        if self.is_in_turn:
+            self._last.append(callback)
+        return self.is_in_turn
 
     def as_turn(self, function: Callable[[], None]) -> None:
         """Calls `function` as part of a turn, so that its output is sent together. Starts a turn if there is none."""
@@ -125,12 +137,8 @@ class Poller:
             self.is_in_turn = False
 
     def _end_turn(self) -> None:
-        while self._early or self._late:
-            callbacks, self._early = self._early, []
-            if not callbacks:
-                callbacks, self._late = self._late, []
-            for callback in callbacks:
-                callback()
+        while callbacks := self._early or self._late or self._last:
+            callbacks.popleft()()
 
     def _serve_one(self, descriptor: int, wait: _Wait) -> None:
         try:

@@ -52,6 +52,15 @@ ServeChunk = Callable[[bytes], bool]
 """Serves a chunk if that needs no wait; returns whether it did."""
 
 
+ReadInto = Callable[[int, memoryview], int]
+"""Reads from a descriptor into the start of a buffer, as readv(2) does, and returns the number of bytes."""
+
+
+def read_into(descriptor: int, buffer: memoryview) -> int:
+    """The usual `ReadInto`."""
+    return os.readv(descriptor, (buffer,))
+
+
 class Transport(Protocol):
     """What a connection needs of its stream. Errors of the peer or the network raise trio.BrokenResourceError only."""
 
@@ -63,8 +72,11 @@ class Transport(Protocol):
         """
         ...
 
-    async def receive_into(self, buffer: memoryview) -> int:
-        """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream."""
+    async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
+        """Receives into the start of `buffer`; returns the number of bytes, 0 at the end of the stream.
+
+        If the bytes come from a socket unchanged, `read` reads them, and may do more. OSError: as of readv(2).
+        """
         ...
 
     @property
@@ -190,12 +202,12 @@ class SocketTransport:
             self._read_size = self._read_size_max
         return chunk
 
-    async def receive_into(self, buffer: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
         if self._waits_left or self._slice_bytes >= TIME_SLICE_BYTES:
             await self._wait()
         while True:
             try:
-                size = os.readv(self._socket.fileno(), (buffer,))
+                size = read(self._socket.fileno(), buffer)
             except BlockingIOError:
                 await self._wait_after_miss()
             except OSError as error:
@@ -279,10 +291,14 @@ class EagerWriter:
     def try_send(self, data: bytes) -> int:
         """Sends without waiting; returns how many bytes the system has accepted. Only while `is_idle`."""
         size = self.transport.send_nowait(data)
-        if size < len(data):
-            self._rest = memoryview(data)[size:]
-            self.wake()
+        self.leave_rest(data, size)
         return size
+
+    def leave_rest(self, data: bytes, sent: int) -> None:
+        """Leaves to the task what is not sent of `data`. Only while `is_idle`."""
+        if sent < len(data):
+            self._rest = memoryview(data)[sent:]
+            self.wake()
 
     def wake(self) -> None:
         """Ends `wait_for_work`."""
@@ -347,7 +363,7 @@ class EncryptedTransport:
                 break
         return chunk
 
-    async def receive_into(self, buffer: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
         chunk = await self._stream.receive_some(len(buffer))
         buffer[: len(chunk)] = chunk
         return len(chunk)
@@ -376,7 +392,7 @@ class StreamTransport:
                 break
         return chunk
 
-    async def receive_into(self, buffer: memoryview) -> int:
+    async def receive_into(self, buffer: memoryview, read: ReadInto = read_into) -> int:
         chunk = await self._stream.receive_some(len(buffer))
         buffer[: len(chunk)] = chunk
         return len(chunk)

@@ -58,6 +58,7 @@ async def start_replication(
         run_id=node.run_id,
         is_learner=config.async_learner,
         jitter=node.platform.jitter,
+        poller=node.poller,
     )
     node.ha_client.set_master(config.ha_master_address or None, origin="haMasterAddress")
     await nursery.start(node.ha_client.run)

@@ -90,6 +90,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             ) as client,
             trio.open_nursery() as nursery,
         ):
+            node.store.dispatcher.after_turn = node.poller.after_turn
             nursery.start_soon(tls.keep_fresh)
             nursery.start_soon(node.loop_delay.serve)
             if ports.grpc is not None:

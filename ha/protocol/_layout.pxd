@@ -51,6 +51,11 @@ cdef enum:
     SEND_FIELD_COUNT = 14
     ACK_FIELD_COUNT = 6
 
+    # ha_frame, pump
+    TRANSFER_HEADER_SIZE = 12
+    REPORT_SIZE = 8
+    FRAMES_MAX = 64
+
     INT32_MAX = 0x7FFFFFFF
 
 

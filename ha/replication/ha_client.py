@@ -34,6 +34,7 @@ import trio
 from trio_util import AsyncValue
 
 from ha.errors import ConfigError, DiskFull
+from ha.poller import Poller
 from ha.protocol.auto_switch_frame import NO_EPOCH, SlaveHandshake
 from ha.replication.epoch_follower import EpochFollower
 from ha.replication.ha_session import HASession
@@ -66,6 +67,7 @@ class HAClient:
         run_id: int = 0,
         is_learner: bool = False,
         jitter: Callable[[], float] = random.random,
+        poller: Poller | None = None,
     ) -> None:
         """`connect` opens a stream to `host:port`; OSError if it can't. `own_port`: this node's own HA port.
 
@@ -73,8 +75,9 @@ class HAClient:
         raises nothing, and is cancelled after connect_timeout_s.
         `member`: the store of `log`, if this node is a member of a failover group; `broker_id` and `run_id` identify
         the member and its process. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers
-        in [0, 1) that shorten the waits between attempts.
+        in [0, 1) that shorten the waits between attempts. `poller`: what appended bytes cause is part of its turns.
         """
+        self._poller = poller
         self._log = log
         self._options = options or HAOptions()
         self._connect = connect
@@ -191,7 +194,13 @@ class HAClient:
             greeting = msgspec.structs.replace(self._greeting, run_id=run_id)
             follower = EpochFollower(self._member, self._log, greeting, self)
         session = HASession(
-            stream, self._log, self._options, self._plan(), on_condition=self._set_condition, follower=follower
+            stream,
+            self._log,
+            self._options,
+            self._plan(),
+            on_condition=self._set_condition,
+            follower=follower,
+            poller=self._poller,
         )
         self._session = session
         self.local_address = local_name(stream)

@@ -1,7 +1,8 @@
 """One connection of a slave to its master: appends frames to the log and reports how far the log is.
 
 At most three tasks in one nursery; the first one that ends closes the connection:
-- the reader appends body bytes as they arrive, so that a frame of any size costs no memory;
+- the reader appends body bytes as they arrive, so that a frame of any size costs no memory; complete frames that only
+  have to be appended, with one call that reports them, too (pump.py);
 - the reporter sends the request, which is a little before the log's end (overlap.py), then one report each time it sees
   that the log grew, or one for several times while much data is coming, and a heartbeat when nothing was written for
   more than heartbeat_interval. While it is idle, the code that makes the log grow sends the report for it: the reader
@@ -20,10 +21,12 @@ everything in the log is flushed, as a request counts as an acknowledgement.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from ha.errors import DamagedBytes, DiskFull, RemoteProtocolError
+from ha.poller import Poller
 from ha.protocol.auto_switch_frame import (
     NO_EPOCH,
     EpochFrameHeader,
@@ -42,11 +45,12 @@ from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.overlap import Overlap, overlap_start
+from ha.replication.pump import pump
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
 from ha.replication.slave_protocol import Request, SessionState, SlaveProtocol
 from ha.replication.statistics import Condition
-from ha.transport import EagerWriter, transport_for
+from ha.transport import EagerWriter, read_into, transport_for
 
 RECEIVE_SIZE_FIRST = 64 << 10
 """Initial size of a receive; doubled up to receive_size_bytes while receives come back full."""
@@ -74,8 +78,13 @@ class HASession:
         *,
         on_condition: Callable[[Condition, str], None],
         follower: EpochFollower | None = None,
+        poller: Poller | None = None,
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE while the slave waits so."""
+        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE while the slave waits so.
+
+        With a `poller`, what the log's growth causes is part of one of its turns.
+        """
+        self._poller = poller
         self._stream = stream
         self._transport = transport_for(stream, RECEIVE_SIZE_FIRST)
         self._log = log
@@ -87,6 +96,13 @@ class HASession:
         self._encode_report = encode_report if follower is None else _encode_epoch_report
         self._scope = trio.CancelScope()
         self._heartbeat_received = trio.Event()
+        self._parser: TransferParser | MasterMessageParser = TransferParser(body_size_max=log.segment_size)
+        if follower is not None:
+            self._parser = MasterMessageParser(body_size_max=log.segment_size)
+        self._pumps = follower is None and not options.ack_flushed
+        """Whether frames are only appended and reported in the steady state"""
+        self._pumped_bytes = 0
+        """Bytes of the last receive that were handled while it was read"""
         self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
         self._reporter = EagerWriter(self._transport)
         self._bulk_count = 0
@@ -164,20 +180,18 @@ class HASession:
     # The reader
 
     async def _receive(self) -> SessionEnd:
-        size_max = self._log.segment_size
-        parser: TransferParser | MasterMessageParser = TransferParser(body_size_max=size_max)
-        if self._follower is not None:
-            parser = MasterMessageParser(body_size_max=size_max)
-        receive_into = self._transport.receive_into
+        parser, receive_into, read = self._parser, self._transport.receive_into, self._read
         # One reused buffer: fresh memory costs a page fault for each of its pages.
         buffer = memoryview(bytearray(RECEIVE_SIZE_FIRST))
-        while size := await receive_into(buffer):
-            received = buffer[:size]
+        while size := await receive_into(buffer, read):
+            if self._pumped_bytes == size < BULK_BYTES:
+                continue
+            received = buffer[self._pumped_bytes : size]
             if self.reported_offset < 0 and bytes(received[: len(CHALLENGE_BEGIN)]) == CHALLENGE_BEGIN:
                 detail = "the master demands haSharedSecret, and none is set here"
                 return SessionEnd(Condition.NOT_AUTHENTICATED, detail)
             self.last_read_at = now = trio.current_time()
-            self.flow.count(size, now)
+            self.flow.count(len(received), now)
             for event in parser.feed(received):
                 if isinstance(event, TransferHeader):
                     end = await self._take_header(event.physical_offset, event.body_size)
@@ -198,6 +212,30 @@ class HASession:
             if size == len(buffer) < self._options.receive_size_bytes:
                 buffer = memoryview(bytearray(min(2 * size, self._options.receive_size_bytes)))
         return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
+
+    def _read(self, descriptor: int, buffer: memoryview) -> int:
+        """Receives, and in the steady state appends and reports the complete frames. OSError if receiving fails."""
+        self._pumped_bytes = 0
+        is_steady = self._pumps and self._protocol.is_appending and self._parser.is_between_frames
+        tail = self._log.tail() if is_steady and self._reporter.is_idle else None
+        if tail is None:
+            return read_into(descriptor, buffer)
+        began, offset = trio.current_time(), self._log.max_offset.value
+        received, taken, size, sent = pump(descriptor, buffer, offset, *tail, BULK_BYTES)
+        if taken:
+            self._pumped_bytes = taken
+            self.last_read_at = began
+            self.flow.count(taken, began)
+            if taken < BULK_BYTES:
+                self.reported_offset = offset + size
+                self._reporter.leave_rest(self._encode_report(offset + size), sent)
+                self.last_write_at = began
+            publish = partial(self._log.note_appended, size, began)
+            if self._poller is None:
+                publish()
+            else:
+                self._poller.as_turn(publish)
+        return received
 
     async def _take_epoch_message(self, message: MasterHandshake | EpochFrameHeader) -> SessionEnd | None:
         assert self._follower is not None

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ha.store.damage import FoundBy
 from ha.store.epochs import EpochHistory
+from ha.store.segmented_log import LogTail
 from ha.store.watched_offset import WatchedOffset
 
 
@@ -50,6 +51,12 @@ class ReplicatedLog(Protocol):
 
         An empty chunk at offset X of an empty log creates the segment of X. DiskFull if a segment can't be created.
         """
+
+    def tail(self) -> LogTail | None:
+        """Return where the next bytes go; None if `append_raw` has to be used, as it may wait, or takes other bytes."""
+
+    def note_appended(self, size: int, began: float) -> None:
+        """Publish `size` bytes of the master that are written at the `tail` of this moment; `began`: trio clock."""
 
     async def reset(self, first_offset: int) -> None:
         """Move the whole log aside and restart it empty at `first_offset`, the start of a segment."""

@@ -107,6 +107,11 @@ class SlaveProtocol:
         """Where the master's next byte belongs."""
         return self._check.position if isinstance(self._check, Overlap) else self._log.max_offset.value
 
+    @property
+    def is_appending(self) -> bool:
+        """Whether a frame that continues the log is appended without another check."""
+        return self.state.value is SessionState.FOLLOWING
+
     def become(self, state: SessionState) -> None:
         """Move to GREETING, RECONCILING, ASKING or PREPARING."""
         assert state in TRANSITIONS[self.state.value], f"{self.state.value} -> {state}"

@@ -29,7 +29,7 @@ from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
 from ha.store.record_maker import NO_ROOM, AppendResult, RecordMaker
-from ha.store.segmented_log import UNLIMITED, SegmentedLog
+from ha.store.segmented_log import UNLIMITED, LogTail, SegmentedLog
 from ha.store.verified_reads import VerifiedReads
 
 logger = logging.getLogger(__name__)
@@ -271,6 +271,22 @@ class CommitLog(SegmentedLog):
         finally:
             self._append_lock.release()
             self.append_times.observe(trio.current_time() - began)
+
+    def tail(self) -> LogTail | None:
+        """Returns where a caller may write the master's next bytes by itself, and then call `note_appended` in the same
+        step; None if only `append_raw` can take them."""
+        segment, position = self._tail()
+        descriptor = None if segment is None else segment.file.descriptor
+        if segment is None or descriptor is None or position == self.segment_size or self._append_lock.locked():
+            return None
+        return LogTail(descriptor, position, self.segment_size - position)
+
+    def note_appended(self, size: int, began: float) -> None:
+        """Publishes `size` bytes that the caller has written at the `tail`, as `append_raw` does."""
+        segment, position = self._tail()
+        assert segment is not None
+        self._publish(segment, position + size)
+        self.append_times.observe(trio.current_time() - began)
 
     async def reset(self, first_offset: int) -> None:
         """Sets everything that the store holds aside and starts empty at the segment of `first_offset`.

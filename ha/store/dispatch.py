@@ -2,8 +2,9 @@
 messages.
 
 One task reads records between `dispatched_offset` and the end (with SYNC_FLUSH: the flushed end), or the log's
-`dispatch_limit` where that comes first. It runs on masters and slaves alike and is idempotent: records that a queue or
-the index already has are skipped, so it may begin early.
+`dispatch_limit` where that comes first. While it is idle, records that are appended in a turn of the event loop are
+dispatched in that turn, without waking it, unless that has to wait. It runs on masters and slaves alike and is
+idempotent: records that a queue or the index already has are skipped, so it may begin early.
 Sources: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue, -BuildIndex.
 """
 
@@ -82,6 +83,12 @@ class Dispatcher:
         """Records that could not be added to their queue"""
         self.on_caught_up: Callable[[], None] = lambda: None
         """Called when dispatch reaches the end after it waited for a repair. The store sets it"""
+        self.after_turn: Callable[[Callable[[], None]], bool] = lambda callback: False
+        """Calls a function at the end of the event loop's turn; returns False outside a turn. The node sets it"""
+        self._is_idle = False
+        """Whether `run` has dispatched everything and waits. What then arrives in a turn is dispatched in that turn"""
+        self._is_due = False
+        self._arrived = trio.lowlevel.ParkingLot()
         self._damaged: DamagedBytes | None = None
         self._has_waited_for_repair = False
         self._is_making_files = False
@@ -93,9 +100,16 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatches until cancelled. DiskFailed if the disk fails, not if it is full."""
+        log = self._log
+        offsets = log.flushed_offset if self._options.is_sync_flush else log.max_offset, log.dispatch_limit
+        for offset in offsets:
+            offset.subscribe(self._on_log_grew)
         try:
             await self._run()
         finally:
+            for offset in offsets:
+                offset.unsubscribe(self._on_log_grew)
+            self._is_idle = False
             self._stop_making()
 
     async def _run(self) -> None:
@@ -112,7 +126,11 @@ class Dispatcher:
                 if self._has_waited_for_repair:
                     self._has_waited_for_repair = False
                     self.on_caught_up()
-                await limit.wait_beyond(position)
+                self._is_idle = True
+                try:
+                    await self._arrived.park()
+                finally:
+                    self._is_idle = False
                 continue
             end = limit.value
             if await self._advance(end):
@@ -127,6 +145,40 @@ class Dispatcher:
             else:
                 self._has_waited_for_repair = True
                 await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
+
+    def _on_log_grew(self) -> None:
+        """Dispatches what is new at the end of the turn, or leaves it to the task."""
+        if not self._is_idle or self._is_due:
+            return  # the task looks before it is idle again
+        if self._log.dispatched_offset.value >= self._log.dispatchable_end:
+            return
+        self._is_due = self.after_turn(self._advance_in_turn)
+        if not self._is_due:
+            self._arrived.unpark_all()
+
+    def _advance_in_turn(self) -> None:
+        self._is_due = False
+        if self._is_idle and not self._advance_now():
+            self._arrived.unpark_all()
+
+    def _advance_now(self) -> bool:
+        """Dispatches a chunk that needs no wait; returns whether that was all. Otherwise the task does the rest."""
+        log = self._log
+        position, end = log.dispatched_offset.value, log.dispatchable_end
+        if position >= end:
+            return True
+        chunk = None if log.truncated else log.read_hot(position, min(_CHUNK_BYTES, end - position))
+        if not chunk:
+            return False
+        digest = self._digest(chunk, position, log.segment_at(position).end)
+        if not digest.size or self._lacks_files(digest):
+            return False
+        try:
+            arrivals = self._build(digest)
+        except OSError:
+            return False  # the task tries again, and reports it
+        self._finish(digest, position, arrivals)
+        return position + digest.size == end
 
     async def wait_files_made(self) -> None:
         """If a worker makes files for queues, waits until the present records are dispatched, or can't be: 3 s at most.
@@ -184,6 +236,12 @@ class Dispatcher:
         arrivals = await self._build_when_possible(digest, position)
         if arrivals is None:
             return True
+        self._finish(digest, position, arrivals)
+        return True
+
+    def _finish(self, digest: RecordDigest, position: int, arrivals: list[Arrival]) -> None:
+        """Publishes that the records at `position` have their entries."""
+        log = self._log
         if self.paused_reason:
             logger.warning("dispatch.resumed at=%d", position)
             self.paused_reason = ""
@@ -194,7 +252,6 @@ class Dispatcher:
         if arrivals:
             for callback in self._subscribers:
                 callback(arrivals)
-        return True
 
     async def _next_digest(self, position: int, end: int) -> RecordDigest | None:
         """Returns the next records, or why there are none; None if the next one is incomplete, or the log changed.
@@ -290,9 +347,22 @@ class Dispatcher:
         self._log.dispatched_offset.raise_to(position + step)
         return True
 
+    def _lacks_files(self, digest: RecordDigest) -> bool:
+        """Returns whether queues or index may have to make files for these records."""
+        for run in digest.queues:
+            queue = self._queues.get(run.topic, run.queue_id)
+            if queue is None or queue.lacks_files_to(run.queue_offset + len(run.entries) // ENTRY_SIZE):
+                return True
+        index = self._index
+        if index is None or not index.is_attached:
+            return False
+        return index.lacks_file(len(digest.keys) // KEY_SIZE, digest.last_offset)
+
     async def _make_files(self, digest: RecordDigest) -> None:
         """Makes the files that queues and index lack for these records, in a worker: that waits for the disk, and may
         have to fill them. OSError. If the log is truncated or set aside meanwhile, they are deleted again."""
+        if not self._lacks_files(digest):
+            return
         wanted: list[NewFile] = []
         for run in digest.queues:
             queue = self._queues.get(run.topic, run.queue_id)
@@ -346,11 +416,13 @@ class Dispatcher:
 
     def _build_queue(self, run: QueueRun) -> Arrival | None:
         topic, queue_id = run.topic, run.queue_id
-        if not is_queue_directory(topic, queue_id):
-            for physical_offset, *_ in ENTRY.iter_unpack(run.entries):
-                self._skip(topic, queue_id, physical_offset, "unusable topic or queue")
-            return None
-        queue = self._queues.get_or_create(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            if not is_queue_directory(topic, queue_id):
+                for physical_offset, *_ in ENTRY.iter_unpack(run.entries):
+                    self._skip(topic, queue_id, physical_offset, "unusable topic or queue")
+                return None
+            queue = self._queues.get_or_create(topic, queue_id)
         if run.queue_offset == queue.max_offset and run.queue_offsets is None:
             physical_offset, size, _ = ENTRY.unpack_from(run.entries)
             if physical_offset + size > queue.max_physical_offset:  # the usual case: the next entries

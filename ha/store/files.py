@@ -66,6 +66,10 @@ class File(Protocol):
 
     path: Path
 
+    @property
+    def descriptor(self) -> int | None:
+        """The file's descriptor, which may be written to with pwrite(2); None if it is no file of the system."""
+
     def map(self, size: int) -> memoryview:
         """Returns the first `size` bytes as shared, writable memory. They must exist and be allocated."""
 
@@ -221,6 +225,10 @@ class OsFile:
             trio.lowlevel.start_thread_soon(partial(_close_deleted, descriptor, [mapped]), _ignore)
         except RuntimeError:  # no new threads: the interpreter ends
             os.close(descriptor)
+
+    @property
+    def descriptor(self) -> int:
+        return self._descriptor
 
     def map(self, size: int) -> memoryview:
         self._map = mmap.mmap(self._descriptor, size)

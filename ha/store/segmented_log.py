@@ -7,6 +7,7 @@ the bytes nor what they mean. Source: MappedFileQueue.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import trio
 
@@ -20,6 +21,14 @@ UNLIMITED = (1 << 63) - 1
 """Value of `dispatch_limit` if there is no limit."""
 
 _EMPTY = memoryview(b"")
+
+
+class LogTail(NamedTuple):
+    """Where the bytes after the log's end belong: a position of the last segment's file, and the room behind it."""
+
+    descriptor: int
+    position: int
+    room: int
 
 
 class SegmentedLog:

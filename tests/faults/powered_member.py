@@ -88,6 +88,7 @@ class _PoweredFile:
 
     def __init__(self, file: File, note: Path, written_to: int) -> None:
         self.path = file.path
+        self.descriptor: int | None = None
         self.map, self.cool, self.pread, self.pread_nowait = file.map, file.cool, file.pread, file.pread_nowait
         self.next_range, self.write_back = file.next_range, file.write_back
         self._file = file

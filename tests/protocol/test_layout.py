@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import ha.protocol
-from ha.protocol import batch, codes, index_entries, properties, record, record_digest, record_encoding
+from ha.protocol import batch, codes, ha_frame, index_entries, properties, record, record_digest, record_encoding
 from ha.protocol.codes import SysFlag
 from ha.protocol.request_parser import OnlyAck, OnlyShort
 from ha.protocol.store_files import BLANK_SIZE, ENTRY_SIZE, INDEX_ENTRY_SIZE
+from ha.replication import pump
 
 FOLDER = Path(ha.protocol.__file__).parent
 ELSEWHERE = {
@@ -25,7 +26,7 @@ ELSEWHERE = {
     "BATCH_HEAD_SIZE": batch.HEAD_SIZE,
     "BATCH_ENTRY_SIZE_MIN": batch.ENTRY_SIZE_MIN,
 }
-MODULES = (SysFlag, codes, properties, record, record_encoding, record_digest, index_entries)
+MODULES = (SysFlag, codes, properties, record, record_encoding, record_digest, index_entries, ha_frame, pump)
 
 
 def test_constants_are_those_of_the_python_modules() -> None:

@@ -148,6 +148,7 @@ async def test_callbacks_are_called_after_all_reads_of_a_turn_early_ones_first()
             def serve(name: str) -> Callable[[], bool]:
                 def on_readable() -> bool:
                     order.append(f"read {name}")
+                    assert poller.after_turn(lambda: order.append(f"last {name}"))
                     poller.at_turn_end(lambda: order.append(f"late {name}"))
                     poller.at_turn_end(lambda: leave(name), is_early=True)
                     return False
@@ -159,6 +160,7 @@ async def test_callbacks_are_called_after_all_reads_of_a_turn_early_ones_first()
                 poller.at_turn_end(lambda: order.append(f"left by {name}"))
 
             poller.at_turn_end(lambda: order.append("at once"))
+            assert not poller.after_turn(lambda: order.append("never"))
             await its.send_all(b"x")
             await others.send_all(b"x")
             async with trio.open_nursery() as nursery:
@@ -166,7 +168,7 @@ async def test_callbacks_are_called_after_all_reads_of_a_turn_early_ones_first()
                 nursery.start_soon(poller.wait, two.socket.fileno(), serve("two"))
     first, second = ("one", "two") if order[1] == "read one" else ("two", "one")
     assert order == ["at once"] + [
-        f"{what} {name}" for what in ("read", "early", "late", "left by") for name in (first, second)
+        f"{what} {name}" for what in ("read", "early", "late", "left by", "last") for name in (first, second)
     ]
 
 

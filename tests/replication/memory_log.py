@@ -7,6 +7,7 @@ import trio
 from ha.errors import DamagedBytes, OffsetGone
 from ha.replication.log import ReplicatedLog
 from ha.store.damage import FoundBy
+from ha.store.segmented_log import LogTail
 from ha.store.watched_offset import WatchedOffset
 
 SEGMENT_SIZE = 4096
@@ -90,6 +91,12 @@ class MemoryLog:
             raise OffsetGone(physical_offset, self.min_offset, self.max_offset.value)
         room = self.segment_size - physical_offset % self.segment_size
         return self.bytes_at(physical_offset, min(size_max, room, self.max_offset.value - physical_offset))
+
+    def tail(self) -> LogTail | None:
+        return None
+
+    def note_appended(self, size: int, began: float) -> None:
+        raise NotImplementedError("it has no tail")
 
     async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
         if self.before_append is not None:

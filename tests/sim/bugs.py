@@ -20,6 +20,7 @@ from ha.broker.pop.state import Batch, PopState
 from ha.broker.put_request import PutRequest
 from ha.broker.timer_index import TimerIndex
 from ha.causes import Cause
+from ha.poller import Poller
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message
 from ha.protocol.record_digest import KEY_SIZE, QueueRun
@@ -328,9 +329,10 @@ def ack_before_flush(plant: Planting) -> None:
         *,
         on_condition: Callable[[Condition, str], None],
         follower: EpochFollower | None = None,
+        poller: Poller | None = None,
     ) -> None:
         options = msgspec.structs.replace(options, ack_flushed=False)
-        real(self, stream, log, options, plan, on_condition=on_condition, follower=follower)
+        real(self, stream, log, options, plan, on_condition=on_condition, follower=follower, poller=poller)
 
     plant.replace(HASession.__init__)(init)
 

@@ -146,6 +146,10 @@ class SimFile:
         self._refusal: OSError | None = None
         """Error for the rest of a partially accepted write"""
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def map(self, size: int) -> memoryview:
         assert size <= len(self._inode.content)
         return memoryview(self._inode.content)[:size]

@@ -31,6 +31,10 @@ class HeldFile(Generic[Inode]):
         self.path = path
         self._inode = inode
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def map(self, size: int) -> memoryview:
         assert size <= len(self._inode.content)
         return memoryview(self._inode.content)[:size]
