@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,7 @@ from ha.errors import OptionError, RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.spark.data_source import HalogDataSource
 from ha.spark.jobs.archive.manifest import State
-from ha.spark.jobs.archive.read import archive_states, delta_session, is_delta, read_states
+from ha.spark.jobs.archive.read import archive_states, read_states
 from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.log_source import LogSource, QueueKey
 from ha.spark.source.offsets import check_topics_exist, encode_positions
@@ -51,8 +49,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     The archive is read as it is now, and the log as it is at the first query, from where this state of the archive
     ends. Meanwhile the archive may grow, and retention may delete: if it deletes what only a later state of the archive
     has, the query fails with RecordsGone and leaves nothing out; call this again. Do so, too, if a query does not find
-    a Parquet file, which a compaction has replaced (a Delta table keeps them until VACUUM), or for a queue that did not
-    exist yet.
+    a Parquet file, which a compaction has replaced (with a Delta table not before VACUUM, with an Iceberg table not
+    before its snapshots expire), or for a queue that did not exist yet.
 
     A query fails with RecordsGone as well if a queue ends before its last archived message: the log is that of a slave
     that is behind, or the topic was deleted and created again. With `servers` it fails, too, if all messages of a
@@ -67,12 +65,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
         raise OptionError(
             "archive", f"{archive} does not contain the topic {name}", "an archive of it, or of all topics"
         )
-    session = delta_session(spark) if is_delta(folder) else spark
-    rows = read_states(session, folder, states).where((F.col("topic") == name) & _covered_by(states))
+    rows = read_states(spark, folder, states).where(F.col("topic") == name)
     ends = _archived_ends(states, name)
-    if is_delta(folder):  # its states have no files
-        for key, end in _ends_in_table(rows).items():
-            ends[key] = max(ends.get(key, 0), end)
     covered = {state.broker_name: state.covered_end or 0 for state in states if state.holds(name)}
     with closing(open_source(parsed)) as source:
         if parsed.servers:
@@ -86,9 +80,9 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     archived = rows.select(*columns)
     if not starts:
         return archived
-    session.dataSource.register(HalogDataSource)
+    spark.dataSource.register(HalogDataSource)
     given = {**options, "topic": name, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)}
-    return archived.unionByName(session.read.format("halog").options(**given).load())
+    return archived.unionByName(spark.read.format("halog").options(**given).load())
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:
@@ -104,12 +98,6 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
     return parsed
 
 
-def _covered_by(states: list[State]) -> Column:
-    """Returns the condition for rows of these states: a Delta table may have newer ones."""
-    broker, place = F.col("brokerName"), F.col("physicalOffset")
-    return reduce(or_, ((broker == state.broker_name) & (place < (state.covered_end or 0)) for state in states))
-
-
 def _archived_ends(states: list[State], name: str) -> _Ends:
     ends: _Ends = {}
     for state in states:
@@ -118,11 +106,6 @@ def _archived_ends(states: list[State], name: str) -> _Ends:
                 key = state.broker_name, span.queue_id
                 ends[key] = max(ends.get(key, 0), span.last + 1)
     return ends
-
-
-def _ends_in_table(rows: DataFrame) -> _Ends:
-    found = rows.groupBy("brokerName", "queueId").agg(F.max("queueOffset")).collect()
-    return {(broker, queue_id): last + 1 for broker, queue_id, last in found if queue_id is not None}
 
 
 def _starts(

@@ -73,7 +73,7 @@ def test_a_service_reports_its_lag_after_each_commit(tmp_path: Path, caplog: pyt
                 assert live.clean()
 
         def late(step: str) -> None:
-            if step == "write commit" and len(seen) == 1:
+            if step == "link commit" and len(seen) == 1:
                 live.put([message(300)])
 
         live.put([message(n) for n in range(100)])

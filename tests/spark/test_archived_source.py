@@ -147,11 +147,12 @@ def test_each_message_comes_once_whatever_happens_meanwhile(tmp_path: Path, seed
     dice = random.Random(seed)
     limits = [{}, {"maxOffsetsPerTrigger": "37"}, {"maxBytesPerTrigger": "4k"}]
     view = View(tmp_path)
+    form = ("parquet", "iceberg")[seed % 2]
     reader = Reader(view, **dice.choice(limits))
     count = 0
     with live_store(view.store, SEGMENT) as live:
         live.put(messages(0, 20))
-        view.run_archive()
+        view.run_archive(format=form)
         count = 20
         for _ in range(25):
             step = dice.choice(["put", "put", "archive", "kill", "delete", "read", "die"])
@@ -160,15 +161,15 @@ def test_each_message_comes_once_whatever_happens_meanwhile(tmp_path: Path, seed
                 live.put(messages(count, count + more))
                 count += more
             elif step == "archive":
-                view.run_archive()
+                view.run_archive(format=form)
             elif step == "kill":
-                fatal = dice.choice(["write commit", "link", "remove", "rename", "mark", "clear"])
+                fatal = dice.choice(["link", "remove", "rename", "mark", "clear", "follow"])
                 try:
-                    view.run_archive(fatal)
+                    view.run_archive(fatal, format=form)
                 except KilledError:
                     pass
             elif step == "delete":
-                view.run_archive()  # retention deletes only what is archived
+                view.run_archive(format=form)  # retention deletes only what is archived
                 live.clean()
             else:
                 reader.run(dice.randrange(1, 4), dies=step == "die")

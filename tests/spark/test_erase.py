@@ -16,14 +16,14 @@ import ha.spark
 from ha.cli import run
 from ha.errors import ArchiveConflict, OptionError
 from ha.protocol.record import Message
-from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states, read_archive
+from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.erase import EraseOptions, EraseResult, erase
 from ha.spark.jobs.archive.manifest import Commit, Manifest, Scope
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import KilledError, live_store, make_store, message, records_of
 from tests.spark.test_archive import visible
-from tests.spark.test_archive_spark import skip_without_delta
+from tests.spark.test_archive_spark import delta_rows, skip_without_delta
 from tests.spark.test_archived_source import Reader, View, numbers
 
 SPARK = inline_spark()
@@ -202,7 +202,7 @@ def test_a_kill_leaves_all_rows_or_none(tmp_path: Path) -> None:
             before = archived.rows()
             archived.erase("n3", "k1", failpoint=steps.append)
             after = archived.rows()
-            assert {step.split()[0] for step in steps} == {"clear", "write", "link", "remove", "rename", "mark"}
+            assert {step.split()[0] for step in steps} == {"clear", "link", "remove", "rename", "mark"}
             number = 1
             continue
         left = number
@@ -247,18 +247,23 @@ def test_an_archiver_must_be_stopped_first(archived: Archived) -> None:
     assert archived.erase("k1").rows == 1
 
 
-@pytest.mark.parametrize("kind", ["append", "erase"])
-def test_a_commit_of_a_delta_table_that_is_not_complete(tmp_path: Path, kind: Literal["append", "erase"]) -> None:
-    """As after a kill: an erasure is complete when it is committed, but an archiver may still have to write rows."""
-    manifest = Manifest(tmp_path, "broker-b")
+@pytest.mark.parametrize("kind", ["append", "void"])
+def test_a_delta_archive_without_files_in_its_manifest_is_refused(
+    tmp_path: Path, kind: Literal["append", "void"]
+) -> None:
+    """As halog 0.1 wrote it. Nothing of it is changed."""
+    store, manifest = make_store(tmp_path / "broker-b", messages(0, 1)), Manifest(tmp_path / "archive", "broker-b")
     with manifest.locked():
         commit = Commit(sequence=1, kind=kind, time_ms=0, scope=Scope("delta"), covered_begin=0, covered_end=9)
         manifest.commit(commit)
-        assert manifest.recover().sequence == 1
-        assert manifest.unapplied() == (commit if kind == "append" else None)
-    if kind == "append":
-        with pytest.raises(ArchiveConflict, match="its last commit is not complete: run archive once"):
-            erase(SPARK, EraseOptions(archive=str(tmp_path), topic="flights", dry_run=False))
+    for refused in (
+        lambda: archive_states(manifest.archive),
+        lambda: archive(SPARK, ArchiveOptions(path=str(store), archive=str(manifest.archive), format="delta")),
+        lambda: erase(SPARK, EraseOptions(archive=str(manifest.archive), topic="flights", dry_run=False)),
+    ):
+        with pytest.raises(OptionError, match=r"is a Delta archive of halog 0\.1"):
+            refused()
+    assert manifest.applied() == 0
 
 
 def test_options_are_checked(archived: Archived, tmp_path: Path) -> None:
@@ -286,7 +291,7 @@ def test_messages_disappear_from_a_delta_table(spark: SparkSession, tmp_path: Pa
 
     def rows() -> Counter[tuple[str, str, bool]]:
         of_flights = F.col("propertiesString").contains("_TOPIC\x01flights")
-        found = read_archive(spark, target).select("topic", "uniqKey", of_flights.alias("copy")).collect()
+        found = delta_rows(spark, target).select("topic", "uniqKey", of_flights.alias("copy")).collect()
         return Counter((row.topic, row.uniqKey, row["copy"]) for row in found)
 
     make_store(store, messages(0, 60))

@@ -17,12 +17,14 @@ from ha.errors import OptionError
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from ha.spark.restarts import with_restarts
 from ha.spark.sink.options import COMMIT_TOPIC
 from tests.spark.clusters import running_broker
-from tests.spark.inline import inline_spark
+from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import KilledError, LiveStore, flights_and_others, live_store, message
 from tests.spark.test_archive_spark import skip_without_delta
+from tests.spark.test_archived_source import first_rows
 
 pytestmark = pytest.mark.spark
 
@@ -41,7 +43,7 @@ def numbers(table: DataFrame) -> list[int]:
     return sorted(int(bytes(row.body[:8])) for row in table.select("body").collect())
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
 def test_each_message_is_there_once_while_both_change(spark: SparkSession, tmp_path: Path, form: str) -> None:
     if form == "delta":
         skip_without_delta(spark)
@@ -76,6 +78,10 @@ def test_each_message_is_there_once_while_both_change(spark: SparkSession, tmp_p
         late = table()
         delete_archived(live)
         assert numbers(late) == list(range(460))
+        given = {"path": str(store), "archive": str(target), "topic": "flights"}
+        assert sorted(int(row["body"][:8]) for row in first_rows(given)) == list(range(460))
+        options = AuditOptions(paths=(str(store),), archive=str(target))
+        assert audit_with(inline_runner(), options).exit_code == 0
         # The log no longer has the messages that were archived after this table was made.
         with pytest.raises(PySparkException, match="retention deleted them"):
             numbers(early)

@@ -27,7 +27,11 @@ def archive(
     broker_name: Annotated[
         str | None, Parameter(help="Broker name in the archive (default: the broker's own).")
     ] = None,
-    format: Literal["parquet", "delta"] = "parquet",
+    format: Literal["parquet", "delta", "iceberg"] = "parquet",
+    iceberg_table: Annotated[
+        str | None,
+        Parameter(help="CATALOG.NAMESPACE.TABLE in PyIceberg's configuration (default: the archive directory)."),
+    ] = None,
     topics: Annotated[
         list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
     ] = None,
@@ -45,7 +49,7 @@ def archive(
     ] = True,
     where: Where = Where(),  # noqa: B008 - cyclopts reads the default of a flattened group
 ) -> int:
-    """Write the log as Parquet or Delta, by topic and day, each record once. Run it again to continue.
+    """Write the log as Parquet, Delta or Iceberg, by topic and day, each record once. Run it again to continue.
 
     With --every it runs as a service, and logs a line with the lag for each commit on standard error.
 
@@ -66,6 +70,7 @@ def archive(
             archive=archive,
             broker_name=broker_name,
             format=format,
+            iceberg_table=iceberg_table,
             topics=None if topics is None else tuple(topics),
             every_s=every_s,
             metrics_file=metrics_file,
@@ -133,7 +138,7 @@ def erase(
         notices().print(f"ha: {name} was searched up to physical offset {end:,}, where its archive ends")
     notices().print(
         "ha: the log still has these messages, for consumers, Spark and ha.spark.topic, until retention deletes their "
-        "segments (fileReservedTime), and earlier versions of a Delta table until VACUUM"
+        "segments (fileReservedTime), and earlier versions of a Delta or Iceberg table until VACUUM or expiry"
     )
     if result.dry_run:
         print_dry_run_notice()

@@ -16,7 +16,7 @@ from ha.cli.spark.running import Where, check_stores, facts_table, moment_ms, re
 
 def audit(
     *paths: Annotated[str, Parameter(help="Store directories of one broker: its master's and slaves'.")],
-    archive: Annotated[str | None, Parameter(help="Parquet archive of the same broker.")] = None,
+    archive: Annotated[str | None, Parameter(help="Archive of the same broker.")] = None,
     broker_name: Annotated[str | None, Parameter(help="Broker name in the archive.")] = None,
     names: Annotated[
         list[str] | None, Parameter(name="--name", negative=(), help="Name for each path (repeatable).")

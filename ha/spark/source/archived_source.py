@@ -1,4 +1,4 @@
-"""The option `archive` of a stream: a `LogSource` over another one that also has the messages of a Parquet archive.
+"""The option `archive` of a stream: a `LogSource` over another one that also has the messages of an archive.
 
 Positions are queue offsets, as without an archive. A queue begins with its first archived message and ends where the
 log ends; what retention deleted from the log is read from the archive. So each message comes once, a checkpoint does
@@ -29,8 +29,7 @@ from ha.spark.source.planning import report_loss
 class ArchivedSource(LogSource):
     """Implements `LogSource` over `log` and the archive of the options.
 
-    OptionError for a Delta table, which has no files by queue, and for topics that the archive does not hold;
-    ArchiveDamaged.
+    OptionError for topics that the archive does not hold; ArchiveDamaged.
     """
 
     def __init__(self, log: LogSource, options: SourceOptions) -> None:
@@ -63,9 +62,6 @@ class ArchivedSource(LogSource):
             check_broker_names([state.broker_name for state in states], known)
         self._states = {known.name_of(state.broker_name): state for state in states}
         for broker, state in self._states.items():
-            if state.scope is not None and state.scope.format != "parquet":
-                reason = f"{self._folder} is in the format {state.scope.format}"
-                raise OptionError("archive", reason, "a Parquet archive; ha.spark.topic reads both")
             for file in state.files.values():
                 for span in file.queues if self._is_wanted(file.topic) else ():
                     queue = QueueKey(file.topic or "", broker, span.queue_id)

@@ -1,134 +1,167 @@
-"""`archive` into a Delta table: the same rows, with Delta's own transactions. Requires Delta in Spark (jars,
-extension).
+"""The Delta table of an archive. Requires Delta Lake in Spark (jars, extension), which writes the table's log.
 
-A commit is first written to the manifest as an intent and then to Delta as the transaction (txnAppId `halog/<broker>`,
-txnVersion = its number). Delta ignores a transaction whose number it has already seen, so the next run on the archive
-writes the last intent again, for exactly the same range, and marks it applied. If the range is no longer in the log by
-then, Delta has not seen it (otherwise it would not have asked for the rows), and the intent is voided.
-
-Bodies pass through the JVM. Files are merged with Delta's OPTIMIZE; deleting old ones with VACUUM is up to the user.
+A commit of the table is a transaction of Delta with `txn.appId` = `halog/<broker>` and `txn.version` = the number of
+the broker's commit. A merge of files is marked as one (`dataChange` false), so streams over the table pass it over.
+Deleting files that only earlier versions have, with VACUUM, is up to the user.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
-import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ha.errors import RecordsGone
-from ha.spark.jobs.archive.base import ArchiveJob
-from ha.spark.jobs.archive.files import RangeTask, archive_schema, read_task
-from ha.spark.jobs.archive.manifest import Commit, Hole
-from ha.spark.jobs.archive.read import PARTITION_FIELDS, delta_session, is_delta
+from ha.errors import OptionError
+from ha.spark.jobs.archive.manifest import ArchivedFile, State
+from ha.spark.jobs.archive.read import archive_schema_of
 
-_OPEN_WRITERS = "16"
-_COMMITS_PER_OPTIMIZE = 64
-"""While it runs continuously: OPTIMIZE looks at the whole table, which would take longer than a commit."""
+_DELTA_TABLE = "io.delta.tables.DeltaTable"
 
 
-class DeltaJob(ArchiveJob):
-    """Intents in the manifest, transactions in Delta."""
+class DeltaTable:
+    """Implements `ArchiveTable`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._session = delta_session(self.spark)
-        self._compacted_commits = 0
-        self._session.conf.set("spark.sql.parquet.compression.codec", "zstd")
-        self._session.conf.set("spark.sql.maxConcurrentOutputFileWriters", _OPEN_WRITERS)
-        optimize = "spark.databricks.delta.optimize"
-        self._session.conf.set(f"{optimize}.maxFileSize", str(self.options.target_file_bytes))
-        self._session.conf.set(f"{optimize}.minFileSize", str(max(1, self.options.target_file_bytes // 2)))
+    def __init__(self, spark: SparkSession, archive: Path) -> None:
+        self._archive = archive
+        self._session = delta_session(spark)
+        self._sql: Any = self._session._jvm.org.apache.spark.sql  # type: ignore[union-attr]
+        with self._active():
+            self._log = self._sql.delta.DeltaLog.forTable(self._session._jsparkSession, str(archive))
+        self._seen = -1
+        self._rows: dict[str, int] = {}
+        self._columns: list[str] = []
 
-    def recover(self) -> None:
-        """See ArchiveJob."""
-        super().recover()
-        commit = self.manifest.unapplied()
-        if commit is None:
-            return
-        before = self.manifest.state(applied_only=True)
-        begin = commit.covered_begin if before.covered_end is None else before.covered_end
-        begin = max([begin, *(hole.end for hole in commit.holes)])
+    def files(self) -> dict[str, int]:
+        """See ArchiveTable."""
+        with self._active():
+            snapshot = self._log.startTransaction().snapshot()
+            if snapshot.version() != self._seen:
+                found = DataFrame(snapshot.allFiles().toDF(), self._session).select("path", "stats").collect()
+                self._rows = {unquote(row.path): json.loads(row.stats or "{}").get("numRecords", 0) for row in found}
+                self._columns = list(snapshot.schema().fieldNames())
+                self._seen = snapshot.version()
+        return self._rows
+
+    def sequence(self, broker_name: str) -> int:
+        """See ArchiveTable."""
+        found = self._log.unsafeVolatileSnapshot().transactions().get(f"halog/{broker_name}")
+        return int(found.get()) if found.isDefined() else 0
+
+    def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
+        """See ArchiveTable."""
+        self._add_columns(state)
+        app = f"halog/{state.broker_name}"
+        covered = f"{app} physical offsets [{state.covered_begin}, {state.covered_end})"
+        self._session.conf.set("spark.databricks.delta.commitInfo.userMetadata", covered)
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[dict[str, Any]] = [
+            {"txn": {"appId": app, "version": state.sequence, "lastUpdated": now_ms}},
+            *({"add": _add(self._archive, file) | {"dataChange": not is_merge}} for file in added),
+            *(
+                {"remove": {"path": quote(path), "deletionTimestamp": now_ms, "dataChange": not is_merge}}
+                for path in removed
+            ),
+        ]
+        jvm: Any = self._session._jvm
+        made = jvm.java.util.ArrayList()
+        for action in actions:
+            made.add(self._sql.delta.actions.Action.fromJson(json.dumps(action)))
+        seq = jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toSeq()
+        operation = getattr(getattr(self._sql.delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+        with self._active():
+            version = self._log.startTransaction().commit(seq, operation)
+        if version == self._seen + 1:
+            self._rows = {path: rows for path, rows in self._rows.items() if path not in removed}
+            self._rows |= {file.path: file.rows for file in added}
+            self._seen = version
+
+    def expire(self) -> None:
+        """See ArchiveTable. VACUUM does it."""
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """Make this session the active one, whose settings Delta uses."""
+        sessions = self._sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self._session._jsparkSession)
         try:
-            self._write(commit, self.reader.split(begin, commit.covered_end, self.options.range_bytes), begin)
-        except RecordsGone:
-            pass  # voided; the next plan begins at the same offset, and finds the hole
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
 
-    def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
-        """See ArchiveJob."""
-        commit = self.commit_of("append", end, holes=holes, last=self.state.last)
-        self.manifest.commit(commit)
-        self.state.fold(commit)
-        self._write(commit, ranges, begin)
-
-    def compact(self) -> None:
-        """See ArchiveJob."""
-        is_due = self.result.commits - self._compacted_commits >= _COMMITS_PER_OPTIMIZE
-        if not self.result.commits or (self.options.every_s is not None and not is_due):
-            return
-        self._compacted_commits = self.result.commits
-        table = self._session._jvm.io.delta.tables.DeltaTable  # type: ignore[union-attr]
-        table.forPath(self._session._jsparkSession, str(self.manifest.archive)).optimize().executeCompaction()
-
-    def _write(self, commit: Commit, ranges: list[tuple[int, int]], begin: int) -> None:
-        tasks = self.tasks(ranges, "", commit.sequence)
-        app = f"halog/{self.reader.broker_name}"
-        self.manifest.failpoint("write delta")
-        try:
-            (
-                _rows(self._session, tasks, self.scope.columns)
-                .write.format("delta")
-                .mode("append")
-                .partitionBy("topic", "date")
-                .option("txnAppId", app)
-                .option("txnVersion", commit.sequence)
-                .option("userMetadata", f"{app} physical offsets [{begin}, {commit.covered_end})")
-                .save(str(self.manifest.archive))
-            )
-        except Exception as error:
-            # An executor's failure arrives as text. All that matters here is whether the range still exists.
-            self.reader.refresh()
-            if self.reader.min_offset <= begin or self._count(begin, commit.covered_end):
-                raise
-            # Before the intent is marked as applied: after a kill in between it must be written again.
-            void = self.commit_of("void", begin)
-            self.manifest.commit(void)
-            self.manifest.mark_applied(void.sequence)
-            self.state.fold(void)
-            what = f"the log of {self.reader.broker_name}"
-            raise RecordsGone(what, begin, self.reader.min_offset, "deleted while it was archived") from error
-        self.manifest.mark_applied(commit.sequence)
-        self.result.commits += 1
-        self.result.rows += self._count(begin, commit.covered_end)
-
-    def _count(self, begin: int, end: int) -> int:
-        """Count the table's rows of [begin, end), the damaged ones among them, and find the last one."""
-        place = F.col("physicalOffset")
-        if not is_delta(self.manifest.archive):
-            return 0
-        rows = self._session.read.format("delta").load(str(self.manifest.archive))
-        found = rows.where((F.col("brokerName") == self.reader.broker_name) & (place >= begin) & (place < end))
-        counts = found.agg(F.count("*"), F.count_if(~F.col("crcOk")), F.max(F.when(F.col("crcOk"), place))).first()
-        assert counts is not None
-        self.result.damaged += counts[1]
-        if counts[2] is not None:
-            self.state.last = self._record_at(counts[2]) or self.state.last
-        return int(counts[0])
+    def _add_columns(self, state: State) -> None:
+        """Create the table, or add columns that it does not have."""
+        schema = archive_schema_of([state])
+        if set(schema.names) - set(self._columns):
+            rows = self._session.createDataFrame([], from_arrow_schema(schema))
+            writer = rows.write.format("delta").mode("append").partitionBy("topic", "date")
+            writer.option("mergeSchema", "true").save(str(self._archive))
+            self.files()
 
 
-def _rows(session: SparkSession, tasks: list[RangeTask], columns: tuple[str, ...]) -> DataFrame:
-    """Return a DataFrame of all tasks' rows, which executors read when Spark requests them."""
-    schema = pa.schema([*PARTITION_FIELDS, *archive_schema(columns)])
+def _add(archive: Path, file: ArchivedFile) -> dict[str, Any]:
+    return {
+        "path": quote(file.path),
+        "partitionValues": {"topic": file.topic, "date": None if file.date is None else file.date.isoformat()},
+        "size": file.bytes,
+        "modificationTime": (archive / file.path).stat().st_mtime_ns // 1_000_000,
+        "stats": json.dumps({"numRecords": file.rows, **_bounds(pq.read_metadata(archive / file.path))}),
+    }
 
-    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers:
-            for index in number.column(0).to_pylist():
-                for batch in read_task(tasks[index]):
-                    day = batch["storeTimestamp"].cast(pa.date32())
-                    arrays = [batch["topic"], day, *(batch[name] for name in schema.names[2:])]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    return session.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, from_arrow_schema(schema))
+def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
+    """Return the least and greatest values of numbers and times, with which Delta skips files."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            if column.is_stats_set and column.statistics.has_min_max:
+                low, high = column.statistics.min, column.statistics.max
+                if isinstance(low, int | datetime) and not isinstance(low, bool):
+                    known = found.get(column.path_in_schema, (low, high))
+                    found[column.path_in_schema] = min(low, known[0]), max(high, known[1])
+    return {
+        "minValues": {name: _shown(low) for name, (low, _) in found.items()},
+        "maxValues": {name: _shown(high) for name, (_, high) in found.items()},
+    }
+
+
+def _shown(value: Any) -> Any:
+    """Return a value of Delta's statistics: times in milliseconds, rounded down."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value
+
+
+def delta_session(spark: SparkSession) -> SparkSession:
+    """Return a new session in which Delta works by path. OptionError if this Spark has no Delta Lake."""
+    delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
+    extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
+    # py4j takes a missing class for a package.
+    if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:
+        raise OptionError(
+            "format",
+            "this Spark has no Delta Lake",
+            "delta with --conf spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
+            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, or iceberg, or parquet",
+        )
+    session = spark.newSession()
+    session.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    # The default, 50, is meant for much larger tables.
+    session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
+    return session

@@ -1,9 +1,9 @@
 """`erase`: removes messages of a topic from an archive: all of them, or those with given keys.
 
 Copies of the topic's messages in the broker's own topics (delayed and half messages, retries, dead letters) are removed
-with them. Of a Parquet archive, files without such rows stay as they are; the others are written again without the
-rows, or deleted. That is one commit of the manifest, like a merge, so a kill at any moment leaves the archive with all
-of the rows or with none. For a Delta table see `erase_delta`.
+with them. Files without such rows stay as they are; the others are written again without the rows, or deleted. That is
+one commit of the manifest, like a merge, so a kill at any moment leaves the archive with all of the rows or with none.
+A Delta or Iceberg table follows; its earlier versions have the rows until they are deleted.
 
 The manifest records the physical offsets of what was erased, for the audit, and no keys. The log is not changed: it has
 the messages until retention deletes their segments, and so have its readers.
@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from ha.errors import ArchiveConflict, DiskFailed, OptionError
+from ha.errors import DiskFailed, OptionError
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.archive.erase_delta import DeltaPart
 from ha.spark.jobs.archive.files import FileOptions, MergeTask, Written, row_batches, write_files
 from ha.spark.jobs.archive.manifest import (
     ArchivedFile,
@@ -37,8 +36,9 @@ from ha.spark.jobs.archive.manifest import (
 )
 from ha.spark.jobs.archive.match import SEARCHED, Finds, Found, Match
 from ha.spark.jobs.archive.options import EXIT_INCOMPLETE, archive_path
-from ha.spark.jobs.archive.parquet import task_attempt
+from ha.spark.jobs.archive.passes import task_attempt
 from ha.spark.jobs.archive.read import steady_state
+from ha.spark.jobs.archive.table import follow, open_table
 from ha.spark.jobs.tasks import run_tasks
 
 
@@ -175,10 +175,11 @@ Hits = list[tuple[ArchivedFile, Found]]
 
 
 class _Erasing:
-    """One broker's part of an archive, of either format."""
+    """One broker's part of an archive."""
 
     def __init__(self, spark: SparkSession, manifest: Manifest, match: Match, progress: Progress) -> None:
         self._spark = spark
+        self._run_tasks = partial(run_tasks, spark)
         self._manifest = manifest
         self._match = match
         self._progress = progress
@@ -186,40 +187,78 @@ class _Erasing:
     def run(self, *, dry_run: bool) -> tuple[State, list[ErasedTopic]]:
         if dry_run:
             state = steady_state(self._manifest)
-            return state, _by_topic(state, self._part(state).search())
+            return state, _by_topic(state, self._search(state))
         with self._manifest.locked():
             state = self._manifest.recover()
-            if self._manifest.unapplied() is not None:
-                raise ArchiveConflict(self._manifest.archive, "its last commit is not complete: run archive once")
-            part = self._part(state)
-            hits = part.search()
-            self._commit(state, part, hits)
+            hits = self._search(state)
+            self._commit(state, hits)
         return state, _by_topic(state, hits)
 
-    def _part(self, state: State) -> _ParquetPart | DeltaPart:
-        if state.scope is not None and state.scope.format == "delta":
-            return DeltaPart(self._spark, self._manifest.archive, state.broker_name, self._match)
-        return _ParquetPart(self._spark, self._manifest, state, self._match, self._progress)
-
-    def _commit(self, state: State, part: _ParquetPart | DeltaPart, hits: Hits) -> None:
+    def _commit(self, state: State, hits: Hits) -> None:
         changed = [(file, found) for file, found in hits if found.rows]
-        if not changed or state.scope is None:
+        if state.scope is None:
             return
-        added, removed = part.delete(changed)
-        commit = Commit(
-            sequence=state.sequence + 1,
-            kind="erase",
-            time_ms=time.time_ns() // 1_000_000,
-            scope=state.scope,
-            covered_begin=state.covered_begin or 0,
-            covered_end=state.covered_end or 0,
-            added=added,
-            removed=removed,
-            erased=self._erasure(state, changed),
-        )
-        self._manifest.commit(commit)
-        self._manifest.apply(commit)
-        self._manifest.clear_staging()
+        table = open_table(self._spark, self._manifest.archive, state.scope)
+        if changed:
+            commit = Commit(
+                sequence=state.sequence + 1,
+                kind="erase",
+                time_ms=time.time_ns() // 1_000_000,
+                scope=state.scope,
+                covered_begin=state.covered_begin or 0,
+                covered_end=state.covered_end or 0,
+                added=self._rewrite(state, changed),
+                removed=tuple(file.path for file, _ in changed),
+                erased=self._erasure(state, changed),
+            )
+            self._manifest.commit(commit)
+            self._manifest.apply(commit)
+            self._manifest.clear_staging()
+            state.fold(commit)
+        if table is not None:
+            self._manifest.failpoint("follow")
+            follow(table, self._manifest.archive, state)
+
+    def _search(self, state: State) -> Hits:
+        """Return the files that have matching rows, or rows that can't be searched."""
+        hits: Hits = []
+        candidates = []
+        for file in state.files.values():
+            if file.topic == self._match.topic and not self._match.keys:
+                hits.append((file, Found(file.rows, 0, (), file.queues)))
+            elif self._match.may_be_in(file.topic):
+                candidates.append(file)
+        tasks = [SearchTask(str(self._manifest.archive), file, self._match) for file in candidates]
+        searched = self._run_tasks(search_file, tasks, partial(self._progress, "search"))
+        hits += [
+            (file, found) for file, found in zip(candidates, searched, strict=True) if found.rows or found.not_searched
+        ]
+        return hits
+
+    def _rewrite(self, state: State, changed: Hits) -> tuple[ArchivedFile, ...]:
+        """Write the files again without the rows, and return the new ones."""
+        sequence = state.sequence + 1
+        run = self._manifest.stage(sequence)
+        left = [(file, found) for file, found in changed if found.rows < file.rows]
+        tasks = [
+            RewriteTask(
+                MergeTask(
+                    archive=str(self._manifest.archive),
+                    broker_name=state.broker_name,
+                    run=run,
+                    sequence=sequence,
+                    number=number,
+                    sources=(file,),
+                    files=FileOptions(target_file_bytes=1 << 62),
+                ),
+                self._match,
+            )
+            for number, (file, _) in enumerate(left)
+        ]
+        written: list[Written] = self._run_tasks(_rewrite_file, tasks, partial(self._progress, "rewrite"))
+        for (file, found), each in zip(left, written, strict=True):
+            assert each.rows == file.rows - found.rows, f"{file.path} has changed"
+        return tuple(file for each in written for file in each.files)
 
     def _erasure(self, state: State, changed: Hits) -> Erasure:
         spans: dict[str, list[QueueSpan]] = {}
@@ -234,58 +273,6 @@ class _Erasing:
             physical_offsets=tuple(sorted(places)),
             spans={topic: _joined(of_topic) for topic, of_topic in spans.items() if topic},
         )
-
-
-class _ParquetPart:
-    """The files of one broker."""
-
-    def __init__(self, spark: SparkSession, manifest: Manifest, state: State, match: Match, progress: Progress) -> None:
-        self._run_tasks = partial(run_tasks, spark)
-        self._manifest = manifest
-        self._state = state
-        self._match = match
-        self._progress = progress
-
-    def search(self) -> Hits:
-        """Return the files that have matching rows, or rows that can't be searched."""
-        hits: Hits = []
-        candidates = []
-        for file in self._state.files.values():
-            if file.topic == self._match.topic and not self._match.keys:
-                hits.append((file, Found(file.rows, 0, (), file.queues)))
-            elif self._match.may_be_in(file.topic):
-                candidates.append(file)
-        tasks = [SearchTask(str(self._manifest.archive), file, self._match) for file in candidates]
-        searched = self._run_tasks(search_file, tasks, partial(self._progress, "search"))
-        hits += [
-            (file, found) for file, found in zip(candidates, searched, strict=True) if found.rows or found.not_searched
-        ]
-        return hits
-
-    def delete(self, changed: Hits) -> tuple[tuple[ArchivedFile, ...], tuple[str, ...]]:
-        """Write the files again without the rows; return the new ones and the paths of those to remove."""
-        sequence = self._state.sequence + 1
-        run = self._manifest.stage(sequence)
-        left = [(file, found) for file, found in changed if found.rows < file.rows]
-        tasks = [
-            RewriteTask(
-                MergeTask(
-                    archive=str(self._manifest.archive),
-                    broker_name=self._state.broker_name,
-                    run=run,
-                    sequence=sequence,
-                    number=number,
-                    sources=(file,),
-                    files=FileOptions(target_file_bytes=1 << 62),
-                ),
-                self._match,
-            )
-            for number, (file, _) in enumerate(left)
-        ]
-        written: list[Written] = self._run_tasks(_rewrite_file, tasks, partial(self._progress, "rewrite"))
-        for (file, found), each in zip(left, written, strict=True):
-            assert each.rows == file.rows - found.rows, f"{file.path} has changed"
-        return tuple(file for each in written for file in each.files), tuple(file.path for file, _ in changed)
 
 
 def _joined(spans: list[QueueSpan]) -> tuple[QueueSpan, ...]:

@@ -1,8 +1,8 @@
-"""`archive`: the log as Parquet or Delta, partitioned by topic and day, each record once.
+"""`archive`: the log as Parquet files, also as a Delta or Iceberg table, by topic and day, each record once.
 
 The driver plans ranges of the commitlog from the end of the archive to the confirmed end of the log; executors read
-them with `ha.arrow` and (Parquet) write the files themselves; the driver commits. Committed ranges are never read
-again, uncommitted ones are: killed at any moment and run again, the archive has every record once (see `manifest.py`).
+them with `ha.arrow` and write the files themselves; the driver commits. Committed ranges are never read again,
+uncommitted ones are: killed at any moment and run again, the archive has every record once (see `manifest.py`).
 
 Store and archive must be at the same path on the driver and on every executor: one machine, or a shared file system
 that supports flock, link and rename. Several brokers can be archived into one directory, at the same time.
@@ -24,11 +24,9 @@ from ha.arrow import LogReader
 from ha.arrow.replicas import stored_broker_name
 from ha.errors import DiskFailed
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.archive.base import ArchiveJob
-from ha.spark.jobs.archive.delta import DeltaJob
 from ha.spark.jobs.archive.manifest import Manifest, brokers, no_failure
 from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, archive_path, check
-from ha.spark.jobs.archive.parquet import ParquetJob
+from ha.spark.jobs.archive.passes import ArchiveJob
 
 
 def archive(
@@ -53,8 +51,7 @@ def archive(
         with LogReader(options.path, broker_name=options.broker_name or _earlier_name(options, target)) as reader:
             manifest = Manifest(target, reader.broker_name, failpoint=failpoint)
             with manifest.locked():
-                kind: type[ArchiveJob] = DeltaJob if options.format == "delta" else ParquetJob
-                job = kind(spark, options, manifest, reader, progress)
+                job = ArchiveJob(spark, options, manifest, reader, progress)
                 job.recover()
                 while True:
                     began_s = time.monotonic()

@@ -40,10 +40,13 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from ha.errors import ArchiveConflict, ArchiveDamaged
+from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
+from ha.spark.jobs.archive.synced import create_file, replace_file, sync_folder
 
 FOLDER = "_halog"
 FORMAT_VERSION = 1
+TABLE_IN_FOLDER = "."
+"""Name of a Delta or Iceberg table that is at the archive's own path"""
 _STATE_EVERY = 64
 _COMMITS_KEPT = 1024
 """Older ones are in a state file. Readers list the folder for each query, and a commit may come every few seconds."""
@@ -109,12 +112,14 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 class Scope(msgspec.Struct, frozen=True):
     """The part of the log that an archive holds; the same in all its commits, as it defines the covered offsets."""
 
-    format: Literal["parquet", "delta"]
+    format: Literal["parquet", "delta", "iceberg"]
     topics: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     on_damage: str = "report"
     left_out: tuple[str, ...] = ()
     """Topics that it does not hold; none in archives of earlier versions"""
+    table: str = ""
+    """The Delta or Iceberg table that has the files, too: TABLE_IN_FOLDER, or `catalog.namespace.table`"""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +128,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     version: int = FORMAT_VERSION
     sequence: int
     kind: Literal["append", "compact", "void", "erase"]
-    """void: the previous commit was not applied"""
+    """void: in Delta archives of halog 0.1"""
     time_ms: int
     scope: Scope
     covered_begin: int
@@ -248,8 +253,7 @@ class Manifest:
     def recover(self) -> State:
         """Finish what a killed archiver began and delete its leftovers. Raises ArchiveDamaged."""
         commit = self.unapplied()
-        # The rows of a Delta table are in no file of the commit: an archiver must write those of an append again.
-        if commit is not None and (commit.scope.format == "parquet" or commit.kind != "append"):
+        if commit is not None:
             self.apply(commit)
         self.clear_staging()
         for left in self._commits.glob("*.tmp"):
@@ -274,19 +278,13 @@ class Manifest:
             if not (self.archive / file.staged).exists():
                 raise ArchiveConflict(self.archive, f"the staged file {file.staged} is gone")
         for folder in {(self.archive / file.staged).parent for file in commit.added}:
-            _sync_folder(folder)
+            sync_folder(folder)
         target = self._commits / f"{commit.sequence:020d}.json"
-        draft = self._commits / f"{commit.sequence:020d}.{os.getpid()}.tmp"
-        self.failpoint("write commit")
-        _write_synced(draft, msgspec.json.format(msgspec.json.encode(commit), indent=1))
         self.failpoint("link commit")
         try:
-            os.link(draft, target)
+            create_file(target, msgspec.json.format(msgspec.json.encode(commit), indent=1))
         except FileExistsError:
             raise ArchiveConflict(self.archive, f"another archiver made commit {commit.sequence} first") from None
-        finally:
-            draft.unlink()
-        _sync_folder(self._commits)
 
     def apply(self, commit: Commit) -> None:
         """Move the files of `commit`, the last one, into place. Can be repeated. ArchiveDamaged if one is missing."""
@@ -296,7 +294,8 @@ class Manifest:
             if not found.exists() or found.stat().st_size != file.bytes:
                 raise ArchiveDamaged(self.archive, f"{file.path} of commit {commit.sequence} is missing or cut short")
         folders = set()
-        for path in commit.removed:
+        # Versions of a table still have them.
+        for path in commit.removed if not commit.scope.table else ():
             self.failpoint(f"remove {path}")
             (self.archive / path).unlink(missing_ok=True)
             folders.add((self.archive / path).parent)
@@ -308,16 +307,16 @@ class Manifest:
                 staged.rename(final)
             folders.update((final.parent, final.parent.parent, self.archive))
         for folder in folders:
-            _sync_folder(folder)
+            sync_folder(folder)
         self.mark_applied(commit.sequence)
 
     def mark_applied(self, sequence: int) -> None:
         """Record that the files of commit `sequence` are in place."""
         self.failpoint("mark applied")
-        _replace(self.folder / "applied", b"%d\n" % sequence)
+        replace_file(self.folder / "applied", b"%d\n" % sequence)
         if sequence % _STATE_EVERY == 0:
             self.failpoint("write state")
-            _replace(self._commits / f"{sequence:020d}.state.json", msgspec.json.encode(self.state()))
+            replace_file(self._commits / f"{sequence:020d}.state.json", msgspec.json.encode(self.state()))
             self._delete_commits(sequence - _COMMITS_KEPT)
 
     def _delete_commits(self, before: int) -> None:
@@ -343,7 +342,14 @@ class Manifest:
         return sorted(commits), sorted(states)
 
     def _commit(self, number: int) -> Commit:
-        return _decode(self._commits / f"{number:020d}.json", Commit)
+        commit = _decode(self._commits / f"{number:020d}.json", Commit)
+        if commit.scope.format == "delta" and not commit.scope.table:
+            raise OptionError(
+                "archive",
+                f"{self.archive} is a Delta archive of halog 0.1, whose manifest has no files",
+                "a new archive; spark.read.format('delta') reads the old one",
+            )
+        return commit
 
 
 def brokers(archive: Path) -> list[str]:
@@ -375,29 +381,3 @@ def _decode(path: Path, kind: type[StructT]) -> StructT:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArchiveDamaged(path.parent, f"{path.name} can't be read: {error}") from None
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f"{path.name}.tmp")
-    _write_synced(draft, content)
-    draft.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the names in `folder`; a folder that no longer exists has none."""
-    try:
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

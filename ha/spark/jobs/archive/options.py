@@ -13,7 +13,7 @@ from ha.spark.jobs.archive.files import (
     EXTRA_COLUMNS,
     REQUIRED_COLUMNS,
 )
-from ha.spark.jobs.archive.manifest import Hole
+from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, Hole
 
 EXIT_INCOMPLETE = 3
 
@@ -28,7 +28,9 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     broker_name: str | None = None
     """Default: the name that the store states, else the directory's; in an archive that has the log under the latter,
     that one"""
-    format: Literal["parquet", "delta"] = "parquet"
+    format: Literal["parquet", "delta", "iceberg"] = "parquet"
+    iceberg_table: str | None = None
+    """`catalog.namespace.table` of PyIceberg's configuration; None: the archive's folder is the table"""
     topics: tuple[str, ...] | None = None
     """Only these topics; None: all, including the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX), but not the commits of
     Spark's sinks (halog-sink-commits)"""
@@ -81,6 +83,11 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
         return EXIT_INCOMPLETE if self.damaged or self.holes else 0
 
 
+def table_name(options: ArchiveOptions) -> str:
+    """Return the name of the archive's table in its `Scope`."""
+    return "" if options.format == "parquet" else options.iceberg_table or TABLE_IN_FOLDER
+
+
 def archive_path(archive: str) -> Path:
     """Return the directory of the option `archive`. OptionError for another file system."""
     if archive.startswith("file:"):
@@ -100,6 +107,8 @@ def check(options: ArchiveOptions) -> None:
         raise OptionError("compression_level", f"zstd has no level {options.compression_level}", "-7 … 22")
     if options.every_s is not None and options.every_s <= 0:
         raise OptionError("every_s", f"{options.every_s} s", "more than 0, or None for once")
+    if options.iceberg_table is not None and options.format != "iceberg":
+        raise OptionError("iceberg_table", f"the format is {options.format}", "iceberg_table with format iceberg")
     if options.compact_files_min < 0:
         raise OptionError("compact_files_min", f"{options.compact_files_min} files", "0 (never merge) or 2 and more")
     for column in options.extra_columns:

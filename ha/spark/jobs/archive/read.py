@@ -7,7 +7,6 @@ that all look like numbers become numbers), and a reader may see a commit that i
 from __future__ import annotations
 
 import time
-from operator import attrgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
 from ha.spark.jobs.archive.files import EXTRA_COLUMNS, REQUIRED_COLUMNS, archive_schema
 from ha.spark.jobs.archive.manifest import Manifest, State, brokers
 
-_DELTA_TABLE = "io.delta.tables.DeltaTable"
 _APPLY_WAIT_S = 10.0
 _LOOK_AGAIN_S = 0.05
 PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()))
@@ -45,44 +43,17 @@ def archive_schema_of(states: list[State]) -> pa.Schema:
 
 
 def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
-    """Return the rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as in `archive_states`."""
+    """Return the rows of the archive at `archive`, of all brokers. Errors as in `archive_states`."""
     return read_states(spark, archive, archive_states(archive))
 
 
 def read_states(spark: SparkSession, archive: Path, states: list[State]) -> DataFrame:
-    """Return the rows of these states of an archive; of a Delta table, all that it has now."""
-    if is_delta(archive):
-        return delta_session(spark).read.format("delta").load(str(archive))
+    """Return the rows of these states of an archive."""
     schema: StructType = from_arrow_schema(archive_schema_of(states))
     files = [str(archive / path) for state in states for path in state.files]
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("basePath", str(archive)).parquet(*files)
-
-
-def is_delta(archive: Path) -> bool:
-    """Return whether a Delta table exists. (A failed first write leaves an empty `_delta_log`.)"""
-    return any((archive / "_delta_log").glob("*.json"))
-
-
-def delta_session(spark: SparkSession) -> SparkSession:
-    """Return a new session in which Delta works by path. OptionError if this Spark has no Delta Lake."""
-    delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
-    extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
-    # py4j takes a missing class for a package.
-    if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:
-        raise OptionError(
-            "format",
-            "this Spark has no Delta Lake",
-            "delta with --conf spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
-            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, or parquet",
-        )
-    session = spark.newSession()
-    session.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    # The default, 50, is meant for much larger tables.
-    session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
-    return session
 
 
 def steady_state(manifest: Manifest) -> State:

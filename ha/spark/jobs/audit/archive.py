@@ -1,4 +1,4 @@
-"""Compares a Parquet archive, made by `archive`, with the store that it was made from, row by row.
+"""Compares an archive, made by `archive`, with the store that it was made from, row by row.
 
 For each physical range the store's records are walked and read with the archive's columns, and the archive's rows of
 that range are selected by the manifest and the row groups' statistics. The row groups of a topic with few messages span
@@ -90,8 +90,6 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
         known = ", ".join(sorted(states))
         raise OptionError("broker_name", f"the archive has no broker {broker_name!r}", f"one of: {known}")
     state = states[broker_name]
-    if state.scope is not None and state.scope.format != "parquet":
-        raise OptionError("archive", f"{path} is in the format {state.scope.format}", "a Parquet archive")
     scope = state.scope
     return ArchivePlace(
         str(folder),

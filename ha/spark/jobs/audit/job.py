@@ -47,7 +47,7 @@ class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the copies; default: the directories' names, made distinct."""
     broker_name: str | None = None
     archive: str | None = None
-    """A Parquet archive of this log, compared with the first path; `broker_name` selects its part"""
+    """An archive of this log, compared with the first path; `broker_name` selects its part"""
     range_bytes: int = 32 << 20
     """Bytes per task. An executor's core needs about three times as much memory."""
     examples_max: int = 100

@@ -1,4 +1,8 @@
-"""The parts that archiving into any format shares: the passes, the plan, and the check that the log is the same one."""
+"""One run of `archive` over one broker's log: its passes, ranges and commits, and the check that the log is the same.
+
+The executors write the files, the manifest commits them, and then the Delta or Iceberg table, if there is one, is made
+to have the same files (see `table.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from ha.arrow import LogReader
@@ -18,14 +23,20 @@ from ha.arrow.plain import MILLISECONDS_MAX
 from ha.errors import ArchiveDamaged, OptionError, RecordsGone, RemoteProtocolError
 from ha.protocol.record import decode_record
 from ha.spark.jobs import Progress
+from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.files import (
     REQUIRED_COLUMNS,
     FileOptions,
+    MergeTask,
     RangeTask,
+    Written,
+    merge_files,
+    write_range,
 )
 from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State
-from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult
+from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, table_name
 from ha.spark.jobs.archive.progress import LagReports
+from ha.spark.jobs.archive.table import ArchiveTable, follow, open_table
 from ha.spark.jobs.tasks import run_tasks
 from ha.spark.sink.options import COMMIT_TOPIC
 
@@ -33,14 +44,15 @@ logger = logging.getLogger("ha.spark")
 
 _RANGE_BYTES_MIN = 16 << 20
 _SEGMENT_BYTES_MAX = 1 << 31
-
+_COMMITS_PER_EXPIRY = 64
+"""While it runs continuously: it reads the file lists of all versions of the table"""
 
 _LEFT_OUT = (COMMIT_TOPIC,)
 """Topics that an archive of all topics does not hold: what sinks have committed says nothing without their log."""
 
 
 class ArchiveJob:
-    """One run over one broker's log, for either format."""
+    """One run over one broker's log."""
 
     def __init__(
         self, spark: SparkSession, options: ArchiveOptions, manifest: Manifest, reader: LogReader, progress: Progress
@@ -62,7 +74,10 @@ class ArchiveJob:
             (*REQUIRED_COLUMNS, *options.extra_columns),
             options.on_damage,
             _LEFT_OUT if options.topics is None else (),
+            table=table_name(options),
         )
+        self.table: ArchiveTable | None = None
+        self._expired_commits = 0
 
     def recover(self) -> None:
         """Finish what a killed run left, and check that this archive and this log belong together."""
@@ -71,11 +86,13 @@ class ArchiveJob:
             self.scope = msgspec.structs.replace(self.scope, left_out=self.state.scope.left_out)
         if self.state.scope not in (None, self.scope):
             raise OptionError(
-                "topics, format, extra_columns, on_damage",
+                "topics, format, iceberg_table, extra_columns, on_damage",
                 f"the archive was created with {_shown(self.state.scope)}, not with {_shown(self.scope)}",
                 "the same as before, or another archive",
             )
-        self._check_same_log()  # before anything of a killed run is repeated from the log
+        self._check_same_log()
+        self.table = open_table(self.spark, self.manifest.archive, self.scope)
+        self._follow()
 
     def run_pass(self, stop: threading.Event) -> None:
         """Archive the log from the end of the archive on, then merge small files."""
@@ -108,6 +125,7 @@ class ArchiveJob:
         self.result.covered_end = self.state.covered_end or 0
         if self.options.compact_files_min and not stop.is_set():
             self.compact()
+        self._expire()
         self._report()
 
     def _report(self) -> None:
@@ -115,11 +133,80 @@ class ArchiveJob:
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
         """Archive [begin, end), which `ranges` cover, and commit. RecordsGone with nothing changed."""
-        raise NotImplementedError
+        sequence = self.state.sequence + 1
+        run = self.manifest.stage(sequence)
+        written: list[Written] = self.run(
+            _write_range, self.tasks(ranges, run, sequence), self.range_progress(begin, end)
+        )
+        self._commit(
+            self.commit_of(
+                "append",
+                end,
+                added=tuple(file for each in written for file in each.files),
+                holes=holes,
+                damaged=sum(each.damaged for each in written),
+                last=next((each.last for each in reversed(written) if each.last is not None), None),
+            )
+        )
+        self.result.rows += sum(each.rows for each in written)
+        self.result.damaged += sum(each.damaged for each in written)
 
     def compact(self) -> None:
         """Merge small files."""
-        raise NotImplementedError
+        options = self.options
+        runs = plan_merges(
+            self.state.files.values(),
+            target_file_bytes=options.target_file_bytes,
+            files_min=options.compact_files_min,
+        )
+        for start in range(0, len(runs), self.slots):
+            chosen = runs[start : start + self.slots]
+            sequence = self.state.sequence + 1
+            run = self.manifest.stage(sequence)
+            files = self.tasks([(0, 0)], run, sequence)[0].files
+            tasks = [
+                MergeTask(
+                    archive=str(self.manifest.archive),
+                    broker_name=self.reader.broker_name,
+                    run=run,
+                    sequence=sequence,
+                    number=number,
+                    sources=sources,
+                    # A run may exceed the target by its last file, and must still become one file.
+                    files=msgspec.structs.replace(files, target_file_bytes=2 * files.target_file_bytes),
+                )
+                for number, sources in enumerate(chosen)
+            ]
+            written: list[Written] = self.run(_merge_files, tasks, lambda done, total: None)
+            merged = tuple(file.path for sources in chosen for file in sources)
+            assert self.state.covered_end is not None
+            added = tuple(file for each in written for file in each.files)
+            self._commit(self.commit_of("compact", self.state.covered_end, added=added, removed=merged))
+            self.result.merged_files += len(merged)
+            self.progress("compact", start + len(chosen), len(runs))
+
+    def _commit(self, commit: Commit) -> None:
+        self.manifest.commit(commit)
+        self.manifest.apply(commit)
+        self.manifest.clear_staging()
+        self.state.fold(commit)
+        self._follow()
+        self.result.commits += 1
+        self.result.files += len(commit.added)
+        self.result.file_bytes += sum(file.bytes for file in commit.added)
+
+    def _follow(self) -> None:
+        """Make the table have the files of the manifest."""
+        if self.table is not None and self.state.sequence:
+            self.manifest.failpoint("follow")
+            follow(self.table, self.manifest.archive, self.state)
+
+    def _expire(self) -> None:
+        """Delete old versions of the table: when the job ends, and now and then while it runs continuously."""
+        is_due = self.options.every_s is None or self.result.commits - self._expired_commits >= _COMMITS_PER_EXPIRY
+        if self.table is not None and is_due:
+            self._expired_commits = self.result.commits
+            self.table.expire()
 
     def tasks(self, ranges: list[tuple[int, int]], run: str, sequence: int) -> list[RangeTask]:
         """Return the executors' tasks for `ranges`."""
@@ -158,7 +245,7 @@ class ArchiveJob:
 
         return show
 
-    def commit_of(self, kind: Literal["append", "compact", "void"], covered_end: int, **fields: Any) -> Commit:
+    def commit_of(self, kind: Literal["append", "compact"], covered_end: int, **fields: Any) -> Commit:
         """Return the next commit."""
         begin = self.state.covered_begin
         return Commit(
@@ -223,3 +310,17 @@ class ArchiveJob:
 
 def _shown(scope: Scope | None) -> str:
     return msgspec.json.encode(scope).decode()
+
+
+def _write_range(task: RangeTask) -> Written:
+    return write_range(task, task_attempt())
+
+
+def _merge_files(task: MergeTask) -> Written:
+    return merge_files(task, task_attempt())
+
+
+def task_attempt() -> int:
+    """Return a number that no other attempt at a task of this application has; 0 outside of Spark."""
+    context = TaskContext.get()
+    return context.taskAttemptId() if context is not None else 0

@@ -1,0 +1,72 @@
+"""The Delta or Iceberg table of an archive: another list of the same files, for other tools.
+
+The manifest is the authority, and halog reads only it. After each commit of the manifest, `follow` makes the table have
+the same files of that broker, in one commit of the table, which also states the covered offsets. It compares the two,
+so a kill in between, a lost catalog or a deleted table are repaired by the next run: each file is there once.
+
+Files that a commit removes stay in place until no version of the table has them: until its snapshots expire (Iceberg),
+or VACUUM (Delta).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+
+from ha.errors import ArchiveDamaged
+from ha.spark.jobs.archive.manifest import ArchivedFile, Scope, State, escape_path_name
+
+_FILE = re.compile(r"topic=[^/]+/date=[^/]+/part-(.+)-\d{20}-\d+-\d+-\d+\.zstd\.parquet")
+"""The path of a file of `archive`, and its broker (escaped)"""
+
+
+class ArchiveTable(Protocol):
+    """A table in the folder of an archive, which several brokers may share."""
+
+    def files(self) -> dict[str, int]:
+        """Return the paths of all its files, relative to the archive (others by their URI), with their rows."""
+
+    def sequence(self, broker_name: str) -> int:
+        """Return the number of the broker's commit that it has, 0 if none."""
+
+    def commit(self, state: State, added: Sequence[ArchivedFile], removed: Sequence[str], *, is_merge: bool) -> None:
+        """Add and remove files of the broker of `state`, and record its offsets, in one step.
+
+        `is_merge`: the added files have the rows of the removed ones. ArchiveConflict if others are always first.
+        """
+
+    def expire(self) -> None:
+        """Delete versions of the table that are too old, with the files that only they use."""
+
+
+def open_table(spark: SparkSession, archive: Path, scope: Scope) -> ArchiveTable | None:
+    """Open the table of an archive, or create it; None for Parquet. OptionError if its library is missing."""
+    if scope.format == "delta":
+        from ha.spark.jobs.archive.delta import DeltaTable
+
+        return DeltaTable(spark, archive)
+    if scope.format == "iceberg":
+        from ha.spark.jobs.archive.iceberg import open_iceberg_table
+
+        return open_iceberg_table(archive, scope.table)
+    return None
+
+
+def follow(table: ArchiveTable, archive: Path, state: State) -> None:
+    """Make `table` have the files of `state`. ArchiveDamaged if another program has written to it."""
+    held: dict[str, int] = {}
+    for path, rows in table.files().items():
+        name = _FILE.fullmatch(path)
+        if name is None:
+            raise ArchiveDamaged(archive, f"its table has {path}, which another program wrote; only halog may")
+        if name[1] == escape_path_name(state.broker_name):
+            held[path] = rows
+    added = [file for path, file in state.files.items() if path not in held]
+    removed = sorted(held.keys() - state.files.keys())
+    if added or removed or table.sequence(state.broker_name) != state.sequence:
+        is_merge = bool(removed) and sum(file.rows for file in added) == sum(held[path] for path in removed)
+        table.commit(state, added, removed, is_merge=is_merge)
