@@ -23,7 +23,7 @@ every queue; changes between its parts apply as usual.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -129,8 +129,10 @@ def _count(runs: list[int]) -> int:
     return sum(runs[1::2])
 
 
-def to_runs(offsets: Iterable[int]) -> list[int]:
+def to_runs(offsets: Sequence[int]) -> list[int]:
     """Return ascending `offsets` as runs."""
+    if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:
+        return [offsets[0], len(offsets)]
     runs: list[int] = []
     end = -1
     for offset in offsets:

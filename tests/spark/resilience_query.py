@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from ha.spark import HalogDataSource
-from ha.spark.jobs.archive.read import delta_session
+from ha.spark.jobs.archive.delta import delta_session
 from ha.spark.source.options import parse_options
 from ha.spark.source.stream_reader import HalogStreamReader
 from tests.spark.jars import delta_settings

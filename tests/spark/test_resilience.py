@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ha.spark import HalogDataSource
-from ha.spark.jobs.archive.read import delta_session
+from ha.spark.jobs.archive.delta import delta_session
 from tests.interop.stored_files import segments
 from tests.scenarios.brokers import Broker, eventually, slave_of, wait_caught_up, wait_in_sync
 from tests.scenarios.producing import STORED_CODES, Client, Load

@@ -108,7 +108,7 @@ class AckRequests:
         request, handle = parse_ack(command)
         offset = request.offset
         queue = state.get((request.consumer_group, request.topic, request.queue_id))
-        if queue is not None and self._finish(state, queue, offset, handle.pop_time_ms, is_order=handle.is_order):
+        if queue is not None and self._finish(state, queue, (offset,), handle.pop_time_ms, is_order=handle.is_order):
             return
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
         begin, end = self._bounds(request.topic, request.queue_id)
@@ -132,10 +132,8 @@ class AckRequests:
             )
         for ack, offsets in acks:
             queue = state.get((ack.group, ack.real_topic(), ack.queue_id))
-            if queue is None:
-                continue
-            for offset in offsets:
-                self._finish(state, queue, offset, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
+            if queue is not None:
+                self._finish(state, queue, offsets, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200053: a message becomes visible again at another time, from now on."""
@@ -163,13 +161,14 @@ class AckRequests:
 
     # ---- the state
 
-    def _finish(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int, *, is_order: bool) -> bool:
-        """Returns whether the message was in flight since then."""
+    def _finish(
+        self, state: PopState, queue: PopQueue, offsets: Sequence[int], pop_time_ms: int, *, is_order: bool
+    ) -> bool:
+        """Returns whether one of the messages was in flight since then."""
         if is_order:
-            return self._finish_ordered(state, queue, offset, pop_time_ms)
-        if queue.in_flight(offset, pop_time_ms) is None:
+            return True in [self._finish_ordered(state, queue, offset, pop_time_ms) for offset in offsets]
+        if not state.acknowledge(queue, offsets, pop_time_ms):
             return False
-        state.finish(queue, offset)
         if queue.was_full:
             queue.was_full = False
             self._wake(queue)

@@ -192,8 +192,24 @@ class PopState:
             self._set(queue, offset, None)
         self._add(queue, offsets, batch)
 
+    def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> bool:
+        """Records that messages popped at a time were processed; returns whether any of them was still in flight."""
+        batches = queue.batches
+        found = [
+            (offset, batch)
+            for offset in offsets
+            if (batch := batches.get(offset)) is not None and batch.pop_time_ms == pop_time_ms
+        ]
+        if found:
+            undone = self._undo_of(queue).batches
+            for offset, batch in found:
+                undone.setdefault(offset, batch)
+                self._remove(queue, offset, batch)
+            self._drop_stale()
+        return bool(found)
+
     def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
-        """Records that a message was acknowledged or is lost, or that its copy is in the log."""
+        """Records that a message is lost, or that its copy is in the log."""
         undo = self._undo_of(queue)
         undo.batches.setdefault(offset, queue.batches.get(offset))
         if is_copied:
@@ -245,12 +261,18 @@ class PopState:
         if known is batch:
             return
         if known is not None:
-            known.left -= 1
-            self._batch_count -= not known.left
-            self.in_flight_count -= 1
-            del queue.batches[offset]
+            self._remove(queue, offset, known)
         if batch is not None:
             self._add(queue, (offset,), batch)
+        self._drop_stale()
+
+    def _remove(self, queue: PopQueue, offset: int, batch: Batch) -> None:
+        del queue.batches[offset]
+        batch.left -= 1
+        self._batch_count -= not batch.left
+        self.in_flight_count -= 1
+
+    def _drop_stale(self) -> None:
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
             self._schedule = [entry for entry in self._schedule if entry[2].left]
             heapify(self._schedule)
@@ -282,11 +304,15 @@ class PopState:
                 records.append(QueueRecord(*key, REMOVED))
                 continue
             queue.undo = None
-            changes = {offset: queue.batches.get(offset) for offset in undo.batches}
-            done = sorted(
-                offset for offset, batch in changes.items() if batch is None and undo.batches[offset] is not None
-            )
-            taken = _taken_records((offset, batch) for offset, batch in sorted(changes.items()) if batch is not None)
+            done: list[int] = []
+            in_flight: dict[Batch, list[int]] = {}
+            for offset in sorted(undo.batches):
+                batch = queue.batches.get(offset)
+                if batch is not None:
+                    in_flight.setdefault(batch, []).append(offset)
+                elif undo.batches[offset] is not None:
+                    done.append(offset)
+            taken = _taken_records(in_flight)
             order = None if queue.order is None else queue.order.to_record()
             kind = WHOLE if undo.is_new else CHANGED  # a queue of this name may have been removed just before
             records.append(QueueRecord(*key, kind, queue.next_offset, taken, to_runs(done), order))
@@ -378,15 +404,15 @@ class PopState:
 
 def _whole(queue: PopQueue) -> QueueRecord:
     order = None if queue.order is None else queue.order.to_record()
-    taken = _taken_records(sorted(queue.batches.items()))
+    in_flight: dict[Batch, list[int]] = {}
+    for offset in sorted(queue.batches):
+        in_flight.setdefault(queue.batches[offset], []).append(offset)
+    taken = _taken_records(in_flight)
     return QueueRecord(*queue.key, WHOLE, queue.next_offset, taken, [], order)
 
 
-def _taken_records(messages: Iterable[tuple[int, Batch]]) -> list[TakenRecord]:
-    offsets: dict[Batch, list[int]] = {}
-    for offset, batch in messages:
-        offsets.setdefault(batch, []).append(offset)
+def _taken_records(messages: dict[Batch, list[int]]) -> list[TakenRecord]:
     return [
-        TakenRecord(batch.pop_time_ms, batch.due_ms, _SUSPENDED if batch.is_suspended else 0, to_runs(each))
-        for batch, each in offsets.items()
+        TakenRecord(batch.pop_time_ms, batch.due_ms, _SUSPENDED if batch.is_suspended else 0, to_runs(offsets))
+        for batch, offsets in messages.items()
     ]
