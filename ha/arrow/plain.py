@@ -31,6 +31,16 @@ def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
     return plain
 
 
+def plain_body(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None:
+    """Return a body before compression, if it is compressed. None if it is damaged or longer than `size_max` bytes."""
+    if body is None or not sys_flag & SysFlag.COMPRESSED:
+        return body
+    try:
+        return inflate(body, sys_flag, size_max)
+    except RemoteProtocolError:
+        return None
+
+
 def plain_rows(
     record: MessageRecord, broker_name: str, body_size_max: int, *, decompress: bool = True
 ) -> list[dict[str, object]]:
@@ -40,12 +50,7 @@ def plain_rows(
     is_compressed = bool(record.sys_flag & SysFlag.COMPRESSED)
     is_split = bool(record.sys_flag & SysFlag.INNER_BATCH) and (decompress or not is_compressed)
     crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
-    body: bytes | None = record.body
-    if is_compressed and decompress:
-        try:
-            body = inflate(record.body, record.sys_flag, body_size_max)
-        except RemoteProtocolError:
-            body = None
+    body = plain_body(record.body, record.sys_flag, body_size_max) if decompress else record.body
     parts = [(record.flag, body, record.properties)]
     first = record.queue_offset
     if is_split and body is not None:

@@ -8,20 +8,25 @@ archive: what `ha spark archive` adds later is read from the log, as long as ret
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType
 
 from ha.arrow import DEFAULT_COLUMNS
-from ha.arrow.plain import inflate
-from ha.errors import OptionError, RemoteProtocolError
+from ha.arrow.plain import plain_body
+from ha.errors import OptionError
 from ha.protocol.codes import SysFlag
 from ha.spark.data_source import HalogDataSource
-from ha.spark.jobs.archive.manifest import State
+from ha.spark.jobs.archive.body_columns import BodyDecoder, body_fields, columns_of
+from ha.spark.jobs.archive.manifest import BodyColumns, State
 from ha.spark.jobs.archive.read import archive_states, read_states
 from ha.spark.source.archived_source import check_broker_names
 from ha.spark.source.log_source import LogSource, QueueKey
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+_DECODED = "decodedBody"
 _Ends = dict[tuple[str, int], int]
 """(broker, queue id) -> queue offset behind the last archived message"""
 
@@ -43,7 +49,8 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
     """Returns the messages of topic `name`: those in the archive at `archive`, then those in the log.
 
     `options` are those of the data source: `path` or `servers`, and for example `failOnDataLoss`; none that select
-    offsets, times or columns. The columns are the default ones of the source, as far as the archive has them.
+    offsets, times or columns. The columns are the default ones of the source, as far as the archive has them, and
+    those that the archive decodes from the bodies of this topic (`columns_from`), also for messages in the log.
     `damagedRecords` is about the log: the archive has damaged records if it was written so.
 
     The archive is read as it is now, and the log as it is at the first query, from where this state of the archive
@@ -75,14 +82,21 @@ def topic(spark: SparkSession, name: str, *, archive: str, **options: str) -> Da
         if not ends:
             check_topics_exist(source, parsed)
     columns = [column for column in DEFAULT_COLUMNS if column in rows.columns]
+    scopes = [state.scope for state in states if state.scope is not None]
+    body_columns = columns_of((scope.body_columns for scope in scopes if scope.body_columns is not None), name)
+    of_body = [] if body_columns is None else [field.name for field in body_fields([body_columns])]
     if parsed.decompress:
         rows = rows.withColumn("body", _inflated(parsed.message_size_max))
-    archived = rows.select(*columns)
+    archived = rows.select(*columns, *(F.col(f"`{column}`") for column in of_body))
     if not starts:
         return archived
     spark.dataSource.register(HalogDataSource)
     given = {**options, "topic": name, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)}
-    return archived.unionByName(spark.read.format("halog").options(**given).load())
+    live = spark.read.format("halog").options(**given).load()
+    if body_columns is not None:
+        decoded = _decoded(body_columns, name, parsed).alias(_DECODED)
+        live = live.select(*columns, decoded).select(*columns, f"{_DECODED}.*")
+    return archived.unionByName(live)
 
 
 def _parse(options: Mapping[str, str]) -> SourceOptions:
@@ -135,18 +149,24 @@ def _starts(
     return starts
 
 
+def _decoded(columns: BodyColumns, name: str, options: SourceOptions) -> Column:
+    """Returns the columns of the body as `archive` decodes them, as a struct."""
+    size_max = options.message_size_max
+
+    def decode(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        decoder = BodyDecoder(columns)
+        for bodies, sys_flags in batches:
+            yield decoder.decode(name, bodies, sys_flags, size_max)
+
+    sys_flag = F.lit(0) if options.decompress else F.col("sysFlag")  # of the body as the source returns it
+    kind = from_arrow_schema(pa.schema(body_fields([columns])))
+    column: Column = arrow_udf(decode, kind)("body", sys_flag)  # type: ignore[call-overload]
+    return column
+
+
 def _inflated(size_max: int) -> Column:
     """Returns the body before compression, as the source does; the archive has it as stored. `size_max` in bytes."""
-    plain = F.udf(lambda body, flags: _inflate(body, flags, size_max), BinaryType(), useArrow=True)
+    plain = F.udf(lambda body, flags: plain_body(body and bytes(body), flags, size_max), BinaryType(), useArrow=True)
     body, flags = F.col("body"), F.col("sysFlag")
     is_compressed = flags.bitwiseAND(SysFlag.COMPRESSED) != 0
     return F.when(is_compressed, plain(F.when(is_compressed, body), flags)).otherwise(body)
-
-
-def _inflate(body: bytes | None, sys_flag: int, size_max: int) -> bytes | None:
-    if body is None:
-        return None
-    try:
-        return inflate(bytes(body), sys_flag, size_max)
-    except RemoteProtocolError:
-        return None

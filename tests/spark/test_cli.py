@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
@@ -15,6 +17,7 @@ from pyspark.sql import SparkSession
 from ha.cli import run
 from ha.cli.spark import failures
 from tests.arrow.oracle import FIXTURES
+from tests.spark.stores import make_store, message
 from tests.unpacking import unpack_store
 
 MANIFEST = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
@@ -56,6 +59,22 @@ def test_archive_resumes_and_restore_counts_the_same(
     assert "│ 0 " in output([*dry, "--since", "2100-01-01"], capsys)
     audited = ["audit", str(store), "--archive", to, "--broker-name", "broker-a"]
     assert "clean" in output(audited, capsys)
+
+
+def test_archive_decodes_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bodies = [b'{"order_id": 1, "amount": 2.50}', b"none", b'{"order_id": 3}']
+    store = make_store(tmp_path / "a", [message(n, topic="orders", body=body) for n, body in enumerate(bodies)])
+    schema = tmp_path / "orders.ddl"
+    schema.write_text("order_id BIGINT, amount DECIMAL(10, 2)\n")
+    to = tmp_path / "archive"
+    words = ["archive", str(store), "--to", str(to), "--columns-from", "json", "--schema", f"orders={schema}"]
+    assert "orders 1" in output(words, capsys)
+    [file] = to.glob("topic=orders/*/*.parquet")
+    found = pq.ParquetFile(file).read(["order_id", "amount"]).to_pylist()
+    assert [(row["order_id"], row["amount"]) for row in found] == [(1, Decimal("2.50")), (None, None), (3, None)]
+    schema.write_text("order_id BIGINT,")
+    assert run(["spark", *words]) == 2
+    assert "the schema of orders can't be read" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_audit_returns_exit_code_for_damage_and_writes_report(
@@ -104,6 +123,9 @@ def test_reindex_builds_what_the_broker_built(store: Path, tmp_path: Path, capsy
         (["lag"], 2, "path"),
         (["archive", "--path", "STORE", "--to", "s3://bucket/archive"], 2, "s3://bucket/archive"),
         (["archive", "--path", "STORE"], 2, "--to"),
+        (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "json"], 2, "columns_from, schemas"),
+        (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "json", "--schema", "orders"], 2, "TOPIC=FILE"),
+        (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "json", "--schema", "a=/no/file"], 2, "/no/file"),
     ],
 )
 def test_errors_are_shown_in_one_line(

@@ -89,6 +89,7 @@ def test_every_python_snippet_runs(
     assert f"{COUNT} ['queueId', 'queueOffset', 'tags', 'body']" in out
     assert f"{COUNT} archived, {COUNT} in the archive" in out
     assert f"{COUNT} messages, from the first one archived" in out
+    assert names["delayed"].count() == sum((json.loads(sent.body)["dep_delay"] or 0) > 60 for sent in flights(COUNT))
     written = own.read.format("halog").option("servers", nodes.name_server_address).option("topic", "delays").load()
     assert written.count() == own.table("delay").where("delay IS NOT NULL").count()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -35,6 +36,17 @@ def archive(
     topics: Annotated[
         list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
     ] = None,
+    columns_from: Annotated[
+        Literal["json"] | None, Parameter(help="Format of bodies from which columns are decoded, with --schema.")
+    ] = None,
+    schemas: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--schema",
+            negative=(),
+            help="TOPIC=FILE with the schema of the topic's bodies, as DDL or JSON of Spark (repeatable).",
+        ),
+    ] = None,
     every: Annotated[
         str | None,
         Parameter(help="Interval for new records, such as 5s or 2m, until stopped by SIGTERM (default: run once)."),
@@ -57,6 +69,7 @@ def archive(
     66 the store can't be read.
     """
     every_s = None if every is None else _interval_s(every)
+    schema_texts = dict(map(_schema, schemas or ()))
     check_stores(path)
     with ExitStack() as stack:
         spark = stack.enter_context(spark_session("archive", where))
@@ -72,6 +85,8 @@ def archive(
             format=format,
             iceberg_table=iceberg_table,
             topics=None if topics is None else tuple(topics),
+            columns_from=columns_from,
+            schemas=schema_texts,
             every_s=every_s,
             metrics_file=metrics_file,
             target_file_bytes=file_mib << 20,
@@ -90,10 +105,26 @@ def _archive_tables(done: ArchiveResult) -> list[Table]:
         "small files merged": done.merged_files,
         "log read": f"{size(done.log_bytes)} in {done.seconds:.1f} s",
         "damaged records": done.damaged,
+        **({"bodies not decoded": _counts(done.undecoded)} if done.undecoded else {}),
         "holes": len(done.holes),
         "covers physical offsets": f"{done.covered_begin:,} to {done.covered_end:,}, of {done.log_end:,}",
     }
     return [facts_table(f"Archive of {done.broker_name}", facts)]
+
+
+def _counts(by_topic: dict[str, int]) -> str:
+    return ", ".join(f"{topic} {count:,}" for topic, count in sorted(by_topic.items()))
+
+
+def _schema(pair: str) -> tuple[str, str]:
+    """Return the topic and the content of the file in TOPIC=FILE."""
+    topic, _, file = pair.rpartition("=")
+    if not topic or not file:
+        raise UsageError(f"--schema {pair!r} is invalid: use TOPIC=FILE")
+    try:
+        return topic, Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--schema {pair!r}: {error}") from None
 
 
 def erase(

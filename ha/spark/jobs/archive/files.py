@@ -9,6 +9,7 @@ at most `buffer_bytes`, plus one batch.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
@@ -22,10 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions, RowFilter
+from ha.protocol.compression import BODY_SIZE_MAX
 from ha.protocol.record import decode_record
+from ha.spark.jobs.archive.body_columns import BodyDecoder, body_fields
 from ha.spark.jobs.archive.manifest import (
     FOLDER,
     ArchivedFile,
+    BodyColumns,
     LastRecord,
     QueueSpan,
     escape_path_name,
@@ -92,6 +96,7 @@ class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...] | None
     left_out: tuple[str, ...]
     columns: tuple[str, ...]
+    body_columns: BodyColumns | None
     on_damage: str
     files: FileOptions
 
@@ -115,12 +120,15 @@ class Written(msgspec.Struct, frozen=True):
     rows: int
     damaged: int
     last: LastRecord | None = None
+    undecoded: dict[str, int] = {}
+    """Topic -> bodies whose columns could not be decoded"""
 
 
-def archive_schema(columns: Iterable[str]) -> pa.Schema:
-    """Return the schema of a file: `columns` in this order and RAW_PROPERTIES."""
+def archive_schema(columns: Iterable[str], body_columns: BodyColumns | None = None) -> pa.Schema:
+    """Return the schema of a file: `columns` in this order, RAW_PROPERTIES, and the decoded columns of all topics."""
     fields = [pa.field(name, COLUMNS[name]) for name in columns]
-    return pa.schema([*fields, pa.field(RAW_PROPERTIES, pa.binary())])
+    decoded = [] if body_columns is None else body_fields([body_columns])
+    return pa.schema([*fields, pa.field(RAW_PROPERTIES, pa.binary()), *decoded])
 
 
 def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
@@ -144,14 +152,18 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     rows = damaged = 0
     last: LastRecord | None = None
-    with _Files(task, folder, archive_schema(task.columns), attempt) as files:
+    decoder = BodyDecoder(task.body_columns)
+    undecoded: Counter[str] = Counter()
+    with _Files(task, folder, archive_schema(task.columns, task.body_columns), attempt) as files:
         for batch in read_task(task):
             rows += batch.num_rows
             damaged += pc.sum(pc.invert(batch["crcOk"])).as_py() or 0
             last = _last_record(batch) or last
             for topic, day, part in split_batch(batch):
-                files.write(topic, day, part.drop_columns(["topic"]))
-        return Written(files.close(), rows, damaged, last)
+                part, failed = decoder.append_columns(topic, part.drop_columns(["topic"]), BODY_SIZE_MAX)
+                undecoded[topic or ""] += failed
+                files.write(topic, day, part)
+        return Written(files.close(), rows, damaged, last, dict(+undecoded))
 
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -109,6 +109,14 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """Topic -> queue offsets of its rows"""
 
 
+class BodyColumns(msgspec.Struct, frozen=True):
+    """The columns that are decoded from bodies."""
+
+    format: Literal["json"]
+    schemas: dict[str, dict[str, Any]]
+    """Topic -> column -> type as Spark writes it in JSON, such as `long`"""
+
+
 class Scope(msgspec.Struct, frozen=True):
     """The part of the log that an archive holds; the same in all its commits, as it defines the covered offsets."""
 
@@ -120,6 +128,7 @@ class Scope(msgspec.Struct, frozen=True):
     """Topics that it does not hold; none in archives of earlier versions"""
     table: str = ""
     """The Delta or Iceberg table that has the files, too: TABLE_IN_FOLDER, or `catalog.namespace.table`"""
+    body_columns: BodyColumns | None = None
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):

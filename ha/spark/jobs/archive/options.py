@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from ha.arrow import COLUMNS
 from ha.errors import OptionError
-from ha.spark.jobs.archive.files import (
-    EXTRA_COLUMNS,
-    REQUIRED_COLUMNS,
-)
-from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, Hole
+from ha.spark.jobs.archive.body_columns import body_fields
+from ha.spark.jobs.archive.files import EXTRA_COLUMNS, RAW_PROPERTIES, REQUIRED_COLUMNS
+from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, BodyColumns, Hole
 
 EXIT_INCOMPLETE = 3
+_OWN_NAMES = {name.lower(): name for name in (*COLUMNS, RAW_PROPERTIES, "date")}
+_COLUMN_NAME = re.compile(r"[^\s,;{}()=.`\"]+")
+"""What Parquet, Delta and Iceberg all accept"""
 
 
 class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +41,10 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     Spark's sinks (halog-sink-commits)"""
     extra_columns: tuple[str, ...] = EXTRA_COLUMNS
     """Columns in addition to those needed to restore a message"""
+    columns_from: Literal["json"] | None = None
+    """Format of bodies from which columns are decoded"""
+    schemas: dict[str, str] = {}
+    """With columns_from: topic -> schema of its bodies, as DDL or JSON of Spark; each field is a column"""
     target_file_bytes: int = 256 << 20
     """Compressed size"""
     range_bytes: int = 1 << 30
@@ -72,6 +81,8 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
     holes: list[Hole] = []
     merged_files: int = 0
     """Small files replaced by larger ones"""
+    undecoded: dict[str, int] = {}
+    """Topic -> bodies archived by this run whose columns are null, as they could not be decoded"""
     covered_begin: int = 0
     covered_end: int = 0
     log_end: int = 0
@@ -86,6 +97,58 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
 def table_name(options: ArchiveOptions) -> str:
     """Return the name of the archive's table in its `Scope`."""
     return "" if options.format == "parquet" else options.iceberg_table or TABLE_IN_FOLDER
+
+
+def body_columns(options: ArchiveOptions) -> BodyColumns | None:
+    """Return the columns that are decoded from bodies. OptionError."""
+    if options.columns_from is None and not options.schemas:
+        return None
+    if options.columns_from is None or not options.schemas:
+        raise OptionError("columns_from, schemas", "there is only one of them", "both, or none")
+    for topic in options.schemas:
+        if options.topics is not None and topic not in options.topics:
+            raise OptionError("schemas", f"the topic {topic} is not archived", ", ".join(options.topics))
+    schemas = {topic: _body_schema(topic, text) for topic, text in sorted(options.schemas.items())}
+    found = BodyColumns(options.columns_from, {topic: _column_types(schema) for topic, schema in schemas.items()})
+    body_fields([found])  # checks them together
+    return found
+
+
+def _column_types(schema: StructType) -> dict[str, Any]:
+    return {field.name: field.jsonValue()["type"] for field in schema.fields}
+
+
+def _body_schema(topic: str, text: str) -> StructType:
+    accepted = "a schema of Spark, such as: order_id BIGINT, amount DECIMAL(10, 2)"
+    try:
+        is_json = text.lstrip().startswith("{")
+        schema = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
+    except (ValueError, LookupError, TypeError, PySparkException) as error:
+        [reason, *_] = str(error).strip().splitlines() or [type(error).__name__]
+        raise OptionError("schemas", f"the schema of {topic} can't be read: {reason}", accepted) from None
+    if not isinstance(schema, StructType) or not schema.fields:
+        raise OptionError("schemas", f"the schema of {topic} has no fields", accepted)
+    _check_names(topic, schema)
+    for name in schema.names:
+        if name.lower() in _OWN_NAMES:
+            own = _OWN_NAMES[name.lower()]
+            raise OptionError("schemas", f"{name} of topic {topic} would clash with the column {own}", "other names")
+    return schema
+
+
+def _check_names(topic: str, kind: DataType) -> None:
+    """OptionError if a struct within `kind` has a name that a table can't have."""
+    if isinstance(kind, ArrayType):
+        _check_names(topic, kind.elementType)
+    if isinstance(kind, MapType):
+        _check_names(topic, kind.valueType)
+    if isinstance(kind, StructType):
+        if len({name.lower() for name in kind.names}) < len(kind.names):
+            raise OptionError("schemas", f"a name is there twice in {topic}: {', '.join(kind.names)}", "each name once")
+        for field in kind.fields:
+            if not _COLUMN_NAME.fullmatch(field.name):
+                raise OptionError("schemas", f"a column can't have the name {field.name!r}", "a name without , ;{}()=.")
+            _check_names(topic, field.dataType)
 
 
 def archive_path(archive: str) -> Path:

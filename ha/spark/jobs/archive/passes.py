@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from ha.arrow.plain import MILLISECONDS_MAX
 from ha.errors import ArchiveDamaged, OptionError, RecordsGone, RemoteProtocolError
 from ha.protocol.record import decode_record
 from ha.spark.jobs import Progress
+from ha.spark.jobs.archive.body_columns import body_fields
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.files import (
     REQUIRED_COLUMNS,
@@ -33,8 +35,8 @@ from ha.spark.jobs.archive.files import (
     merge_files,
     write_range,
 )
-from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State
-from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, table_name
+from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State, brokers
+from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, body_columns, table_name
 from ha.spark.jobs.archive.progress import LagReports
 from ha.spark.jobs.archive.table import ArchiveTable, follow, open_table
 from ha.spark.jobs.tasks import run_tasks
@@ -75,6 +77,7 @@ class ArchiveJob:
             options.on_damage,
             _LEFT_OUT if options.topics is None else (),
             table=table_name(options),
+            body_columns=body_columns(options),
         )
         self.table: ArchiveTable | None = None
         self._expired_commits = 0
@@ -86,10 +89,11 @@ class ArchiveJob:
             self.scope = msgspec.structs.replace(self.scope, left_out=self.state.scope.left_out)
         if self.state.scope not in (None, self.scope):
             raise OptionError(
-                "topics, format, iceberg_table, extra_columns, on_damage",
+                "topics, format, iceberg_table, extra_columns, columns_from, schemas, on_damage",
                 f"the archive was created with {_shown(self.state.scope)}, not with {_shown(self.scope)}",
                 "the same as before, or another archive",
             )
+        self._check_other_brokers()
         self._check_same_log()
         self.table = open_table(self.spark, self.manifest.archive, self.scope)
         self._follow()
@@ -150,6 +154,12 @@ class ArchiveJob:
         )
         self.result.rows += sum(each.rows for each in written)
         self.result.damaged += sum(each.damaged for each in written)
+        undecoded = sum((Counter(each.undecoded) for each in written), Counter[str]())
+        for topic, count in sorted(undecoded.items()):
+            self.result.undecoded[topic] = self.result.undecoded.get(topic, 0) + count
+            logger.warning(
+                "archive.bodies_not_decoded broker=%r topic=%r count=%d", self.reader.broker_name, topic, count
+            )
 
     def compact(self) -> None:
         """Merge small files."""
@@ -230,6 +240,7 @@ class ArchiveJob:
                 topics=self.scope.topics,
                 left_out=self.scope.left_out,
                 columns=self.scope.columns,
+                body_columns=self.scope.body_columns,
                 on_damage=options.on_damage,
                 files=files,
             )
@@ -276,6 +287,13 @@ class ArchiveJob:
     def _ranges(self, begin: int, log_end: int) -> list[tuple[int, int]]:
         each = min(self.options.range_bytes, max(_RANGE_BYTES_MIN, -(-(log_end - begin) // self.slots)))
         return self.reader.split(begin, min(log_end, begin + self.slots * each), each) if begin < log_end else []
+
+    def _check_other_brokers(self) -> None:
+        """OptionError if columns of another broker in the archive and those of this one don't fit into one table."""
+        if self.state.scope is None and self.scope.body_columns is not None:
+            archive = self.manifest.archive
+            scopes = [Manifest(archive, name).state().scope for name in brokers(archive)] + [self.scope]
+            body_fields(scope.body_columns for scope in scopes if scope is not None and scope.body_columns is not None)
 
     def _check_same_log(self) -> None:
         last = self.state.last

@@ -36,9 +36,10 @@ def archive_states(archive: Path) -> list[State]:
 
 def archive_schema_of(states: list[State]) -> pa.Schema:
     """Return the columns of the table: topic, date, and those of all brokers' files."""
-    columns = [state.scope.columns for state in states if state.scope is not None]
+    scopes = [state.scope for state in states if state.scope is not None]
+    schemas = [archive_schema(scope.columns, scope.body_columns) for scope in scopes]
     return pa.unify_schemas(
-        [pa.schema(PARTITION_FIELDS), *map(archive_schema, columns or [(*REQUIRED_COLUMNS, *EXTRA_COLUMNS)])]
+        [pa.schema(PARTITION_FIELDS), *(schemas or [archive_schema((*REQUIRED_COLUMNS, *EXTRA_COLUMNS))])]
     )
 
 

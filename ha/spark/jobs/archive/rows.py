@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ha.arrow.plain import inflate
+from ha.arrow.plain import plain_body
 from ha.arrow.properties import PropertyTable
 from ha.arrow.read_options import ReadOptions
 from ha.arrow.schema import COLUMNS
-from ha.errors import ArchiveDamaged, CorruptLog, OptionError, RemoteProtocolError
+from ha.errors import ArchiveDamaged, CorruptLog, OptionError
 from ha.protocol.codes import SysFlag
 from ha.spark.jobs.archive.files import RAW_PROPERTIES, row_batches
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest
@@ -182,10 +182,7 @@ def _plain_bodies(batch: pa.RecordBatch, size_max: int) -> pa.Array:
         return batch["body"]
     bodies = batch["body"].to_pylist()
     for row in compressed.tolist():
-        try:
-            bodies[row] = None if bodies[row] is None else inflate(bodies[row], int(flags[row]), size_max)
-        except RemoteProtocolError:
-            bodies[row] = None
+        bodies[row] = plain_body(bodies[row], int(flags[row]), size_max)
     return pa.array(bodies, pa.binary())
 
 

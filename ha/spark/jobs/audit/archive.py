@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
-from ha.arrow import ReadOptions, decode_batches
+from ha.arrow import COLUMNS, ReadOptions, decode_batches
 from ha.arrow.heads import Int64s
 from ha.audit.examined import Examined
 from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
@@ -173,7 +173,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
 
 
 def _archived(task: ArchiveTask) -> pa.Table:
-    """Read the archive's rows of the range, by physical offset, with their topic."""
+    """Read the archive's rows of the range, by physical offset, with their topic; not what was decoded from bodies."""
     parts = []
     condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)
     for path, topic, _, _ in task.archive.files:
@@ -181,6 +181,7 @@ def _archived(task: ArchiveTask) -> pa.Table:
             part = pq.read_table(Path(task.archive.path, path), filters=condition, partitioning=None)
         except (OSError, pa.ArrowException) as error:
             raise ArchiveDamaged(Path(task.archive.path), f"{path}: {error}") from None
+        part = part.select([name for name in part.column_names if name in COLUMNS or name == RAW_PROPERTIES])
         parts.append(part.append_column("topic", pa.repeat(pa.scalar(topic, pa.string()), len(part))))
     if not parts:
         names = ("physicalOffset", "storeSize", "body", "bodyCRC", "crcOk", "topic")
