@@ -112,7 +112,7 @@ class Processor:
         if not acks or self._acks is None:
             return left
         try:
-            waiting = self._acks.take(connection, acks)
+            waiting = self._acks.take(connection, acks, trio.current_time() + TIME_SLICE_S)
         except RefusedError as refused:
             for command in acks:
                 connection.reply(command, command.reply(refused.code, refused.remark))

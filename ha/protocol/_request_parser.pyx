@@ -71,19 +71,22 @@ cdef inline const unsigned char *_parse_int32(const unsigned char *at, const uns
     return at if at != NULL and -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else NULL
 
 
+cdef inline const unsigned char *_value(const unsigned char *at, const unsigned char *end, Span *value) noexcept:
+    """Reads the string of an ext field, which starts at `at`. Returns the position of the comma or brace behind it; NULL
+    if there is none, or the field comes again."""
+    if value.at != NULL:
+        return NULL
+    at = _text(at, end, value)
+    return at if at != NULL and at < end and at[0] in (c",", c"}") else NULL
+
+
 cdef const unsigned char *_send_fields(const unsigned char *at, const unsigned char *end, Header *header) noexcept:
     cdef int place
     while end - at >= 5 and at[0] == c'"' and c"a" <= at[1] <= c"n" and memcmp(at + 2, b'":"', 3) == 0:
         place = at[1] - c"a"
-        if header.ext[place].at != NULL:
-            return NULL
-        at = _text(at + 5, end, &header.ext[place])
-        if at == NULL or at == end:
-            return NULL
-        if at[0] == c"}":
-            return at + 1
-        if at[0] != c",":
-            return NULL
+        at = _value(at + 5, end, &header.ext[place])
+        if at == NULL or at[0] == c"}":
+            return at if at == NULL else at + 1
         at += 1
     return NULL
 
@@ -113,15 +116,9 @@ cdef const unsigned char *_ack_fields(const unsigned char *at, const unsigned ch
             place = 5
         else:
             return NULL
-        if header.ext[place].at != NULL:
-            return NULL
-        at = _text(at + 2, end, &header.ext[place])
-        if at == NULL or at == end:
-            return NULL
-        if at[0] == c"}":
-            return at + 1
-        if at[0] != c",":
-            return NULL
+        at = _value(at + 2, end, &header.ext[place])
+        if at == NULL or at[0] == c"}":
+            return at if at == NULL else at + 1
         at += 1
     return NULL
 

@@ -32,8 +32,8 @@ def pump(
     unless the frames had `bulk_size_min` bytes or more.
 
     Returns the numbers of bytes received (0 at the end of the stream), taken from the buffer, appended, and sent of the
-    report. If the disk or the socket refuses bytes, it returns what was done until then: nothing is taken if not
-    everything could be written. OSError if receiving fails.
+    report. If the disk does not accept all bodies, nothing is taken; if the socket does not accept the report, less of
+    it is sent. OSError if receiving fails.
     """
     received = os.readv(source, (buffer,))
     taken = size = 0

@@ -273,8 +273,10 @@ class CommitLog(SegmentedLog):
             self.append_times.observe(trio.current_time() - began)
 
     def tail(self) -> LogTail | None:
-        """Returns where a caller may write the master's next bytes by itself, and then call `note_appended` in the same
-        step; None if only `append_raw` can take them."""
+        """Returns where the caller may write the master's next bytes; it has to call `note_appended` in the same step.
+
+        None if only `append_raw` can append them.
+        """
         segment, position = self._tail()
         descriptor = None if segment is None else segment.file.descriptor
         if segment is None or descriptor is None or position == self.segment_size or self._append_lock.locked():

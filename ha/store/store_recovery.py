@@ -67,10 +67,12 @@ class StoreRecovery:
         had_ends_ms = self._checkpointer.checkpoint.logics_msg_timestamp_ms
         dispatch_from = await self._recover_derived(recovered, are_queues_whole=are_queues_whole)
         await self._dispatch(dispatch_from)
-        lost_from = queues.lost_from(self._queue_ends)
-        if lost_from is not None and recovered.last_store_timestamp_ms >= had_ends_ms:
-            # The log still has all those records: a damaged entry was taken for one of a record scanned again.
-            await self._dispatch(lost_from)
+        if recovered.last_store_timestamp_ms >= had_ends_ms:
+            # The log still has the records of all recorded ends. If a queue ends earlier now, a damaged entry was
+            # removed with those of records that were dispatched again.
+            lost_from = queues.lost_from(self._queue_ends)
+            if lost_from is not None:
+                await self._dispatch(lost_from)
         if log.segments:
             await run(queues.correct_min, max(log.min_offset, 0))
         await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))

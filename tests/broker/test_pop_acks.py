@@ -49,7 +49,7 @@ async def acks_of_one_chunk(node: Node) -> list[RemotingCommand]:
 async def test_acks_of_one_chunk_are_one_record_however_long_they_take(
     node: Node, monkeypatch: pytest.MonkeyPatch, slice_s: float, autojump_clock: object
 ) -> None:
-    monkeypatch.setattr("ha.broker.pop.acks.TIME_SLICE_S", slice_s)
+    monkeypatch.setattr("ha.broker.processor.TIME_SLICE_S", slice_s)
     monkeypatch.setattr("ha.broker.pop.acks.LOOK_EVERY", 7)
     await send(node, *(b"%d" % number for number in range(20)))
     before = node.store.log.next_queue_offset("rmq_sys_halog_pop", 0)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -18,7 +19,7 @@ from ha.errors import ArchiveConflict, OptionError
 from ha.protocol.record import Message
 from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.erase import EraseOptions, EraseResult, erase
-from ha.spark.jobs.archive.manifest import Commit, Manifest, Scope
+from ha.spark.jobs.archive.manifest import Commit, Manifest, Scope, State
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
 from tests.spark.stores import KilledError, live_store, make_store, message, records_of
@@ -264,6 +265,16 @@ def test_a_delta_archive_without_files_in_its_manifest_is_refused(
         with pytest.raises(OptionError, match=r"is a Delta archive of halog 0\.1"):
             refused()
     assert manifest.applied() == 0
+
+
+def test_so_is_one_whose_last_commit_is_in_a_state_file(tmp_path: Path) -> None:
+    manifest = Manifest(tmp_path / "archive", "broker-b")
+    with manifest.locked():
+        state = State(broker_name="broker-b", sequence=64, scope=Scope("delta"), covered_begin=0, covered_end=9)
+        (manifest.folder / "commits" / f"{64:020d}.state.json").write_bytes(msgspec.json.encode(state))
+        manifest.mark_applied(64 + 1)
+    with pytest.raises(OptionError, match=r"is a Delta archive of halog 0\.1"):
+        archive_states(manifest.archive)
 
 
 def test_options_are_checked(archived: Archived, tmp_path: Path) -> None:

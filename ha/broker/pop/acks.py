@@ -39,8 +39,6 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.request_parser import parse_ack
 from ha.remoting import RemotingConnection, RequestHandler
 
-TIME_SLICE_S = 0.002
-"""Longest time that requests of one chunk are served before other connections."""
 LOOK_EVERY = 32
 """Requests that are served between two looks at the clock"""
 
@@ -65,15 +63,16 @@ class AckRequests:
         """Handlers by request code."""
         return dict.fromkeys(self._steps, self._handle)
 
-    def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Serves requests of `handlers` for a time slice, unless they have to wait for the POP log; returns the rest.
+    def take(
+        self, connection: RemotingConnection, commands: list[RemotingCommand], ends_at: float
+    ) -> list[RemotingCommand]:
+        """Serves requests of `handlers` until `ends_at` (Trio's clock), none while the POP log is read; returns others.
 
         Raises RefusedError if none can be served.
         """
         state = self._pop_log.ready_state()
         if state is None:
             return commands
-        ends_at = trio.current_time() + TIME_SLICE_S
         for number in range(0, len(commands), LOOK_EVERY):
             if number and trio.current_time() >= ends_at:
                 return commands[number:]

@@ -143,7 +143,10 @@ class PopLog:
         await self._ready.wait()
 
     def call(self, waiter: Waiter, request_count: int = 1) -> None:
-        """Calls `waiter`, that of so many requests, with the outcome of all earlier changes, possibly at once."""
+        """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes.
+
+        Possibly at once.
+        """
         state = self.state
         if state is None:
             waiter(NO_MASTER)

@@ -187,7 +187,8 @@ class PopState:
         undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         queue.next_offset = next_offset
-        undo.batches = {offset: queue.batches.get(offset) for offset in offsets} | undo.batches
+        for offset in offsets:
+            undo.batches.setdefault(offset, queue.batches.get(offset))
         for offset in queue.batches.keys() & offsets:  # the group's offset was reset
             self._set(queue, offset, None)
         self._add(queue, offsets, batch)

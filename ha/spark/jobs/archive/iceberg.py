@@ -3,8 +3,8 @@
 Its default catalog is the archive's folder itself, in the layout of Iceberg's Hadoop tables:
 
     archive/
-      metadata/v7.metadata.json     the table's metadata, numbered from 1, never changed; created with link, so that of
-                                    two writers one fails, and begins again with what the other one has written
+      metadata/v7.metadata.json     the table's metadata, numbered from 1, never changed. A writer that finds its number
+                                    taken reads that version and tries again
       metadata/version-hint.text    7: where readers begin to look for the last one
       metadata/*.avro               Iceberg's lists of the files under topic=…/date=…
 
@@ -216,7 +216,7 @@ class IcebergTable:
 
     def _data_files(self, manifests: Iterable[ManifestFile]) -> Iterator[DataFile]:
         for manifest in manifests:
-            with suppress(FileNotFoundError):  # deleted by a killed `expire`; what the table has is there
+            with suppress(FileNotFoundError):  # a killed `expire` has deleted it; the table does not need it
                 for entry in manifest.fetch_manifest_entry(self._table.io):
                     yield entry.data_file
 
@@ -266,7 +266,7 @@ class FolderCatalog(NoopCatalog):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Write the next version. CommitFailedException if it is not `table` any more."""
+        """Write the next version. CommitFailedException if another writer has changed the table."""
         version = self._version()
         current = self.load_table(table.name())
         for requirement in requirements:

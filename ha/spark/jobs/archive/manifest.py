@@ -238,6 +238,7 @@ class Manifest:
         usable = [number for number in states if end is None or number <= end]
         if usable:
             state = _decode(self._commits / f"{max(usable):020d}.state.json", State)
+            self._check_format(state.scope)
         for number in numbers:
             if number > state.sequence and (end is None or number <= end):
                 if number != state.sequence + 1:
@@ -352,13 +353,16 @@ class Manifest:
 
     def _commit(self, number: int) -> Commit:
         commit = _decode(self._commits / f"{number:020d}.json", Commit)
-        if commit.scope.format == "delta" and not commit.scope.table:
+        self._check_format(commit.scope)
+        return commit
+
+    def _check_format(self, scope: Scope | None) -> None:
+        if scope is not None and scope.format == "delta" and not scope.table:
             raise OptionError(
                 "archive",
                 f"{self.archive} is a Delta archive of halog 0.1, whose manifest has no files",
                 "a new archive; spark.read.format('delta') reads the old one",
             )
-        return commit
 
 
 def brokers(archive: Path) -> list[str]:
