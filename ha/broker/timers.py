@@ -135,6 +135,8 @@ class TimerService:
         """Queue offset of each due message that can't be read now -> timer code, trio time of the first attempt"""
         self._retry_at = -math.inf
         """Trio time of the next attempt to read those"""
+        self._delivering: dict[int, int] = {}
+        """Queue offset of each message that is being delivered -> timer code"""
         self._taken_ms = 0
         """The latest due time of the messages taken from the index for delivery"""
         self._searched_at = 0
@@ -146,15 +148,27 @@ class TimerService:
         """Returns a snapshot."""
         now_ms = self._wall_clock_ms()
         counts = self._index.due_counts([now_ms + horizon_ms for horizon_ms in HORIZONS_MS.values()])
-        counts[0] += len(self._unreadable)
+        due_count = len(self._due())
+        counts[0] += due_count
         return TimerStatistics(
-            pending_count=len(self._index) + len(self._unreadable),
-            next_due_ms=self._index.next_due_ms,
+            pending_count=len(self._index) + due_count,
+            next_due_ms=self._next_due_ms(),
             due_counts=dict(zip((*HORIZONS_MS, "later"), counts, strict=True)),
             delivered_count=self._delivered_count,
             recalled_count=self._recalled_count,
             dropped_count=self._dropped_count,
         )
+
+    def _due(self) -> dict[int, int]:
+        """Returns the messages that are due but not delivered yet: queue offset -> timer code."""
+        return {at: code for at, (code, _) in self._unreadable.items()} | self._delivering
+
+    def _next_due_ms(self) -> int | None:
+        """Returns the due time of the first pending message."""
+        due_ms = [code >> 1 for code in self._due().values()]
+        if self._index.next_due_ms is not None:
+            due_ms.append(self._index.next_due_ms)
+        return min(due_ms, default=None)
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
         """Wakes the service if a timer message arrived. Called by the store once per dispatched batch; never blocks."""
@@ -273,6 +287,7 @@ class TimerService:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         assert queue is not None
         self._taken_ms = max(self._taken_ms, due[-1][0] >> 1)
+        self._delivering = {queue_offset: code for code, queue_offset in due}
         records = await self._read(queue, [queue_offset for _, queue_offset in due])
         deliveries: list[_Delivery] = []
         for code, queue_offset in due:
@@ -297,6 +312,7 @@ class TimerService:
                 self._index.add(delivery.code, delivery.queue_offset)
         if failed:
             self._log.write("timer.put_failed offset=%d reason=%r", failed[0].queue_offset, failed[0].remark)
+        self._delivering = {}
         self._set_progress()
         return not failed
 
@@ -324,18 +340,15 @@ class TimerService:
 
     def _set_progress(self) -> None:
         """Sets TIME to just before the first pending message, otherwise to the last one taken from the index."""
-        pending_ms = [code >> 1 for code, _ in self._unreadable.values()]
-        next_due_ms = self._index.next_due_ms
-        if next_due_ms is not None:
-            pending_ms.append(next_due_ms)
-        time_ms = min([self._taken_ms, *(due_ms - 1 for due_ms in pending_ms)])
+        next_due_ms = self._next_due_ms()
+        time_ms = self._taken_ms if next_due_ms is None else min(self._taken_ms, next_due_ms - 1)
         if time_ms < self._progress.get(TIME):
             return
         self._progress.set(SEEN, self._indexed_to)
         self._progress.set(TIME, time_ms)
         if self._recalls:
             self._recalls = {key: due_ms for key, due_ms in self._recalls.items() if due_ms > time_ms}
-        if not pending_ms or self._indexed_to > self._searched_at + len(self._index) + READ_COUNT_MAX:
+        if next_due_ms is None or self._indexed_to > self._searched_at + len(self._index) + READ_COUNT_MAX:
             self._searched_at = self._indexed_to  # the search is linear, so it is repeated only after as many arrivals
             lowest = self._index.lowest_offset
             offsets = [*self._unreadable, self._indexed_to if lowest is None else lowest]
@@ -422,10 +435,10 @@ class TimerService:
 
     def figures(self) -> dict[str, str]:
         """For 28: messages not indexed yet, seconds by which the first one is overdue, and pending messages."""
-        queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._index.next_due_ms
+        queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._next_due_ms()
         overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)
         return {
-            "timerCongestNum": str(len(self._index) + len(self._unreadable)),
+            "timerCongestNum": str(len(self._index) + len(self._due())),
             "timerOffsetBehind": str(0 if queue is None else max(0, queue.max_offset - self._indexed_to)),
             "timerReadBehind": str(overdue_ms // 1000),
         }

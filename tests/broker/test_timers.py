@@ -224,6 +224,30 @@ async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_resta
         assert found[0][1].body == b"5"
 
 
+async def test_a_message_is_pending_until_it_is_delivered(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its delivery takes ten seconds, because the disk is slow."""
+    async with open_node(tmp_path) as node:
+        read = node.broker.timers._reader.read
+
+        async def read_slowly(queue: Any, offset: int, count_max: int) -> QueueRead:
+            await trio.sleep(10)
+            return await read(queue, offset, count_max)
+
+        monkeypatch.setattr(node.broker.timers._reader, "read", read_slowly)
+        await node.send(b"slow", i=properties(TIMER_DELAY_SEC=5), e=0)
+        due_ms = node.broker.timers.statistics().next_due_ms
+        await trio.sleep(10)
+        statistics = node.broker.timers.statistics()
+        assert (statistics.pending_count, statistics.due_counts["1h"], statistics.next_due_ms) == (1, 1, due_ms)
+        assert node.broker.timers.figures()["timerCongestNum"] == "1"
+        await arrivals(node)
+        await trio.sleep(1)
+        statistics = node.broker.timers.statistics()
+        assert (statistics.pending_count, statistics.next_due_ms) == (0, None)
+
+
 @pytest.mark.parametrize(("left_count", "is_first_pending"), [(0, False), (1, False), (1, True)])
 async def test_a_lost_end_of_the_log_hides_no_new_message(
     tmp_path: Path, autojump_clock: object, left_count: int, is_first_pending: bool
