@@ -282,7 +282,7 @@ def test_brokers_of_an_archive_agree_on_types(tmp_path: Path) -> None:
         ({"columns_from": None}, "only one of them"),
         ({"schemas": {}}, "only one of them"),
         ({"topics": ("payments",)}, "topic orders is not archived"),
-        ({"schemas": {"orders": "{"}}, "schema of orders can't be read"),
+        ({"schemas": {"orders": "{"}}, "schema of orders can't be used"),
         ({"schemas": {"orders": schema()}}, "has no fields"),
         ({"schemas": {"orders": schema(Topic="string")}}, "Topic of topic orders would clash with the column topic"),
         ({"schemas": {"orders": schema(date="date")}}, "would clash with the column date"),

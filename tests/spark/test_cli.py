@@ -74,7 +74,7 @@ def test_archive_decodes_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [(row["order_id"], row["amount"]) for row in found] == [(1, Decimal("2.50")), (None, None), (3, None)]
     schema.write_text("order_id BIGINT,")
     assert run(["spark", *words]) == 2
-    assert "the schema of orders can't be read" in capsys.readouterr().err.replace("\n", " ")
+    assert "the schema of orders can't be used" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_audit_returns_exit_code_for_damage_and_writes_report(
@@ -126,6 +126,8 @@ def test_reindex_builds_what_the_broker_built(store: Path, tmp_path: Path, capsy
         (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "json"], 2, "columns_from, schemas"),
         (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "json", "--schema", "orders"], 2, "TOPIC=FILE"),
         (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "json", "--schema", "a=/no/file"], 2, "/no/file"),
+        (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "protobuf", "--schema", "a=b"], 2, "FILE:MESSAGE"),
+        (["archive", "STORE", "--to", "/tmp/a", "--columns-from", "protobuf", "--schema", "a=/no/f:m"], 2, "/no/f"),
     ],
 )
 def test_errors_are_shown_in_one_line(

@@ -37,14 +37,16 @@ def archive(
         list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
     ] = None,
     columns_from: Annotated[
-        Literal["json"] | None, Parameter(help="Format of bodies from which columns are decoded, with --schema.")
+        Literal["json", "avro", "protobuf"] | None,
+        Parameter(help="Format of bodies from which columns are decoded, with --schema."),
     ] = None,
     schemas: Annotated[
         list[str] | None,
         Parameter(
             name="--schema",
             negative=(),
-            help="TOPIC=FILE with the schema of the topic's bodies, as DDL or JSON of Spark (repeatable).",
+            help="TOPIC=FILE with the schema of the topic's bodies (repeatable). json: DDL or JSON of Spark; "
+            "avro: .avsc; protobuf: TOPIC=FILE:MESSAGE, with a descriptor set of protoc.",
         ),
     ] = None,
     every: Annotated[
@@ -69,7 +71,7 @@ def archive(
     66 the store can't be read.
     """
     every_s = None if every is None else _interval_s(every)
-    schema_texts = dict(map(_schema, schemas or ()))
+    given_schemas = dict(_schema(pair, columns_from) for pair in schemas or ())
     check_stores(path)
     with ExitStack() as stack:
         spark = stack.enter_context(spark_session("archive", where))
@@ -86,7 +88,7 @@ def archive(
             iceberg_table=iceberg_table,
             topics=None if topics is None else tuple(topics),
             columns_from=columns_from,
-            schemas=schema_texts,
+            schemas=given_schemas,
             every_s=every_s,
             metrics_file=metrics_file,
             target_file_bytes=file_mib << 20,
@@ -116,13 +118,18 @@ def _counts(by_topic: dict[str, int]) -> str:
     return ", ".join(f"{topic} {count:,}" for topic, count in sorted(by_topic.items()))
 
 
-def _schema(pair: str) -> tuple[str, str]:
-    """Return the topic and the content of the file in TOPIC=FILE."""
+def _schema(pair: str, columns_from: str | None) -> tuple[str, str | tuple[bytes, str]]:
+    """Return the topic and the content of the file in TOPIC=FILE; with Protobuf also the message in
+    TOPIC=FILE:MESSAGE."""
     topic, _, file = pair.rpartition("=")
-    if not topic or not file:
-        raise UsageError(f"--schema {pair!r} is invalid: use TOPIC=FILE")
+    message = ""
+    if columns_from == "protobuf":
+        file, _, message = file.rpartition(":")
+    form = "TOPIC=FILE:MESSAGE" if columns_from == "protobuf" else "TOPIC=FILE"
+    if not topic or not file or (columns_from == "protobuf" and not message):
+        raise UsageError(f"--schema {pair!r} is invalid: use {form}")
     try:
-        return topic, Path(file).read_text()
+        return topic, (Path(file).read_bytes(), message) if message else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--schema {pair!r}: {error}") from None
 

@@ -112,9 +112,9 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 class BodyColumns(msgspec.Struct, frozen=True):
     """The columns that are decoded from bodies."""
 
-    format: Literal["json"]
+    format: Literal["json", "avro", "protobuf"]
     schemas: dict[str, dict[str, Any]]
-    """Topic -> column -> type as Spark writes it in JSON, such as `long`"""
+    """Topic -> schema as its format stores it; with JSON: column -> type as Spark writes it, such as `long`"""
 
 
 class Scope(msgspec.Struct, frozen=True):

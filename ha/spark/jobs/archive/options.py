@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from pyspark.errors import PySparkException
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from ha.arrow import COLUMNS
 from ha.errors import OptionError
 from ha.spark.jobs.archive.body_columns import body_fields
+from ha.spark.jobs.archive.body_formats import BodyFormat, body_format
 from ha.spark.jobs.archive.files import EXTRA_COLUMNS, RAW_PROPERTIES, REQUIRED_COLUMNS
 from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, BodyColumns, Hole
 
@@ -41,10 +42,11 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     Spark's sinks (halog-sink-commits)"""
     extra_columns: tuple[str, ...] = EXTRA_COLUMNS
     """Columns in addition to those needed to restore a message"""
-    columns_from: Literal["json"] | None = None
-    """Format of bodies from which columns are decoded"""
-    schemas: dict[str, str] = {}
-    """With columns_from: topic -> schema of its bodies, as DDL or JSON of Spark; each field is a column"""
+    columns_from: Literal["json", "avro", "protobuf"] | None = None
+    """Format of bodies from which columns are decoded; avro requires the extra halog[avro]"""
+    schemas: dict[str, str | tuple[bytes, str]] = {}
+    """With columns_from: topic -> schema of its bodies, whose fields are columns. With json: DDL or JSON of Spark; with
+    avro: the JSON of a record; with protobuf: (descriptor set, full name of the message)"""
     target_file_bytes: int = 256 << 20
     """Compressed size"""
     range_bytes: int = 1 << 30
@@ -108,32 +110,25 @@ def body_columns(options: ArchiveOptions) -> BodyColumns | None:
     for topic in options.schemas:
         if options.topics is not None and topic not in options.topics:
             raise OptionError("schemas", f"the topic {topic} is not archived", ", ".join(options.topics))
-    schemas = {topic: _body_schema(topic, text) for topic, text in sorted(options.schemas.items())}
-    found = BodyColumns(options.columns_from, {topic: _column_types(schema) for topic, schema in schemas.items()})
+    form = body_format(options.columns_from)
+    schemas = {topic: _body_schema(form, topic, given) for topic, given in sorted(options.schemas.items())}
+    found = BodyColumns(options.columns_from, schemas)
     body_fields([found])  # checks them together
     return found
 
 
-def _column_types(schema: StructType) -> dict[str, Any]:
-    return {field.name: field.jsonValue()["type"] for field in schema.fields}
-
-
-def _body_schema(topic: str, text: str) -> StructType:
-    accepted = "a schema of Spark, such as: order_id BIGINT, amount DECIMAL(10, 2)"
+def _body_schema(form: BodyFormat, topic: str, given: str | tuple[bytes, str]) -> dict[str, Any]:
     try:
-        is_json = text.lstrip().startswith("{")
-        schema = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
-    except (ValueError, LookupError, TypeError, PySparkException) as error:
-        [reason, *_] = str(error).strip().splitlines() or [type(error).__name__]
-        raise OptionError("schemas", f"the schema of {topic} can't be read: {reason}", accepted) from None
-    if not isinstance(schema, StructType) or not schema.fields:
-        raise OptionError("schemas", f"the schema of {topic} has no fields", accepted)
+        stored = form.stored_schema(given)
+        schema = from_arrow_schema(pa.schema(list(form.columns(stored))))
+    except ValueError as error:
+        raise OptionError("schemas", f"the schema of {topic} can't be used: {error}", form.ACCEPTED) from None
     _check_names(topic, schema)
     for name in schema.names:
         if name.lower() in _OWN_NAMES:
             own = _OWN_NAMES[name.lower()]
             raise OptionError("schemas", f"{name} of topic {topic} would clash with the column {own}", "other names")
-    return schema
+    return stored
 
 
 def _check_names(topic: str, kind: DataType) -> None:

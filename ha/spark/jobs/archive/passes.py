@@ -24,7 +24,7 @@ from ha.arrow.plain import MILLISECONDS_MAX
 from ha.errors import ArchiveDamaged, OptionError, RecordsGone, RemoteProtocolError
 from ha.protocol.record import decode_record
 from ha.spark.jobs import Progress
-from ha.spark.jobs.archive.body_columns import body_fields
+from ha.spark.jobs.archive.body_columns import body_fields, columns_of
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.files import (
     REQUIRED_COLUMNS,
@@ -35,7 +35,7 @@ from ha.spark.jobs.archive.files import (
     merge_files,
     write_range,
 )
-from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State, brokers
+from ha.spark.jobs.archive.manifest import BodyColumns, Commit, Hole, LastRecord, Manifest, Scope, State, brokers
 from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, body_columns, table_name
 from ha.spark.jobs.archive.progress import LagReports
 from ha.spark.jobs.archive.table import ArchiveTable, follow, open_table
@@ -90,7 +90,7 @@ class ArchiveJob:
         if self.state.scope not in (None, self.scope):
             raise OptionError(
                 "topics, format, iceberg_table, extra_columns, columns_from, schemas, on_damage",
-                f"the archive was created with {_shown(self.state.scope)}, not with {_shown(self.scope)}",
+                f"the archive was created with {_difference(self.state.scope, self.scope)}",
                 "the same as before, or another archive",
             )
         self._check_other_brokers()
@@ -289,11 +289,15 @@ class ArchiveJob:
         return self.reader.split(begin, min(log_end, begin + self.slots * each), each) if begin < log_end else []
 
     def _check_other_brokers(self) -> None:
-        """OptionError if columns of another broker in the archive and those of this one don't fit into one table."""
+        """OptionError if columns of another broker in the archive and those of this one don't fit into one table, or if
+        a topic of both has bodies of different formats."""
         if self.state.scope is None and self.scope.body_columns is not None:
             archive = self.manifest.archive
             scopes = [Manifest(archive, name).state().scope for name in brokers(archive)] + [self.scope]
-            body_fields(scope.body_columns for scope in scopes if scope is not None and scope.body_columns is not None)
+            found = [scope.body_columns for scope in scopes if scope is not None and scope.body_columns is not None]
+            body_fields(found)
+            for topic in self.scope.body_columns.schemas:
+                columns_of(found, topic)
 
     def _check_same_log(self) -> None:
         last = self.state.last
@@ -326,8 +330,30 @@ class ArchiveJob:
         )
 
 
-def _shown(scope: Scope | None) -> str:
-    return msgspec.json.encode(scope).decode()
+def _difference(before: Scope, now: Scope) -> str:
+    names = [name for name in Scope.__struct_fields__ if getattr(before, name) != getattr(now, name)]
+    found = [
+        f"{name} {_shown(getattr(before, name))}, not {_shown(getattr(now, name))}"
+        for name in names
+        if name != "body_columns"
+    ]
+    if before.body_columns != now.body_columns:
+        found.append(_schema_difference(before.body_columns, now.body_columns))
+    return "; ".join(found)
+
+
+def _schema_difference(before: BodyColumns | None, now: BodyColumns | None) -> str:
+    """Name the topics only: schemas may have thousands of characters."""
+    if before is None or now is None or before.format != now.format:
+        formats = [_shown(None if columns is None else columns.format) for columns in (before, now)]
+        return f"columns_from {formats[0]}, not {formats[1]}"
+    topics = sorted(before.schemas.keys() | now.schemas.keys())
+    changed = [topic for topic in topics if before.schemas.get(topic) != now.schemas.get(topic)]
+    return f"other schemas of {', '.join(changed)}"
+
+
+def _shown(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _write_range(task: RangeTask) -> Written:

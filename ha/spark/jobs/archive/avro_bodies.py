@@ -1,0 +1,250 @@
+"""Decodes Avro bodies by the schema with which they were written. Requires fastavro, except for `columns`.
+
+A body is the binary encoding of one record, without the schema, and nothing else. It may be preceded by the marker and
+the fingerprint of this schema (Avro's single-object encoding). The headers of schema registries are not understood:
+they look like the first field of a record, so nothing tells a body with one from a body without.
+
+fastavro reads the underlying types. The logical types that have a type in Spark are converted here: fastavro would
+round a decimal that has too many digits, and can't represent all dates and times.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Context, Decimal
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from ha.arrow.schema import TIMESTAMP
+from ha.errors import OptionError
+
+ACCEPTED = "an Avro schema of a record, as JSON (.avsc)"
+DECIMAL_DIGITS_MAX = 38
+_MARKER = b"\xc3\x01"
+_PRIMITIVES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_TIMES = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-micros"): TIMESTAMP,
+    ("long", "timestamp-millis"): TIMESTAMP,
+}
+"""(type, logical type) -> column"""
+_EXACT = Context(prec=DECIMAL_DIGITS_MAX)
+_WITHOUT_MEANING = frozenset({"doc", "aliases", "default", "order"})
+"""Attributes that change no column and no value"""
+_Convert = Callable[[Any], Any] | None
+"""From a value of fastavro that is not None to one of Arrow; None: they are the same. ValueError if it does not fit"""
+
+
+def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:
+    """See BodyFormat. `given` is the JSON of a record; the result is the same without documentation and defaults."""
+    if not isinstance(given, str):
+        raise ValueError("it is no text")
+    avro = _fastavro()
+    schema = json.loads(given)
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise ValueError("it is not of a record")
+    try:
+        avro.parse_schema(schema)
+        _Types().of(schema, "")  # needs attributes that fastavro does not check
+    except (avro.UnknownType, avro.SchemaParseException, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    return dict(_without(schema, _WITHOUT_MEANING))
+
+
+def columns(stored: dict[str, Any]) -> pa.StructType:
+    """See BodyFormat."""
+    arrow, _ = _Types().of(stored, "")
+    return arrow
+
+
+def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
+    """See BodyFormat."""
+    avro = _fastavro()
+    schema = avro.parse_schema(_without(stored, frozenset({"logicalType"})))
+    fingerprint = avro.fingerprint(avro.to_parsing_canonical_form(stored), "CRC-64-AVRO")
+    head = _MARKER + bytes.fromhex(fingerprint)
+    read = avro.schemaless_reader
+    _, convert = _Types().of(stored, "")
+
+    def decoded(body: bytes) -> Any:
+        stream = BytesIO(body)
+        if body.startswith(head):
+            stream.seek(len(head))
+        try:
+            record = read(stream, schema, None)
+            if stream.tell() < len(body):
+                return None
+            return record if convert is None else convert(record)
+        except (EOFError, IndexError, StopIteration, ValueError):
+            return None
+
+    return decoded
+
+
+def _fastavro() -> Any:
+    try:
+        from fastavro import schemaless_reader
+        from fastavro.schema import (
+            SchemaParseException,
+            UnknownType,
+            fingerprint,
+            parse_schema,
+            to_parsing_canonical_form,
+        )
+    except ModuleNotFoundError as error:
+        accepted = "pip install 'halog[avro]', where the driver runs and on the executors"
+        raise OptionError("columns_from", f"fastavro is missing ({error})", accepted) from None
+    return SimpleNamespace(
+        schemaless_reader=schemaless_reader,
+        SchemaParseException=SchemaParseException,
+        UnknownType=UnknownType,
+        fingerprint=fingerprint,
+        parse_schema=parse_schema,
+        to_parsing_canonical_form=to_parsing_canonical_form,
+    )
+
+
+def _without(schema: Any, attributes: frozenset[str]) -> Any:
+    """Return `schema` without these attributes of its types and fields."""
+    if isinstance(schema, list):
+        return [_without(member, attributes) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    nested = ("type", "items", "values", "fields")
+    return {
+        name: _without(value, attributes) if name in nested else value
+        for name, value in schema.items()
+        if name not in attributes
+    }
+
+
+class _Types:
+    """The types in a schema, which is valid. A named type is defined before it is used."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, tuple[pa.DataType, _Convert] | None] = {}
+        """Full name -> type; None while its own definition is read"""
+
+    def of(self, schema: Any, namespace: str) -> tuple[pa.DataType, _Convert]:
+        """Return Arrow's type and the conversion. ValueError for a type that no column has."""
+        if isinstance(schema, list):
+            members = [member for member in schema if member != "null"]
+            if len(members) != 1:
+                raise ValueError(f"a column can't have the type of the union {json.dumps(schema)}")
+            return self.of(members[0], namespace)
+        if isinstance(schema, str):
+            schema = {"type": schema}
+        kind = schema["type"]
+        if not isinstance(kind, str):
+            return self.of(kind, namespace)
+        if kind in _PRIMITIVES:
+            return _primitive(schema, kind)
+        if kind == "array":
+            arrow, convert = self.of(schema["items"], namespace)
+            return pa.list_(arrow), None if convert is None else _of_items(convert)
+        if kind == "map":
+            arrow, convert = self.of(schema["values"], namespace)
+            return pa.map_(pa.string(), arrow), None if convert is None else _of_fields(convert)
+        if kind in ("record", "enum", "fixed"):
+            return self._define(schema, kind, namespace)
+        found = self._named.get(kind if "." in kind else _full_name(kind, namespace))
+        if found is None:
+            reason = "a column can't have the type null" if kind == "null" else f"{kind} contains itself"
+            raise ValueError(reason)
+        return found
+
+    def _define(self, schema: dict[str, Any], kind: str, namespace: str) -> tuple[pa.DataType, _Convert]:
+        name = schema["name"]
+        full_name = name if "." in name else _full_name(name, schema.get("namespace", namespace))
+        self._named[full_name] = None
+        if kind == "enum":
+            made: tuple[pa.DataType, _Convert] = pa.string(), None
+        elif kind == "fixed":
+            made = _fixed(schema, full_name)
+        else:
+            made = self._record(schema, full_name)
+        self._named[full_name] = made
+        return made
+
+    def _record(self, schema: dict[str, Any], full_name: str) -> tuple[pa.DataType, _Convert]:
+        namespace = full_name.rpartition(".")[0]
+        types = {field["name"]: self.of(field["type"], namespace) for field in schema["fields"]}
+        if not types:
+            raise ValueError(f"{full_name} has no fields")
+        converts = [(name, convert) for name, (_, convert) in types.items() if convert is not None]
+        return pa.struct([(name, arrow) for name, (arrow, _) in types.items()]), _of_record(converts)
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace else name
+
+
+def _primitive(schema: dict[str, Any], kind: str) -> tuple[pa.DataType, _Convert]:
+    logical = schema.get("logicalType")
+    if kind == "bytes" and logical == "decimal":
+        return _decimal(schema)
+    convert = _micros if logical == "timestamp-millis" and kind == "long" else None
+    return _TIMES.get((kind, str(logical)), _PRIMITIVES[kind]), convert
+
+
+def _fixed(schema: dict[str, Any], full_name: str) -> tuple[pa.DataType, _Convert]:
+    logical, size = schema.get("logicalType"), schema["size"]
+    if size < 1:
+        raise ValueError(f"{full_name} has no bytes")  # an array of them could be of any length in a short body
+    if logical == "decimal":
+        return _decimal(schema)
+    if logical == "uuid" and size == 16:
+        return pa.string(), lambda value: str(UUID(bytes=value))
+    return pa.binary(), None
+
+
+def _decimal(schema: dict[str, Any]) -> tuple[pa.DataType, _Convert]:
+    precision, scale = schema["precision"], schema.get("scale", 0)
+    if precision > DECIMAL_DIGITS_MAX:
+        raise ValueError(f"a decimal of {precision} digits; a column has {DECIMAL_DIGITS_MAX} at most")
+    limit = 10**precision
+
+    def convert(value: bytes) -> Decimal:
+        unscaled = int.from_bytes(value, "big", signed=True)
+        if abs(unscaled) >= limit:
+            raise ValueError("more digits than the schema allows")
+        return Decimal(unscaled).scaleb(-scale, _EXACT)
+
+    return pa.decimal128(precision, scale), convert
+
+
+def _micros(millis: int) -> int:
+    return millis * 1000
+
+
+def _of_items(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda items: [None if item is None else convert(item) for item in items]
+
+
+def _of_fields(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda fields: {key: None if value is None else convert(value) for key, value in fields.items()}
+
+
+def _of_record(converts: list[tuple[str, Callable[[Any], Any]]]) -> _Convert:
+    """Return a conversion of the fields that have one, in place."""
+
+    def convert(record: dict[str, Any]) -> dict[str, Any]:
+        for name, convert_field in converts:
+            if record[name] is not None:
+                record[name] = convert_field(record[name])
+        return record
+
+    return convert if converts else None

@@ -1,0 +1,44 @@
+"""The formats of bodies from which an archive decodes columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+
+class BodyFormat(Protocol):
+    """What the module of a format offers."""
+
+    @property
+    def ACCEPTED(self) -> str:  # noqa: N802 - a constant of the module
+        """What a schema of this format is, for error messages"""
+
+    def stored_schema(self, given: str | tuple[bytes, str], /) -> dict[str, Any]:
+        """Return the schema that the user gave as it stands in the archive's manifest. ValueError if it is invalid;
+        OptionError if a required package is not installed."""
+
+    def columns(self, stored: dict[str, Any], /) -> pa.StructType:
+        """Return the columns of a stored schema. ValueError for a type that no column has."""
+
+    def decoder(self, stored: dict[str, Any], /) -> Callable[[bytes], Any]:
+        """Return a function that returns the values of a body by column, or None if the body can't be decoded.
+
+        OptionError if a required package is not installed.
+        """
+
+
+def body_format(name: Literal["json", "avro", "protobuf"]) -> BodyFormat:
+    """Return the format of this name. Imported when it is used, since each worker process of Spark imports it."""
+    if name == "avro":
+        from ha.spark.jobs.archive import avro_bodies
+
+        return avro_bodies
+    if name == "protobuf":
+        from ha.spark.jobs.archive import protobuf_bodies
+
+        return protobuf_bodies
+    from ha.spark.jobs.archive import json_bodies
+
+    return json_bodies
