@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Columns in addition to those needed to restore a message"""
     columns_from: Literal["json", "avro", "protobuf"] | None = None
     """Format of bodies from which columns are decoded; avro requires the extra halog[avro]"""
-    schemas: dict[str, str | tuple[bytes, str]] = {}
+    schemas: Mapping[str, str | tuple[bytes, str]] = {}
     """With columns_from: topic -> schema of its bodies, whose fields are columns. With json: DDL or JSON of Spark; with
     avro: the JSON of a record; with protobuf: (descriptor set, full name of the message)"""
     target_file_bytes: int = 256 << 20
