@@ -21,6 +21,7 @@ from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record
 from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.topic_names import POP_TOPIC
+from ha.remoting import RemotingConnection
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, StalledSync, open_node, text
 from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
@@ -225,19 +226,22 @@ async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path
         stream = await node.listener.connect()
         await wait_all_tasks_blocked()
         *_, connection = node.broker.servers[0].connections
-        take = node.broker.processor.take
         before = node.store.log.next_queue_offset(POP_TOPIC, 0)
         async with node.store.log.appends_held():
-            poller.as_turn(lambda: take(connection, [command(200050, 0, POP)]))
-            poller.as_turn(lambda: take(connection, [command(200051, 1, ack_fields(old[0]))]))
+            poller.as_turn(partial(take, node, connection, command(200050, 0, POP)))
+            poller.as_turn(partial(take, node, connection, command(200051, 1, ack_fields(old[0]))))
             await wait_all_tasks_blocked()
             assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before
         answers = RemotingParser().feed(await stream.receive_some())
         answers += [] if len(answers) == 2 else RemotingParser().feed(await stream.receive_some())
         assert [(answer.opaque, answer.code) for answer in answers] == [(0, 0), (1, 0)]
         assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before + 2
-        poller.as_turn(lambda: take(connection, [command(200051, 2, ack_fields(old[1]))]))
+        poller.as_turn(partial(take, node, connection, command(200051, 2, ack_fields(old[1]))))
         assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before + 3, "in the turn again"
+
+
+def take(node: Node, connection: RemotingConnection, request: RemotingCommand) -> None:
+    assert node.broker.processor.take(connection, [request]) == []
 
 
 def command(code: int, opaque: int, fields: dict[str, Any]) -> RemotingCommand:

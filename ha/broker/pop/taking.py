@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import count
 
 import msgspec
 import trio
@@ -121,14 +120,15 @@ class Taker:
             core.store.log, options, run_blocking=core.store.run_blocking, repair_entry=core.store.scrub.repair_entry
         )
         self._log = LimitedLog(logger)
-        self._pop_numbers = count(1)
+        self._pop_number = 0
+        """Decides which queue comes first"""
 
     # ---- which queues
 
     def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> list[Source]:
         """The queues to read from, in order."""
         queue_count = config.read_queue_nums
-        pop_number = next(self._pop_numbers)
+        self._pop_number = pop_number = self._pop_number + 1
         if request.queue_id >= 0:
             queue_ids: Sequence[int] = (request.queue_id,)
         elif (config.attributes or {}).get(MESSAGE_TYPE) == PRIORITY_TYPE:
@@ -168,6 +168,7 @@ class Taker:
             for wanted in steps:
                 wanted.read = self._read_nowait(wanted)
                 if wanted.read is None and not taken.count:
+                    self._pop_number -= 1  # `take` begins with the same queue: its messages are next in the log, too
                     return None
         return taken if taken.count or not self._store.dispatcher.is_making_files else None
 
