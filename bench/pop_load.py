@@ -18,6 +18,7 @@ import time
 from contextlib import ExitStack
 
 from bench.load import READ_BYTES, SILENCE_S, connected
+from ha.protocol.remoting import CommandTemplate, RemotingCommand, encode_command
 
 POP, ACK, BATCH_ACK = 200_050, 200_051, 200_151
 COUNT_MAX = 32
@@ -25,23 +26,33 @@ INVISIBLE_MS = 60_000
 POLL_MS = 5_000
 _EMPTY = (19, 209, 210)
 """Codes of a pop without messages: PULL_NOT_FOUND, POLLING_FULL, POLLING_TIMEOUT."""
+_OPAQUE = 2_000_000_001
+"""Placeholder in the templates"""
 
 
-def request(code: int, opaque: int, fields: dict[str, str], body: bytes = b"") -> bytes:
-    """Returns a frame."""
-    header = json.dumps(
-        {
-            "code": code,
-            "extFields": fields,
-            "flag": 0,
-            "language": "PYTHON",
-            "opaque": opaque,
-            "serializeTypeCurrentRPC": "JSON",
-            "version": 495,
-        },
-        separators=(",", ":"),
-    ).encode()
-    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+def templates(topic: str, group: str) -> tuple[CommandTemplate, CommandTemplate]:
+    """Returns those of a pop (time, opaque), and of an acknowledgement (queue id, handle, offset, opaque)."""
+    common = {"consumerGroup": group, "topic": topic}
+    pop = common | {
+        "queueId": "-1",
+        "maxMsgNums": str(COUNT_MAX),
+        "invisibleTime": str(INVISIBLE_MS),
+        "pollTime": str(POLL_MS),
+        "bornTime": "<time>",
+        "initMode": "0",
+        "expType": "TAG",
+        "exp": "*",
+        "order": "false",
+    }
+    ack = common | {"queueId": "<queue>", "extraInfo": "<handle>", "offset": "<offset>"}
+    opaque = b"%d" % _OPAQUE, b"%d"
+    return (
+        CommandTemplate(RemotingCommand(POP, _OPAQUE, ext_fields=pop), [(b"<time>", b"%d"), opaque]),
+        CommandTemplate(
+            RemotingCommand(ACK, _OPAQUE, ext_fields=ack),
+            [(b"<queue>", b"%b"), (b"<handle>", b"%b"), (b"<offset>", b"%b"), opaque],
+        ),
+    )
 
 
 class Consumer:
@@ -53,6 +64,7 @@ class Consumer:
         self._group = group
         self._broker_name = broker_name
         self._batches = batches
+        self._pop, self._ack = templates(topic, group)
         self._buffer = b""
         self._opaque = 0
         self._unanswered = 0
@@ -63,20 +75,7 @@ class Consumer:
 
     def pop(self) -> None:
         """Sends a pop."""
-        fields = {
-            "consumerGroup": self._group,
-            "topic": self._topic,
-            "queueId": "-1",
-            "maxMsgNums": str(COUNT_MAX),
-            "invisibleTime": str(INVISIBLE_MS),
-            "pollTime": str(POLL_MS),
-            "bornTime": str(time.time_ns() // 1_000_000),
-            "initMode": "0",
-            "expType": "TAG",
-            "exp": "*",
-            "order": "false",
-        }
-        self._send(request(POP, self._next_opaque(), fields))
+        self._connection.sendall(self._pop.encode(time.time_ns() // 1_000_000, self._next_opaque()))
 
     def receive(self) -> None:
         """Reads what is available, and goes on."""
@@ -141,33 +140,18 @@ class Consumer:
                     }
                 )
                 continue
-            words = f"{start} {pop_time} {invisible} {revive} {flag} {self._broker_name} {queue} "
-            frames += [
-                request(
-                    ACK,
-                    self._next_opaque(),
-                    {
-                        "consumerGroup": self._group,
-                        "topic": self._topic,
-                        "queueId": queue,
-                        "extraInfo": words + offset,
-                        "offset": offset,
-                    },
-                )
-                for offset in offsets
-            ]
+            words = f"{start} {pop_time} {invisible} {revive} {flag} {self._broker_name} {queue} ".encode()
+            for offset in numbers.encode().split(b","):
+                frames.append(self._ack.encode(queue.encode(), words + offset, offset, self._next_opaque()))
         if acks:
             body = json.dumps({"brokerName": self._broker_name, "acks": acks}).encode()
-            frames.append(request(BATCH_ACK, self._next_opaque(), {}, body))
+            frames.append(encode_command(RemotingCommand(BATCH_ACK, self._next_opaque(), body=body)))
         self._unanswered = len(frames)
-        self._send(b"".join(frames))
+        self._connection.sendall(b"".join(frames))
 
     def _next_opaque(self) -> int:
         self._opaque += 1
         return self._opaque
-
-    def _send(self, data: bytes) -> None:
-        self._connection.sendall(data)
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ class Broker:
         if options.keeps_tables_in_log:
             self.group_log = GroupLog(core)
             tables.keep_in_log(self.group_log)
-        self.processor = Processor(self.sender, self._handlers(core, replication), guard, self.pop.acks)
+        self.processor = Processor(self.sender, self._handlers(core, replication), guard, self.pop.takes)
         self.servers: list[RemotingServer] = []
         self._role_services = RoleServices()
         self._changing = trio.Lock()

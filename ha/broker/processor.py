@@ -1,12 +1,14 @@
 """Routes requests to their handlers by request code.
 
-The sends of a chunk are handled together and first, all other requests one at a time, in order. RocketMQ has a thread
-pool per kind of request and guarantees no order between them either.
+The sends of a chunk are handled together and first, then its acknowledgements of popped messages, its pops, and all
+other requests one at a time, in order. RocketMQ has a thread pool per kind of request and guarantees no order between
+them either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -20,7 +22,6 @@ from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
     from ha.acl import AclGuard
-    from ha.broker.pop.acks import AckRequests
     from ha.remoting import RemotingConnection, RequestHandler
 
 FAST_REFUSED = PULL_CODES | {
@@ -49,6 +50,10 @@ NEEDS_DISPATCH = {
 
 TIME_SLICE_S = 0.002
 """Time slice for the requests of one chunk before other connections are served, in seconds."""
+
+
+Take = Callable[["RemotingConnection", list[RemotingCommand], float], list[RemotingCommand]]
+"""Serves requests that need no wait, until a time of Trio's clock; returns the others, for their handlers."""
 
 
 class Family(Protocol):
@@ -88,50 +93,32 @@ class Processor:
         send: SendProcessor,
         handlers: dict[int, RequestHandler],
         guard: AclGuard | None = None,
-        acks: AckRequests | None = None,
+        takes: Sequence[tuple[AbstractSet[int], Take]] = (),
     ) -> None:
-        """`handlers`: those of `acks` among them. `guard`: refuses requests that are not allowed."""
+        """`takes`: codes of requests that are served at once if possible, after sends, and by what. `guard`: refuses
+        requests that are not allowed."""
         self._send = send
         self._handlers = handlers
         self._guard = guard
-        self._acks = acks
-        self._ack_codes = frozenset(() if acks is None else acks.handlers())
+        self._takes: Sequence[tuple[AbstractSet[int], Take]] = (
+            (SEND_CODES, lambda connection, commands, ends_at: send.take(connection, commands)),
+            *takes,
+        )
 
     def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        """Serves sends and acknowledgements that need no wait; returns the other requests, for `handle`."""
+        """Serves sends, acknowledgements and pops that need no wait; returns the other requests, for `handle`."""
         return self.take_admitted(connection, self._admit(connection, commands))
 
     def take_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """Serves sends that need no wait; returns the other requests, for `handle_fast`."""
-        return self._take_sends(connection, self._admit(connection, commands))
+        return _serve(self._takes[:1], connection, self._admit(connection, commands))
 
     def take_admitted(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """As `take`, for requests whose permissions the caller has checked."""
-        left = self._take_sends(connection, commands)
-        acks = [command for command in left if command.code in self._ack_codes]
-        if not acks or self._acks is None:
-            return left
-        try:
-            waiting = self._acks.take(connection, acks, trio.current_time() + TIME_SLICE_S)
-        except RefusedError as refused:
-            for command in acks:
-                connection.reply(command, command.reply(refused.code, refused.remark))
-            waiting = []
-        if len(acks) == len(left):
-            return waiting
-        return [*waiting, *(command for command in left if command.code not in self._ack_codes)]
+        return _serve(self._takes, connection, commands)
 
     def _admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         return commands if self._guard is None else self._guard.admit(connection, commands)
-
-    def _take_sends(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
-        sends = [command for command in commands if command.code in SEND_CODES]
-        if not sends:
-            return commands
-        waiting = self._send.take(connection, sends)
-        if len(sends) == len(commands):
-            return waiting
-        return [*waiting, *(command for command in commands if command.code not in SEND_CODES)]
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Serves the main port's requests that `take` returned."""
@@ -177,6 +164,22 @@ class Processor:
         else:
             if response is not None:
                 connection.reply(command, response)
+
+
+def _serve(
+    takes: Sequence[tuple[AbstractSet[int], Take]], connection: RemotingConnection, commands: list[RemotingCommand]
+) -> list[RemotingCommand]:
+    """Serves `commands` with `takes`; returns those that are left to handlers."""
+    for codes, take in takes:
+        asked = {command.code for command in commands}
+        mine = asked & codes
+        if not mine:
+            continue
+        others = [] if mine == asked else [command for command in commands if command.code not in mine]
+        if others:
+            commands = [command for command in commands if command.code in mine]
+        commands = [*take(connection, commands, trio.current_time() + TIME_SLICE_S), *others]
+    return commands
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:

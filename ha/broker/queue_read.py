@@ -127,9 +127,10 @@ class QueueReader:
         `message_count_max` and `message_bytes_max` are the consumer's limits. Returns at least one message if there is
         one, whatever its size.
         """
-        if queue is None:
-            next_offset = 0 if self._corrects_offsets() else queue_offset
-            return QueueRead(ReadStatus.NO_MESSAGE_IN_QUEUE, next_offset, 0, 0)
+        outside = self._outside(queue, queue_offset)
+        if outside is not None:
+            return outside
+        assert queue is not None
         for _ in range(_REPAIR_COUNT_MAX):
             try:
                 return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
@@ -140,6 +141,34 @@ class QueueReader:
                 except (DamagedBytes, OSError):
                     break
         return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
+
+    def read_nowait(
+        self,
+        queue: ConsumeQueue | None,
+        queue_offset: int,
+        *,
+        message_count_max: int,
+        message_bytes_max: int,
+        tags_codes: frozenset[int] | None,
+    ) -> QueueRead | None:
+        """As `read`, or None if that has to wait: something is not in memory, or has to be repaired."""
+        outside = self._outside(queue, queue_offset)
+        if outside is not None:
+            return outside
+        assert queue is not None
+        try:
+            entries = queue.read_cached(queue_offset, self._scan_count(message_count_max, tags_codes))
+            if not entries:
+                return None
+            read, wanted = self._choose(queue, queue_offset, entries, message_count_max, message_bytes_max, tags_codes)
+            if not wanted.count:
+                return read
+            spans: list[Span] = []
+            if read_spans_nowait(self._log, wanted, wanted.physical_offsets[0], spans) is not None:
+                return None
+            return msgspec.structs.replace(read, body=gathered(spans, wanted, queue.queue_id))
+        except (WrongEntryError, OSError):
+            return None
 
     def limits(self, message_count_max: int, message_bytes_max: int, *, is_far_behind: bool) -> tuple[int, int]:
         """The limits of an answer, in messages and bytes, given those of the consumer."""
@@ -159,20 +188,55 @@ class QueueReader:
     ) -> QueueRead:
         """Raises WrongEntryError."""
         min_offset, max_offset = queue.min_offset, queue.max_offset
-        outside = _outside(queue_offset, min_offset, max_offset)
-        if outside is not None:
-            status, corrected_offset = outside
-            return QueueRead(
-                status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset
-            )
-        # Without a filter as many entries as messages are needed; with one, RocketMQ scans this many.
-        scan_count = min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
-        if tags_codes is None:
-            counts_max = (self.limits(message_count_max, 0, is_far_behind=is_far)[0] for is_far in (False, True))
-            scan_count = max(counts_max)
+        scan_count = self._scan_count(message_count_max, tags_codes)
         entries = await queue.fetch_raw(queue_offset, scan_count, self._run_blocking)
         if not entries:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+        read, wanted = self._choose(queue, queue_offset, entries, message_count_max, message_bytes_max, tags_codes)
+        if not wanted.count:
+            return read
+        try:
+            found, body = await _fetch(self._log, wanted, queue.queue_id)
+        except DamagedBytes:
+            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+        except OffsetGone:  # retention deleted the segment meanwhile
+            found, body = None, b""
+        if found is None:
+            return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, read.next_offset, min_offset, max_offset)
+        return msgspec.structs.replace(read, body=body, message_count=found.count)
+
+    def _outside(self, queue: ConsumeQueue | None, queue_offset: int) -> QueueRead | None:
+        """The result of a read outside the queue, with the corrected offset; None if it is inside."""
+        min_offset, max_offset = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        if max_offset == 0:
+            status, corrected_offset = ReadStatus.NO_MESSAGE_IN_QUEUE, 0
+        elif queue_offset < min_offset:
+            status, corrected_offset = ReadStatus.OFFSET_TOO_SMALL, min_offset
+        elif queue_offset < max_offset:
+            return None
+        elif queue_offset == max_offset:
+            status, corrected_offset = ReadStatus.OFFSET_OVERFLOW_ONE, queue_offset
+        else:
+            status, corrected_offset = ReadStatus.OFFSET_OVERFLOW_BADLY, max_offset
+        return QueueRead(status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset)
+
+    def _scan_count(self, message_count_max: int, tags_codes: frozenset[int] | None) -> int:
+        """Without a filter as many entries as messages are needed; with one, RocketMQ scans this many."""
+        if tags_codes is None:
+            options = self._options
+            return max(1, min(max(options.transfer_hot_count_max, options.transfer_cold_count_max), message_count_max))
+        return min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
+
+    def _choose(
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        entries: bytes,
+        message_count_max: int,
+        message_bytes_max: int,
+        tags_codes: frozenset[int] | None,
+    ) -> tuple[QueueRead, Wanted]:
+        """Returns the messages of an answer, and the answer without their bytes. Raises WrongEntryError."""
         log_end = self._log.max_offset.value
         is_far_behind = log_end - ENTRY.unpack_from(entries)[0] > self._options.access_in_memory_bytes_max
         count_max, bytes_max = self.limits(message_count_max, message_bytes_max, is_far_behind=is_far_behind)
@@ -180,32 +244,18 @@ class QueueReader:
             entries = entries[: count_max * ENTRY_SIZE]
         limits = Limits(count_max, bytes_max, self._log.min_offset, log_end)
         wanted, scanned_count, has_removed = choose(entries, queue_offset, limits, tags_codes)
-        next_offset = queue_offset + scanned_count
-        if not wanted.count:
+        status, count = ReadStatus.FOUND, wanted.count
+        if not count:
             status = ReadStatus.MESSAGE_WAS_REMOVING if has_removed else ReadStatus.NO_MATCHED_MESSAGE
-            return QueueRead(status, next_offset, min_offset, max_offset)
-        try:
-            read, body = await _fetch(self._log, wanted, queue.queue_id)
-        except DamagedBytes:
-            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-        except OffsetGone:  # retention deleted the segment meanwhile
-            return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-        if read is None:
-            return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-        return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, read.count, is_far_behind)
-
-
-def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadStatus, int] | None:
-    """Status and corrected offset of a read outside [min_offset, max_offset), else None."""
-    if max_offset == 0:
-        return ReadStatus.NO_MESSAGE_IN_QUEUE, 0
-    if queue_offset < min_offset:
-        return ReadStatus.OFFSET_TOO_SMALL, min_offset
-    if queue_offset == max_offset:
-        return ReadStatus.OFFSET_OVERFLOW_ONE, queue_offset
-    if queue_offset > max_offset:
-        return ReadStatus.OFFSET_OVERFLOW_BADLY, max_offset
-    return None
+        read = QueueRead(
+            status,
+            queue_offset + scanned_count,
+            queue.min_offset,
+            queue.max_offset,
+            message_count=count,
+            is_far_behind=is_far_behind and count > 0,
+        )
+        return read, wanted
 
 
 async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted | None, bytes]:
@@ -233,25 +283,41 @@ async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted 
 async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
     """Reads the parts of the log that hold `wanted`, ascending. Messages close to each other share a read."""
     spans: list[Span] = []
-    places, sizes = wanted.physical_offsets, wanted.sizes
-    number, begin, end = 0, places[0], places[-1] + sizes[-1]
-    while True:
-        # Bytes in memory cost nothing, whatever their number.
-        span = log.read_nowait(begin, end - begin)
-        if span is None:
+    begin: int | None = wanted.physical_offsets[0]
+    while begin is not None:
+        begin = read_spans_nowait(log, wanted, begin, spans)
+        if begin is not None:
+            number = bisect_right(wanted.physical_offsets, begin) - 1
             stop = near_end(wanted, number, begin, _GAP_BYTES_MAX, _SPAN_BYTES_MAX)
             span = await log.read(begin, stop - begin, "pull")
+            if not span:
+                raise OffsetGone(begin, log.min_offset, log.max_offset.value)
+            spans.append((begin, span))
+            begin = _wanted_from(wanted, begin + len(span))
+    return spans
+
+
+def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span]) -> int | None:
+    """Adds to `spans` what is in memory, from physical offset `begin` on; returns the first byte of `wanted` that is
+    not, None if all are."""
+    at: int | None = begin
+    end = wanted.physical_offsets[-1] + wanted.sizes[-1]
+    while at is not None:
+        span = log.read_nowait(at, end - at)  # bytes in memory cost nothing, whatever their number
         if not span:
-            raise OffsetGone(begin, log.min_offset, log.max_offset.value)
-        spans.append((begin, span))
-        begin += len(span)
-        if begin >= end:
-            return spans
-        behind = bisect_right(places, begin)
-        if places[behind - 1] + sizes[behind - 1] > begin:  # the end of a segment, or of the undamaged bytes
-            number = behind - 1
-        else:
-            number, begin = behind, places[behind]
+            return at
+        spans.append((at, span))
+        at = _wanted_from(wanted, at + len(span))
+    return None
+
+
+def _wanted_from(wanted: Wanted, physical_offset: int) -> int | None:
+    """The first byte of `wanted` from a physical offset on, None if there is none."""
+    places, sizes = wanted.physical_offsets, wanted.sizes
+    behind = bisect_right(places, physical_offset)
+    if places[behind - 1] + sizes[behind - 1] > physical_offset:  # the end of a segment, or of the undamaged bytes
+        return physical_offset
+    return places[behind] if behind < len(places) else None
 
 
 @with_compiled_twin

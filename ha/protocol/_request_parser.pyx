@@ -6,16 +6,17 @@ Any other header is left to `read_request`.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
 from ha.protocol._layout cimport ACK_FIELD_COUNT, PROPERTIES_SIZE_MAX, SEND_FIELD_COUNT, read_uint32
 
 from ha.protocol.codes import LanguageCode
-from ha.protocol.pop import Handle
+from ha.protocol.pop import ORDER_QUEUE
 from ha.protocol.remoting import BODY_COPIED_MAX, LANGUAGE_BY_NAME
-from ha.protocol.request_parser import AckCommand, OnlyAck, OnlyShort, SendCommand, read_request
+from ha.protocol.request_parser import AckCommand, AckedPop, OnlyShort, SendCommand, read_request
 
 cdef Py_ssize_t BODY_COPIED = BODY_COPIED_MAX
+cdef long long ORDER = ORDER_QUEUE
 
 
 cdef struct Span:
@@ -28,6 +29,12 @@ cdef struct Header:
     long long code, flag, opaque, version
     Span language
     Span ext[SEND_FIELD_COUNT]  # of a send in the order of their letters, of an acknowledgement as in `_ack_fields`
+
+
+cdef struct Acked:  # AckedPop
+    Span group, topic
+    long long queue_id, pop_time_ms
+    bint is_order
 
 
 cdef inline const unsigned char *_text(const unsigned char *at, const unsigned char *end, Span *span) noexcept:
@@ -266,90 +273,69 @@ cdef object _send_request(Header *header):
     )
 
 
-cdef object _ack_request(Header *header):
-    """As `_send_request`."""
+cdef bint _read_ack(Header *header, Acked *acked, long long *offset) noexcept:
+    """Reads the ext fields of an acknowledgement. Returns False if one is missing or does not have the usual form."""
     cdef Span *ext = header.ext
-    cdef long long queue_id, offset
     cdef int place
     for place in range(ACK_FIELD_COUNT - 1):
         if ext[place].at == NULL:
-            return None
-    if not (_ext_number(&ext[2], False, &queue_id) and _ext_number(&ext[4], True, &offset)):
-        return None
-    group, topic, extra_info = _string(&ext[0]), _string(&ext[1]), _string(&ext[3])
-    broker_name = None if ext[5].at == NULL else _string(&ext[5])
-    if group is None or topic is None or extra_info is None or (broker_name is None and ext[5].at != NULL):
-        return None
-    return OnlyAck(
-        consumer_group=group,
-        topic=topic,
-        queue_id=queue_id,
-        extra_info=extra_info,
-        offset=offset,
-        broker_name=broker_name,
+            return False
+    if ext[5].at != NULL and ext[5].has_escapes:
+        return False
+    acked.group = ext[0]
+    acked.topic = ext[1]
+    return (
+        _ext_number(&ext[2], False, &acked.queue_id)
+        and _ext_number(&ext[4], True, offset)
+        and _read_handle(&ext[3], acked)
     )
 
 
-cdef object _handle(Span *span):
-    """Returns the receipt handle in a string; None if it does not have the usual form."""
+cdef bint _read_handle(Span *span, Acked *acked) noexcept:
+    """Reads a receipt handle. Returns False if it does not have the usual form."""
     cdef const unsigned char *at = span.at
     cdef const unsigned char *end = span.at + span.size
-    cdef Span name
     cdef long long numbers[7]  # without the sixth word, the broker's name
     cdef int number
     if span.has_escapes:
-        return None
+        return False
     for number in range(5):
         at = _parse_number(at, end, 18, &numbers[number])
         if at == NULL or at == end or at[0] != c" ":
-            return None
+            return False
         at += 1
-    name.at = at
     while at < end and at[0] != c" ":
         at += 1
-    name.size = at - name.at
     for number in range(5, 7):
         if at == end or at[0] != c" ":
-            return None
+            return False
         at = _parse_number(at + 1, end, 18, &numbers[number])
         if at == NULL:
-            return None
-    if at != end and at[0] != c" ":
-        return None
-    return Handle(
-        start_offset=numbers[0],
-        pop_time_ms=numbers[1],
-        invisible_ms=numbers[2],
-        revive_queue=numbers[3],
-        flag=numbers[4],
-        broker_name=PyUnicode_DecodeASCII(<const char *>name.at, name.size, NULL),
-        queue_id=numbers[5],
-        offset=numbers[6],
+            return False
+    acked.pop_time_ms, acked.is_order = numbers[1], numbers[3] == ORDER
+    return at == end or at[0] == c" "
+
+
+cdef inline bint _is_same_text(Span *span, Span *other) noexcept:
+    return span.size == other.size and memcmp(span.at, other.at, span.size) == 0
+
+
+cdef inline bint _is_same_pop(Acked *acked, Acked *other) noexcept:
+    return (
+        acked.pop_time_ms == other.pop_time_ms
+        and acked.queue_id == other.queue_id
+        and acked.is_order == other.is_order
+        and _is_same_text(&acked.topic, &other.topic)
+        and _is_same_text(&acked.group, &other.group)
     )
 
 
-cdef object _command(Header *header, object body, object language):
-    """Returns the request with a header that was scanned; None if it does not have the usual form."""
-    if header.code == 200051:
-        request, handle = _ack_request(header), _handle(&header.ext[3]) if header.ext[3].at != NULL else None
-        if request is None or handle is None:
-            return None
-        return AckCommand(
-            header.code,
-            header.opaque,
-            header.flag,
-            language,
-            header.version,
-            body=body,
-            request=request,
-            handle=handle,
-        )
-    request = _send_request(header)
-    if request is None:
+cdef object _acked_pop(Acked *acked):
+    """Returns None if a string has an escape that RocketMQ's clients don't write."""
+    group, topic = _string(&acked.group), _string(&acked.topic)
+    if group is None or topic is None:
         return None
-    return SendCommand(
-        header.code, header.opaque, header.flag, language, header.version, body=body, request=request
-    )
+    return AckedPop(group, topic, acked.queue_id, acked.pop_time_ms, bool(acked.is_order))
 
 
 def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_size_max):
@@ -358,9 +344,12 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
     cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(data), length, header_size, body_at, frame_end
     cdef Header header
     cdef Span known_language
+    cdef Acked acked, known_acked
+    cdef long long offset
     cdef list commands = []
-    cdef object body, command, language = LanguageCode.OTHER
+    cdef object body, command, request, popped = None, language = LanguageCode.OTHER
     known_language.at, known_language.size = NULL, -1
+    memset(&known_acked, 0, sizeof(known_acked))
     while end - position >= 8:
         at = begin + position
         length, header_size = <int>read_uint32(at), read_uint32(at + 4)
@@ -383,7 +372,27 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
                 known_language = header.language
                 name = PyUnicode_DecodeASCII(<const char *>known_language.at, known_language.size, NULL)
                 language = LANGUAGE_BY_NAME.get(name, LanguageCode.OTHER)
-            command = _command(&header, body, language)
+            if header.code != 200051:
+                request = _send_request(&header)
+                if request is not None:
+                    command = SendCommand(
+                        header.code, header.opaque, header.flag, language, header.version, body=body, request=request
+                    )
+            elif _read_ack(&header, &acked, &offset):
+                if popped is None or not _is_same_pop(&acked, &known_acked):
+                    popped = _acked_pop(&acked)
+                    known_acked = acked
+                if popped is not None:
+                    command = AckCommand(
+                        header.code,
+                        header.opaque,
+                        header.flag,
+                        language,
+                        header.version,
+                        body=body,
+                        popped=popped,
+                        offset=offset,
+                    )
         if command is None:
             command = read_request(PyBytes_FromStringAndSize(<const char *>at + 8, header_size), body)
             if command is None:

@@ -85,6 +85,22 @@ class PopMessageResponse(Header):
     msg_offset_info: str | None = None
     order_count_info: str | None = None
 
+    def to_ext_fields(self) -> dict[str, str]:
+        """Return the fields as a remoting frame carries them. Not a loop, as every pop has one."""
+        fields = {
+            "popTime": str(self.pop_time),
+            "invisibleTime": str(self.invisible_time),
+            "reviveQid": str(self.revive_qid),
+            "restNum": str(self.rest_num),
+        }
+        if self.start_offset_info is not None:
+            fields["startOffsetInfo"] = self.start_offset_info
+        if self.msg_offset_info is not None:
+            fields["msgOffsetInfo"] = self.msg_offset_info
+        if self.order_count_info is not None:
+            fields["orderCountInfo"] = self.order_count_info
+        return fields
+
 
 class PeekMessageRequest(Header):
     """200052 PEEK_MESSAGE."""

@@ -186,6 +186,15 @@ class CommandTemplate:
         size = len(header)
         return LENGTHS.pack(4 + size, size) + header
 
+    def encode_each(self, values: Sequence[int]) -> bytes:
+        """Return one frame for each of `values`, joined; for a template with one placeholder, a number."""
+        least = min(values)
+        if least < 0 or len(str(least)) != len(str(max(values))):
+            return b"".join(map(self.encode, values))
+        size = len(self._format % least)
+        frame = LENGTHS.pack(4 + size, size).replace(b"%", b"%%") + self._format
+        return frame * len(values) % tuple(values)
+
 
 json_text: Callable[[str], bytes] = _encode_header
 """Encodes a string for a JSON header, including the quotes."""

@@ -1,15 +1,16 @@
 """Parses frames of the most frequent requests: their ext fields are parsed directly into their struct.
 
-These are sends, and acknowledgements of popped messages. A dict of a send's thirteen strings would double the parsing
-time. A request is usual if its code comes first, as in RocketMQ's clients, and it has only the ext fields of the
-struct, with the right types: `RemotingParser` and `parse_header` would return the same values. All other frames,
+These are sends, pops, and acknowledgements of popped messages. A dict of a send's thirteen strings would double the
+parsing time. A request is usual if its code comes first, as in RocketMQ's clients, and it has only the ext fields of
+the struct, with the right types: `RemotingParser` and `parse_header` would return the same values. All other frames,
 including signed requests, are parsed by `RemotingParser`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.codes import LanguageCode
 from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.headers import SendMessageRequest, SendMessageRequestV2, parse_header
-from ha.protocol.pop import AckMessageRequest, Handle, parse_handle
+from ha.protocol.pop import AckMessageRequest, PopMessageRequest, parse_handle
 from ha.protocol.remoting import (
     BODY_COPIED_MAX,
     JSON_ERRORS,
@@ -35,11 +36,31 @@ class SendCommand(RemotingCommand, kw_only=True, gc=False):
     request: SendMessageRequest
 
 
-class AckCommand(RemotingCommand, kw_only=True, gc=False):
-    """An acknowledgement (200051) whose ext fields are in `request`; `handle` is that in its `extra_info`."""
+class AckedPop(NamedTuple):
+    """What acknowledgements of messages popped together have in common, from ext fields and receipt handle."""
 
-    request: AckMessageRequest
-    handle: Handle
+    group: str
+    topic: str
+    """The topic that the messages were read from"""
+    queue_id: int
+    pop_time_ms: int
+    is_order: bool
+
+
+class AckCommand(RemotingCommand, kw_only=True, gc=False):
+    """An acknowledgement (200051) of the message at queue offset `offset`."""
+
+    popped: AckedPop
+    offset: int
+
+
+class PopCommand(RemotingCommand, kw_only=True, gc=False):
+    """A pop (200050) whose ext fields are in `request`."""
+
+    request: PopMessageRequest
+
+
+UsualCommand = SendCommand | AckCommand | PopCommand
 
 
 class OnlyLong(SendMessageRequest, forbid_unknown_fields=True, gc=False):
@@ -52,6 +73,12 @@ class OnlyShort(SendMessageRequestV2, forbid_unknown_fields=True, gc=False):
 
 class OnlyAck(AckMessageRequest, forbid_unknown_fields=True, gc=False):
     """The fields of an acknowledgement and no other."""
+
+    broker_name: str | None = msgspec.field(default=None, name="bname")
+
+
+class _OnlyPop(PopMessageRequest, forbid_unknown_fields=True, gc=False):
+    """The fields of a pop and no other."""
 
     broker_name: str | None = msgspec.field(default=None, name="bname")
 
@@ -71,20 +98,28 @@ class _AckHeader(IncomingHeader, gc=False):
     extFields: OnlyAck  # noqa: N815
 
 
-_Decode = Callable[[bytes], _LongHeader | _ShortHeader | _AckHeader]
+class _PopHeader(IncomingHeader, gc=False):
+    code: Literal[200050]
+    extFields: _OnlyPop  # noqa: N815
+
+
+_Decode = Callable[[bytes], _LongHeader | _ShortHeader | _AckHeader | _PopHeader]
 _decode_short: _Decode = msgspec.json.Decoder(_ShortHeader, strict=False).decode
 _DECODERS: dict[bytes, _Decode] = {
-    b'{"code":310,': _decode_short,
-    b'{"code":320,': _decode_short,
-    b'{"code":10,"': msgspec.json.Decoder(_LongHeader, strict=False).decode,
-    b'{"code":2000': msgspec.json.Decoder(_AckHeader, strict=False).decode,
+    b"10": msgspec.json.Decoder(_LongHeader, strict=False).decode,
+    b"310": _decode_short,
+    b"320": _decode_short,
+    b"200050": msgspec.json.Decoder(_PopHeader, strict=False).decode,
+    b"200051": msgspec.json.Decoder(_AckHeader, strict=False).decode,
 }
-"""By the first twelve bytes of the header"""
+"""By the code"""
+_CODE = re.compile(rb'\{"code":(\d+),')
 
 
-def read_request(header: bytes, body: bytes | memoryview) -> SendCommand | AckCommand | None:
+def read_request(header: bytes, body: bytes | memoryview) -> UsualCommand | None:
     """Return the request with a JSON header and a body, or None if it is not a usual one."""
-    decode = _DECODERS.get(header[:12])
+    begin = _CODE.match(header)
+    decode = None if begin is None else _DECODERS.get(begin[1])
     if decode is None:
         return None
     try:
@@ -92,17 +127,18 @@ def read_request(header: bytes, body: bytes | memoryview) -> SendCommand | AckCo
         language = LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
         fields = h.code, h.opaque, h.flag, language, h.version, h.remark
         if isinstance(h, _AckHeader):
-            handle = parse_handle(h.extFields.extra_info)
-            return AckCommand(*fields, body=body, request=h.extFields, handle=handle)
+            return AckCommand(*fields, body=body, popped=_acked_pop(h.extFields), offset=h.extFields.offset)
+        if isinstance(h, _PopHeader):
+            return PopCommand(*fields, body=body, request=h.extFields)
     except (*JSON_ERRORS, RemoteProtocolError):
         return None
     return SendCommand(*fields, body=body, request=h.extFields)
 
 
 @with_compiled_twin
-def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[list[SendCommand | AckCommand], int]:
+def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[list[UsualCommand], int]:
     """Return the usual requests at the start of `data`, and the position of the first other or incomplete frame."""
-    commands: list[SendCommand | AckCommand] = []
+    commands: list[UsualCommand] = []
     position, end = 0, len(data)
     while end - position >= 8:
         length, header_size = LENGTHS.unpack_from(data, position)
@@ -124,8 +160,8 @@ def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[l
 
 
 class RequestParser(RemotingParser):
-    """A `RemotingParser` that returns usual sends (10, 310, 320) as `SendCommand`, and acknowledgements (200051) as
-    `AckCommand`, if their headers are JSON."""
+    """A `RemotingParser` that returns usual sends (10, 310, 320) as `SendCommand`, pops (200050) as `PopCommand` and
+    acknowledgements (200051) as `AckCommand`, if their headers are JSON."""
 
     def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
         return read_requests(data, self._frame_size_max - 4, self._header_size_max)
@@ -142,12 +178,33 @@ def send_request(command: RemotingCommand) -> SendMessageRequest:
     return parse_header(SendMessageRequest, command.ext_fields)
 
 
-def parse_ack(command: RemotingCommand) -> tuple[AckMessageRequest, Handle]:
-    """Return the ext fields of an acknowledgement from either parser, and its receipt handle.
+def pop_request(command: RemotingCommand) -> PopMessageRequest:
+    """Return the ext fields of a pop from either parser. RemoteProtocolError names a missing or invalid field."""
+    if type(command) is PopCommand:
+        return command.request
+    return parse_header(PopMessageRequest, command.ext_fields)
 
-    RemoteProtocolError if a field is missing, or it or the handle is invalid.
-    """
+
+def ack_command(command: RemotingCommand) -> AckCommand:
+    """Return an acknowledgement from either parser. RemoteProtocolError if a field is missing, or it or the handle is
+    invalid."""
     if type(command) is AckCommand:
-        return command.request, command.handle
+        return command
     request = parse_header(AckMessageRequest, command.ext_fields)
-    return request, parse_handle(request.extra_info)
+    return AckCommand(
+        command.code,
+        command.opaque,
+        command.flag,
+        command.language,
+        command.version,
+        command.remark,
+        body=command.body,
+        serialize_type=command.serialize_type,
+        popped=_acked_pop(request),
+        offset=request.offset,
+    )
+
+
+def _acked_pop(request: AckMessageRequest) -> AckedPop:
+    handle = parse_handle(request.extra_info)
+    return AckedPop(request.consumer_group, request.topic, request.queue_id, handle.pop_time_ms, handle.is_order)

@@ -184,15 +184,14 @@ class RemotingConnection:
 
     def reply_success(self, requests: Sequence[RemotingCommand]) -> None:
         """Answers each request with SUCCESS and nothing else; not those that are oneway."""
-        frames = [
-            _SUCCESS.encode(request.opaque)
-            if request.serialize_type == SERIALIZE_JSON
-            else encode_command(request.reply(ResponseCode.SUCCESS))
-            for request in requests
-            if not request.flag & FLAG_ONEWAY
-        ]
-        if frames:
-            self.send_soon(b"".join(frames))
+        asked = [request for request in requests if not request.flag & FLAG_ONEWAY]
+        opaques = [request.opaque for request in asked if request.serialize_type == SERIALIZE_JSON]
+        if opaques:
+            self.send_soon(_SUCCESS.encode_each(opaques))
+        if len(opaques) < len(asked):
+            for request in asked:
+                if request.serialize_type != SERIALIZE_JSON:
+                    self.send_soon(encode_command(request.reply(ResponseCode.SUCCESS)))
 
     def reply_error(self, request: RemotingCommand, error: RemoteProtocolError) -> None:
         """Answers a malformed request: SYSTEM_ERROR with the reason, as in RocketMQ."""

@@ -77,6 +77,16 @@ class ConsumeQueue:
         ]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def read_cached(self, queue_offset: int, count: int) -> bytes | None:
+        """Like `read_raw`, or None if that may have to wait for the disk. OSError."""
+        pieces: list[bytes] = []
+        for file, size, position in self._ranges(queue_offset, count):
+            piece = file.pread_nowait(size, position)
+            if piece is None or len(piece) != size:
+                return None
+            pieces.append(bytes(piece))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     async def fetch_raw(self, queue_offset: int, count: int, run_blocking: RunBlocking) -> bytes:
         """Like `read_raw`, but a worker reads what is not cached. Not a checkpoint if all of it is."""
         pieces = [

@@ -91,7 +91,7 @@ class Dispatcher:
         self._arrived = trio.lowlevel.ParkingLot()
         self._damaged: DamagedBytes | None = None
         self._has_waited_for_repair = False
-        self._is_making_files = False
+        self.is_making_files = False
         self._file_waiters = trio.lowlevel.ParkingLot()
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
@@ -187,13 +187,13 @@ class Dispatcher:
         the producer of a queue's first message must find it.
         """
         end = self._log.max_offset.value
-        if self._is_making_files:
+        if self.is_making_files:
             with trio.move_on_after(_FILES_WAIT_S):
-                while self._is_making_files and self._log.dispatched_offset.value < end:
+                while self.is_making_files and self._log.dispatched_offset.value < end:
                     await self._file_waiters.park()
 
     def _stop_making(self) -> None:
-        self._is_making_files = False
+        self.is_making_files = False
         if self._file_waiters:
             self._file_waiters.unpark_all()
 
@@ -381,7 +381,7 @@ class Dispatcher:
         log = self._log
         generation = log.generation
         made: list[tuple[NewFile, File]] = []
-        self._is_making_files = True
+        self.is_making_files = True
         try:
             await self._run_blocking(_make_next_files, wanted, made, index)
         except OSError:

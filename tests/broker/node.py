@@ -19,6 +19,7 @@ from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.standing import Standing
 from ha.broker.world import World
+from ha.poller import Poller
 from ha.protocol.codes import LanguageCode
 from ha.protocol.record import MessageRecord, decode_records, encode_host
 from ha.protocol.remoting import RemotingCommand
@@ -215,6 +216,7 @@ async def open_node(
     wall_clock_ms: Callable[[], int] | None = None,
     standing: Standing | None = None,
     by_set: bool = False,
+    poller: Poller | None = None,
     **changes: Any,
 ) -> AsyncIterator[Node]:
     """A broker named b0 of cluster C with 1 MiB segments; `changes` are BrokerOptions.
@@ -258,7 +260,10 @@ async def open_node(
                 Replication(ha_service=None if is_slave else ha, sync_state=sync_state if by_set else None),
                 BrokerPorts(listeners=[listener], fast_listeners=[fast_listener]),
                 World(
-                    unique_id=lambda: f"UNIQUE{next(numbers):026d}", wall_clock_ms=wall_clock_ms, run_blocking=inline
+                    unique_id=lambda: f"UNIQUE{next(numbers):026d}",
+                    wall_clock_ms=wall_clock_ms,
+                    run_blocking=inline,
+                    poller=poller,
                 ),
                 acl_guard=None if acl_policy is None else AclGuard(acl_policy),
                 standing=standing,

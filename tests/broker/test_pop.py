@@ -80,6 +80,7 @@ async def test_queue_from_which_another_pop_reads_is_skipped(
         return await read(*arguments, **options)
 
     monkeypatch.setattr(reader, "read", read_slowly)
+    monkeypatch.setattr(reader, "read_nowait", lambda *_, **__: None)
     found: list[Popped] = []
 
     async def pop_first() -> None:

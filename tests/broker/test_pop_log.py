@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
 from ha.broker.put_request import PutRequest
 from ha.causes import Cause
+from ha.poller import open_poller
+from ha.protocol.codes import PutStatus
 from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record
 from ha.protocol.record import Message, decode_record
+from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.topic_names import POP_TOPIC
-from tests.broker.node import Node, StalledSync, open_node
-from tests.broker.pop_client import Popped, ack, change, pop, pop_messages, popped_of
+from ha.remoting import RemotingConnection
+from ha.store.record_maker import AppendResult
+from tests.broker.node import Node, StalledSync, open_node, text
+from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
 
 
 def bodies(messages: list[Popped]) -> list[bytes]:
@@ -152,6 +158,94 @@ async def test_pop_that_can_not_be_stored_is_undone(
         assert bodies(rest + messages) == sorted([b"first", *(b"%d" % number for number in range(10))])
         assert (await ack(node, messages[0])).code == 0
         assert node.broker.pop.statistics().in_flight_count == 10
+
+
+async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refused(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 10)
+        [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=1000)
+        codes: dict[str, int] = {}
+        has_failed = trio.Event()
+
+        async def ask(name: str, request: Awaitable[RemotingCommand]) -> None:
+            codes[name] = (await request).code
+
+        with monkeypatch.context() as patch:
+
+            async def fail() -> AppendResult:
+                await has_failed.wait()
+                patch.undo()
+                return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
+
+            patch.setattr(node.store.log, "append", lambda *_: [])
+            patch.setattr(node.store.log, "add_segment", fail)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, "pop", pop(node))
+                await trio.sleep(0.1)
+                nursery.start_soon(ask, "ack", ack(node, message))
+                await trio.sleep(0.1)
+                assert not codes
+                has_failed.set()
+        assert codes["pop"] == codes["ack"] != 0
+        await trio.sleep(2)
+        assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
+
+
+async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
+        await put_many(node, 100)
+        old = await pop_messages(node)
+        stream = await node.listener.connect()
+        await wait_all_tasks_blocked()
+        *_, connection = node.broker.servers[0].connections
+        log = node.store.log
+        before = log.next_queue_offset(POP_TOPIC, 0)
+
+        def serve() -> None:
+            pops = [command(200050, number, POP) for number in range(2)]
+            acks = [command(200051, 2 + number, ack_fields(message)) for number, message in enumerate(old)]
+            assert node.broker.processor.take(connection, [*pops, *acks]) == []
+            assert log.next_queue_offset(POP_TOPIC, 0) == before
+
+        poller.as_turn(serve)
+        assert log.next_queue_offset(POP_TOPIC, 0) == before + 1
+        assert node.broker.pop.statistics().in_flight_count == 64
+        answers: list[RemotingCommand] = []
+        parser = RemotingParser()
+        while len(answers) < 34:
+            answers += parser.feed(await stream.receive_some())
+        assert sorted((answer.opaque, answer.code) for answer in answers) == [(number, 0) for number in range(34)]
+
+
+async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
+        await put_many(node, 100)
+        old = await pop_messages(node)
+        stream = await node.listener.connect()
+        await wait_all_tasks_blocked()
+        *_, connection = node.broker.servers[0].connections
+        before = node.store.log.next_queue_offset(POP_TOPIC, 0)
+        async with node.store.log.appends_held():
+            poller.as_turn(partial(take, node, connection, command(200050, 0, POP)))
+            poller.as_turn(partial(take, node, connection, command(200051, 1, ack_fields(old[0]))))
+            await wait_all_tasks_blocked()
+            assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before
+        answers = RemotingParser().feed(await stream.receive_some())
+        answers += [] if len(answers) == 2 else RemotingParser().feed(await stream.receive_some())
+        assert [(answer.opaque, answer.code) for answer in answers] == [(0, 0), (1, 0)]
+        assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before + 2
+        poller.as_turn(partial(take, node, connection, command(200051, 2, ack_fields(old[1]))))
+        assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before + 3, "in the turn again"
+
+
+def take(node: Node, connection: RemotingConnection, request: RemotingCommand) -> None:
+    assert node.broker.processor.take(connection, [request]) == []
+
+
+def command(code: int, opaque: int, fields: dict[str, Any]) -> RemotingCommand:
+    return RemotingCommand(code, opaque=opaque, ext_fields={name: text(value) for name, value in fields.items()})
 
 
 async def test_snapshot_bounds_what_a_start_reads(

@@ -17,7 +17,7 @@ from ha.protocol.remoting import (
     RemotingParser,
     encode_command,
 )
-from ha.protocol.request_parser import AckCommand, RequestParser, SendCommand, parse_ack
+from ha.protocol.request_parser import AckCommand, PopCommand, RequestParser, SendCommand, ack_command
 from tests.fuzz.harness import Harness, pieces_of
 
 FRAME_SIZE_MAX = 1 << 16
@@ -85,7 +85,7 @@ def frames(data: bytes) -> None:
 
 
 def check_requests(data: bytes, whole: list[RemotingCommand], refused: bool) -> None:
-    """The parser of a broker's ports reads the same, the fields of sends and acknowledgements included."""
+    """The parser of a broker's ports reads the same, the fields of sends, pops and acknowledgements included."""
     requests = RequestParser(frame_size_max=FRAME_SIZE_MAX)
     try:
         found = requests.feed(data)
@@ -101,10 +101,12 @@ def check_requests(data: bytes, whole: list[RemotingCommand], refused: bool) -> 
             for name in headers.SendMessageRequest.__struct_fields__:
                 assert getattr(command.request, name) == getattr(request, name), name
         elif type(command) is AckCommand:
-            ack, handle = parse_ack(expected)
-            assert command.handle == handle
-            for name in pop.AckMessageRequest.__struct_fields__:
-                assert getattr(command.request, name) == getattr(ack, name), name
+            ack = ack_command(expected)
+            assert (command.popped, command.offset) == (ack.popped, ack.offset)
+        elif type(command) is PopCommand:
+            popping = parse_header(pop.PopMessageRequest, expected.ext_fields)
+            for name in pop.PopMessageRequest.__struct_fields__:
+                assert getattr(command.request, name) == getattr(popping, name), name
         else:
             assert command.ext_fields == expected.ext_fields
 

@@ -353,3 +353,12 @@ def test_template_equals_encode_command(text: str, number: int, opaque: int, fix
     marks = [(b"0123456789ABCDEF", b"%016X"), (b'"the text"', b"%b"), (b"2000000001", b"%d")]
     template = CommandTemplate(answer("the text", 0x0123456789ABCDEF, 2_000_000_001), marks)
     assert template.encode(number, json_text(text), opaque) == encode_command(answer(text, number, opaque))
+
+
+@given(opaques=st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(95, 105), min_size=1, max_size=5))
+def test_template_encodes_many_at_once(opaques: list[int]) -> None:
+    def answer(opaque: int) -> RemotingCommand:
+        return RemotingCommand(0, opaque, FLAG_RESPONSE, remark="100 %")
+
+    template = CommandTemplate(answer(2_000_000_001), [(b"2000000001", b"%d")])
+    assert template.encode_each(opaques) == b"".join(map(encode_command, map(answer, opaques)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ha.errors import RemoteProtocolError
 from ha.protocol.compiled import pure
 from ha.protocol.headers import SendMessageRequest
-from ha.protocol.pop import AckMessageRequest
+from ha.protocol.pop import PopMessageRequest
 from ha.protocol.remoting import (
     BODY_COPIED_MAX,
     EXT_FIELD_COUNT_MAX,
@@ -23,9 +23,12 @@ from ha.protocol.remoting import (
 )
 from ha.protocol.request_parser import (
     AckCommand,
+    AckedPop,
+    PopCommand,
     RequestParser,
     SendCommand,
-    parse_ack,
+    ack_command,
+    pop_request,
     read_requests,
     send_request,
 )
@@ -33,7 +36,7 @@ from ha.protocol.request_parser import (
 from .test_headers import SEND_EXT_FULL
 from .test_remoting import SEND_EXT, SEND_JSON_HEADER, json_frame
 
-ACK = 200_051
+POP, ACK = 200_050, 200_051
 HANDLE = "1000 1764280000000 60000 0 0 broker-a 3 1007"
 ACK_EXT = {
     "consumerGroup": "g",
@@ -41,6 +44,21 @@ ACK_EXT = {
     "queueId": "3",
     "extraInfo": HANDLE,
     "offset": "1007",
+    "bname": "broker-a",
+}
+POP_EXT = {
+    "consumerGroup": "g",
+    "topic": "TT",
+    "queueId": "-1",
+    "maxMsgNums": "32",
+    "invisibleTime": "60000",
+    "pollTime": "15000",
+    "bornTime": "1764280000000",
+    "initMode": "0",
+    "expType": "TAG",
+    "exp": "*",
+    "order": "false",
+    "attemptId": "a",
     "bname": "broker-a",
 }
 ACK_JSON_HEADER = json.dumps(
@@ -61,8 +79,11 @@ def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | N
     fields: dict[str, Any] = {}
     try:
         if command.code == ACK:
-            request, fields["handle"] = parse_ack(command)
-            fields |= {name: getattr(request, name) for name in AckMessageRequest.__struct_fields__}
+            ack = ack_command(command)
+            fields = {**ack.popped._asdict(), "offset": ack.offset}
+        elif command.code == POP:
+            pop = pop_request(command)
+            fields = {name: getattr(pop, name) for name in PopMessageRequest.__struct_fields__}
         else:
             send = send_request(command)
             fields = {name: getattr(send, name) for name in SendMessageRequest.__struct_fields__}
@@ -96,10 +117,36 @@ def test_usual_ack_is_parsed_directly() -> None:
     frame = json_frame(ACK_JSON_HEADER, b"")
     (command,) = RequestParser().feed(frame)
     assert type(command) is AckCommand
-    assert command.request.to_ext_fields() == ACK_EXT
-    assert command.handle.encode() == HANDLE
+    assert command.popped == AckedPop("g", "TT", 3, 1_764_280_000_000, is_order=False)
+    assert command.offset == 1007
     assert (command.code, command.opaque, command.ext_fields) == (ACK, 9, {})
     assert read(RequestParser(), frame) == read(RemotingParser(), frame)
+
+
+def test_usual_pop_is_parsed_directly() -> None:
+    frame = encode_command(RemotingCommand(POP, opaque=9, ext_fields=POP_EXT))
+    (command,) = RequestParser().feed(frame)
+    assert type(command) is PopCommand
+    assert command.request.to_ext_fields() == POP_EXT
+    assert (command.code, command.opaque, command.ext_fields) == (POP, 9, {})
+    assert read(RequestParser(), frame) == read(RemotingParser(), frame)
+
+
+def test_acks_that_differ_in_anything_but_the_offset_are_of_different_pops() -> None:
+    words = HANDLE.split(" ")
+    others = [
+        {"consumerGroup": "h"},
+        {"topic": "T"},
+        {"queueId": "4"},
+        {"extraInfo": " ".join([words[0], "1764280000001", *words[2:]])},
+        {"extraInfo": " ".join([*words[:3], "999", *words[4:]])},
+    ]
+    acks = [ACK_EXT, {**ACK_EXT, "offset": "1008"}, *({**ACK_EXT, **other} for other in others), ACK_EXT]
+    frames = b"".join(encode_command(RemotingCommand(ACK, ext_fields=ext)) for ext in acks)
+    found = [ack_command(command) for command in RequestParser().feed(frames)]
+    first, second, *different, last = [ack.popped for ack in found]
+    assert first == second == last
+    assert len({first, *different}) == 1 + len(others)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +156,9 @@ def test_usual_ack_is_parsed_directly() -> None:
         RemotingCommand(ACK, ext_fields={**ACK_EXT, "extraInfo": "1 2 3"}),
         RemotingCommand(ACK, ext_fields={name: text for name, text in ACK_EXT.items() if name != "offset"}),
         RemotingCommand(200_053, ext_fields=ACK_EXT),
+        RemotingCommand(POP, ext_fields=dict(POP_EXT, AccessKey="who")),
+        RemotingCommand(POP, ext_fields=dict(POP_EXT, maxMsgNums="many")),
+        RemotingCommand(POP, ext_fields=ACK_EXT),
         RemotingCommand(310, ext_fields={**SEND_EXT, "AccessKey": "who"}),
         RemotingCommand(310, ext_fields=SEND_EXT_FULL),
         RemotingCommand(10, ext_fields=SEND_EXT),
@@ -202,6 +252,17 @@ def test_both_parsers_return_the_same_for_any_ack(
     check_same(json.dumps(header, separators=(",", ":"), ensure_ascii=not are_raw).encode("utf-8", "surrogatepass"))
 
 
+@given(
+    changes=st.dictionaries(st.sampled_from([*POP_EXT, "x"]), VALUES, max_size=3),
+    missing=st.sets(st.sampled_from([*POP_EXT]), max_size=1),
+    are_raw=st.booleans(),
+)
+def test_both_parsers_return_the_same_for_any_pop(changes: dict[str, Any], missing: set[str], are_raw: bool) -> None:
+    ext = {name: value for name, value in POP_EXT.items() if name not in missing} | changes
+    header = {"code": POP, "extFields": ext, "flag": 0, "opaque": 9}
+    check_same(json.dumps(header, separators=(",", ":"), ensure_ascii=not are_raw).encode("utf-8", "surrogatepass"))
+
+
 @pytest.mark.parametrize("header", [SEND_JSON_HEADER, ACK_JSON_HEADER])
 @given(at=st.integers(0, len(SEND_JSON_HEADER) - 1), to=st.binary(max_size=3), length=st.integers(0, 3))
 def test_both_parsers_return_the_same_for_damaged_headers(header: bytes, at: int, to: bytes, length: int) -> None:
@@ -220,6 +281,8 @@ FRAMES = [
     json_frame(ACK_JSON_HEADER, b""),
     json_frame(ACK_JSON_HEADER.replace(b'"offset":"1007"', b'"offset":"01007"'), b""),
     json_frame(ACK_JSON_HEADER.replace(b"60000", b"+60000"), b""),
+    json_frame(ACK_JSON_HEADER.replace(b'"g"', b'"h"'), b""),
+    encode_command(RemotingCommand(POP, ext_fields=POP_EXT)),
     encode_command(RemotingCommand(310, ext_fields=SEND_EXT, serialize_type=SERIALIZE_ROCKETMQ)),
     struct.pack(">ii", 3, 0),
 ]

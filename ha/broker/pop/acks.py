@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 import trio
 
@@ -36,7 +38,7 @@ from ha.protocol.pop import (
     popped_topic,
 )
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.request_parser import parse_ack
+from ha.protocol.request_parser import AckCommand, AckedPop, ack_command
 from ha.remoting import RemotingConnection, RequestHandler
 
 LOOK_EVERY = 32
@@ -53,24 +55,28 @@ class AckRequests:
         self._pop_log = log
         self._revival = revival
         self._holds = holds
-        self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand | None]] = {
-            RequestCode.ACK_MESSAGE: self._acknowledge,
+        self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand]] = {
             RequestCode.BATCH_ACK_MESSAGE: self._acknowledge_batch,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._change,
         }
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
-        return dict.fromkeys(self._steps, self._handle)
+        return dict.fromkeys((RequestCode.ACK_MESSAGE, *self._steps), self._handle)
 
     def take(
         self, connection: RemotingConnection, commands: list[RemotingCommand], ends_at: float
     ) -> list[RemotingCommand]:
-        """Serves requests of `handlers` until `ends_at` (Trio's clock), none while the POP log is read; returns others.
+        """Serves requests of `handlers` until `ends_at` (Trio's clock); returns the others.
 
-        Raises RefusedError if none can be served.
+        Those are all of them while the POP log is read.
         """
-        state = self._pop_log.ready_state()
+        try:
+            state = self._pop_log.ready_state()
+        except RefusedError as refused:
+            for command in commands:
+                connection.reply(command, command.reply(refused.code, refused.remark))
+            return []
         if state is None:
             return commands
         for number in range(0, len(commands), LOOK_EVERY):
@@ -84,40 +90,48 @@ class AckRequests:
 
     def _serve(self, state: PopState, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Changes the state as requested; answers when the changes are stored, or at once what is refused."""
-        acknowledged: list[RemotingCommand] = []
+        acks: list[AckCommand] = []
         answers: list[tuple[RemotingCommand, RemotingCommand]] = []
         for command in commands:
             try:
-                answer = self._steps[command.code](state, command)
+                step = self._steps.get(command.code)
+                if step is None:
+                    acks.append(ack_command(command))
+                else:
+                    answers.append((command, step(state, command)))
             except RefusedError as refused:
                 connection.reply(command, command.reply(refused.code, refused.remark))
             except RemoteProtocolError as error:
                 connection.reply_error(command, error)
-            else:
-                if answer is None:
-                    acknowledged.append(command)
-                else:
-                    answers.append((command, answer))
+        acknowledged: list[AckCommand] = []
+        for popped, acks_of_pop in groupby(acks, attrgetter("popped")):
+            acknowledged += self._acknowledge(state, connection, popped, list(acks_of_pop))
         self._pop_log.call(partial(_reply, connection, acknowledged, answers), len(commands))
 
-    # ---- the requests: each changes the state, and returns the answer for when the change is stored; None: SUCCESS
+    def _acknowledge(
+        self, state: PopState, connection: RemotingConnection, popped: AckedPop, acks: Sequence[AckCommand]
+    ) -> Sequence[AckCommand]:
+        """200051: messages that were popped together were processed. Returns what is not refused."""
+        queue = state.get((popped.group, popped.topic, popped.queue_id))
+        missing: Sequence[int] = [ack.offset for ack in acks]
+        if queue is not None:
+            missing = self._finish(state, queue, missing, popped.pop_time_ms, is_order=popped.is_order)
+        if not missing:
+            return acks
+        accepted = []
+        for ack in acks:
+            try:
+                if ack.offset in missing:
+                    self._check_offset(popped, ack.offset)
+            except RefusedError as refused:
+                connection.reply(ack, ack.reply(refused.code, refused.remark))
+            else:
+                accepted.append(ack)
+        return accepted
 
-    def _acknowledge(self, state: PopState, command: RemotingCommand) -> None:
-        """200051: one message was processed."""
-        request, handle = parse_ack(command)
-        offset = request.offset
-        queue = state.get((request.consumer_group, request.topic, request.queue_id))
-        if queue is not None and self._finish(state, queue, (offset,), handle.pop_time_ms, is_order=handle.is_order):
-            return
-        self._check_queue(request.topic, request.queue_id, request.consumer_group)
-        begin, end = self._bounds(request.topic, request.queue_id)
-        if not begin <= offset <= end:
-            raise RefusedError(
-                ResponseCode.NO_MESSAGE,
-                f"offset is illegal, key:{request.topic}@{request.queue_id}, commit:{offset}, store:{begin}~{end}",
-            )
+    # ---- the others: each changes the state, and returns the answer for when the change is stored
 
-    def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> None:
+    def _acknowledge_batch(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200151: messages of several pops were processed. Offsets outside their queues are skipped."""
         body = java_json.read_as(BatchAckBody, command.body) if command.body else BatchAckBody()
         if not body.acks:
@@ -133,6 +147,7 @@ class AckRequests:
             queue = state.get((ack.group, ack.real_topic(), ack.queue_id))
             if queue is not None:
                 self._finish(state, queue, offsets, ack.pop_time_ms, is_order=ack.revive_queue == ORDER_QUEUE)
+        return command.reply(ResponseCode.SUCCESS)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
         """200053: a message becomes visible again at another time, from now on."""
@@ -162,16 +177,15 @@ class AckRequests:
 
     def _finish(
         self, state: PopState, queue: PopQueue, offsets: Sequence[int], pop_time_ms: int, *, is_order: bool
-    ) -> bool:
-        """Returns whether one of the messages was in flight since then."""
+    ) -> list[int]:
+        """Returns the messages that were not in flight since then."""
         if is_order:
-            return True in [self._finish_ordered(state, queue, offset, pop_time_ms) for offset in offsets]
-        if not state.acknowledge(queue, offsets, pop_time_ms):
-            return False
-        if queue.was_full:
+            return [offset for offset in offsets if not self._finish_ordered(state, queue, offset, pop_time_ms)]
+        missing = state.acknowledge(queue, offsets, pop_time_ms)
+        if queue.was_full and len(missing) < len(offsets):
             queue.was_full = False
             self._wake(queue)
-        return True
+        return missing
 
     def _finish_ordered(self, state: PopState, queue: PopQueue, offset: int, pop_time_ms: int) -> bool:
         order = queue.order
@@ -219,6 +233,15 @@ class AckRequests:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"queueId[{queue_id}] is illegal, topic:[{topic}] "
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer:[{group}]",
+            )
+
+    def _check_offset(self, popped: AckedPop, offset: int) -> None:
+        self._check_queue(popped.topic, popped.queue_id, popped.group)
+        begin, end = self._bounds(popped.topic, popped.queue_id)
+        if not begin <= offset <= end:
+            raise RefusedError(
+                ResponseCode.NO_MESSAGE,
+                f"offset is illegal, key:{popped.topic}@{popped.queue_id}, commit:{offset}, store:{begin}~{end}",
             )
 
     def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:

@@ -1,14 +1,15 @@
 """POP state in the log: what was popped and acknowledged since the last record becomes one record.
 
-    change      `PopState` changes at once; the writer puts all changes of a pass through the event loop as one record
-                of rmq_sys_halog_pop. RocketMQ writes two records per pop and two per acknowledgement
+    change      `PopState` changes at once; all changes of a turn of the poller, or of a pass through the event loop,
+                become one record of rmq_sys_halog_pop. RocketMQ writes two per pop and two per acknowledgement
     answer      a request is answered when the record of its change is acknowledged, as a message would be: `call`
     failure     if a record can't be stored, its changes and all later ones are undone
     snapshot    when much was written since the last one, and before retention deletes records that are needed
     start       a master reads the records since the last snapshot; a slave keeps no state
 
 One record is appended at a time, so that records are in the log in the order of their changes; any number may wait for
-acknowledgement. The group's consumer offset follows once the record is stored, so that it is never ahead of the log.
+acknowledgement. The end of a turn appends one if that needs no wait; everything else is up to the task of `serve`. The
+group's consumer offset follows once the record is stored, so that it is never ahead of the log.
 
 A broker that becomes master waits until its log is dispatched, so that all acknowledged changes count.
 """
@@ -105,6 +106,12 @@ class PopLog:
         self.state = None
         self._ready = trio.Event()
         self._some = trio.Event()
+        self._is_idle = False
+        """Whether `serve` waits for changes, and no record is being appended"""
+        self._is_write_due = False
+        """Whether the end of the turn writes what has changed"""
+        self._appending: _RecordPut | None = None
+        """A record that the end of a turn could not append, for `serve`"""
         self._waiters: list[tuple[Waiter, int]] = []
         """Of changes that are not in a record yet"""
         self._unanswered: dict[int, _RecordPut] = {}
@@ -153,7 +160,7 @@ class PopLog:
         elif state.has_changes or self._waiters or not (self._is_settled or self._unanswered):
             self._waiting_count += request_count
             self._waiters.append((waiter, request_count))
-            self._some.set()
+            self._want_write()
         elif self._unanswered:
             self._waiting_count += request_count
             self._unanswered[next(reversed(self._unanswered))].waiters.append((waiter, request_count))
@@ -172,10 +179,12 @@ class PopLog:
             self.state = state
             self._ready.set()
             while True:
+                self._is_idle = True
                 await self._some.wait()
+                self._is_idle = False
                 self._some = trio.Event()
-                is_stored = not self._is_snapshot_wanted or await self._write_snapshot(state)
-                if not (await self._write_changes(state) and is_stored):
+                is_stored = await self._write_changes(state)
+                if not is_stored or (self._is_snapshot_wanted and not await self._write_snapshot(state)):
                     await trio.sleep(PAUSE_S)
                     self._some.set()
         finally:
@@ -186,17 +195,59 @@ class PopLog:
 
     # ---- writing
 
+    def _want_write(self) -> None:
+        """Has changes written: at the end of the turn if there is one, otherwise by `serve`."""
+        if self._is_write_due:
+            return
+        if self._poller is None or not self._poller.is_in_turn:
+            self._some.set()
+            return
+        self._is_write_due = True
+        self._poller.at_turn_end(self._write_in_turn, is_early=True)
+
+    def _write_in_turn(self) -> None:
+        """Writes what has changed, or leaves it to `serve` if that has to wait."""
+        self._is_write_due = False
+        state = self.state
+        if state is None or not self._is_idle or self._is_snapshot_wanted:
+            self._some.set()
+            return
+        put = self._submit_changes(state)
+        if put is None:
+            return
+        if put.next_offset >= 0:
+            self._settle(state, put)
+        else:
+            self._appending, self._is_idle = put, False
+            self._some.set()
+
     async def _write_changes(self, state: PopState) -> bool:
         """Writes what has changed, if anything; returns False if it can't be stored."""
+        put, self._appending = self._appending, None
+        if put is not None and not await self._settled(state, put):
+            return False
+        put = self._submit_changes(state)
+        return put is None or await self._settled(state, put)
+
+    def _submit_changes(self, state: PopState) -> _RecordPut | None:
+        """Queues a record of what has changed, if anything, for the log."""
         if not (state.has_changes or self._waiters):
-            return True
-        record = state.take_changes()
+            return None
         waiters, self._waiters = self._waiters, []
-        put = self._put_of(record, waiters)
-        await self._append(put)
+        return self._submit(state.take_changes(), waiters)
+
+    async def _settled(self, state: PopState, put: _RecordPut) -> bool:
+        await self._appended(put)
+        return self._settle(state, put)
+
+    def _settle(self, state: PopState, put: _RecordPut) -> bool:
+        """Undoes the changes of a record, and all later ones, if it was not stored; returns whether it was."""
         is_stored = put.next_offset >= 0
         for queue in state.settle(is_stored=is_stored):
             self._commit_offset(queue)
+        if not is_stored:
+            waiters, self._waiters = self._waiters, []
+            self._call(waiters, self._outcome(put))
         self._bytes_since += put.size
         if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):
             self._want_snapshot()
@@ -206,8 +257,8 @@ class PopLog:
         """Writes the whole state; returns False if a part can't be stored."""
         first, begin, size = -1, -1, 0
         for part in state.snapshot(self._part_bytes_max):
-            put = self._put_of(part, [])
-            await self._append(put)
+            put = self._submit(part)
+            await self._appended(put)
             if put.next_offset < 0:
                 return False
             if first < 0:
@@ -215,8 +266,8 @@ class PopLog:
             size += put.size
             if not await self._write_changes(state):
                 return False
-        end = self._put_of(PopRecord(first=first), [], SNAPSHOT_END_PROPERTIES)
-        await self._append(end)
+        end = self._submit(PopRecord(first=first), (), SNAPSHOT_END_PROPERTIES)
+        await self._appended(end)
         if end.next_offset < 0:
             return False
         self._snapshot_begin, self._snapshot_bytes, self._bytes_since = begin, size, 0
@@ -230,22 +281,26 @@ class PopLog:
             self._snapshot_done = trio.Event()
             self._some.set()
 
-    def _put_of(self, record: PopRecord, waiters: list[tuple[Waiter, int]], properties: bytes = b"") -> _RecordPut:
+    def _submit(
+        self, record: PopRecord, waiters: Sequence[tuple[Waiter, int]] = (), properties: bytes = b""
+    ) -> _RecordPut:
+        """Queues a record for the log, and appends it if that needs no wait. `_on_done` calls its waiters."""
         body = encode_pop_record(record)
         message = self._core.own_message(POP_TOPIC, body, properties)
-        return _RecordPut(
+        put = _RecordPut(
             messages=(message,),
             number=next(self._numbers),
-            waiters=waiters,
+            waiters=[*waiters],
             size=len(body),
             on_done=self._on_done,
             frees_space=True,
         )
-
-    async def _append(self, put: _RecordPut) -> None:
-        """Puts a record and waits until it is appended or refused. Its waiters are called later, by `_on_done`."""
         self._unanswered[put.number] = put
         self._core.puts.submit([put])
+        return put
+
+    async def _appended(self, put: _RecordPut) -> None:
+        """Waits until a record is appended or refused."""
         while put.next_offset < 0 and not put.is_done:
             await self._core.puts.wait_appended()
 
@@ -264,9 +319,12 @@ class PopLog:
             self._is_settled = outcome is ACKNOWLEDGED
             if outcome is not ACKNOWLEDGED:
                 self._log.write("pop.put_not_ok reason=%r", outcome.fault)
-            for waiter, request_count in put.waiters:
-                self._waiting_count -= request_count
-                waiter(outcome)
+            self._call(put.waiters, outcome)
+
+    def _call(self, waiters: Sequence[tuple[Waiter, int]], outcome: Logged) -> None:
+        for waiter, request_count in waiters:
+            self._waiting_count -= request_count
+            waiter(outcome)
 
     def _outcome(self, put: _RecordPut) -> Logged:
         status = put.status
@@ -299,7 +357,7 @@ class PopLog:
         end = log.max_offset.value
         while log.dispatched_offset.value < end:
             await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        state = PopState(self._limits, lambda: self._some.set())
+        state = PopState(self._limits, self._want_write)
         queue = self._queue
         record_count = 0
         if queue is not None:

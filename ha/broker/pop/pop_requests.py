@@ -1,4 +1,4 @@
-"""Requests of POP consumers that wait for messages: 200050 POP, 200052 PEEK, 200054 NOTIFICATION, 200055 POLLING_INFO.
+"""Requests of POP consumers for messages: 200050 POP, 200052 PEEK, 200054 NOTIFICATION, 200055 POLLING_INFO.
 
 The checks run in RocketMQ's order with its codes and remarks. Messages are sent once the record of the pop is
 acknowledged, so that a successor knows that they are in flight. Sources: PopMessageProcessor, PeekMessageProcessor,
@@ -11,6 +11,7 @@ NotificationProcessor, PollingInfoProcessor. Departures:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -26,7 +27,8 @@ from ha.broker.pop.state import PopState
 from ha.broker.pop.taking import Taken, Taker, TopicRequest
 from ha.broker.queue_read import QueueReader, ReadStatus
 from ha.broker.refused import REJECT_REMARK, RefusedError
-from ha.protocol.bodies import TopicConfig
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import Header, parse_header
 from ha.protocol.pop import (
@@ -40,6 +42,7 @@ from ha.protocol.pop import (
     PopMessageResponse,
 )
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.request_parser import pop_request
 from ha.remoting import RemotingConnection, RequestHandler
 
 MESSAGE_COUNT_MAX = 32
@@ -90,8 +93,14 @@ class PopRequests:
     async def _check(
         self, request: TopicRequest | PollingInfoRequest, wrong_queue: ResponseCode = ResponseCode.SYSTEM_ERROR
     ) -> TopicConfig:
-        """Checks topic, queue and group, and returns the topic. `wrong_queue`: the code for a queue that it does not
-        have. Raises RefusedError."""
+        """Checks topic, queue and group, which may be created, and returns the topic. As `_check_topic`."""
+        config = self._check_topic(request, wrong_queue)
+        self._check_group(request.consumer_group, await self._groups.find_or_create(request.consumer_group))
+        return config
+
+    def _check_topic(self, request: TopicRequest | PollingInfoRequest, wrong_queue: ResponseCode) -> TopicConfig:
+        """Checks topic and queue, and returns the topic. `wrong_queue`: the code for a queue that it does not have.
+        Raises RefusedError."""
         topic, name = request.topic, request.consumer_group
         config = self._topics.get(topic)
         if config is None:
@@ -104,12 +113,14 @@ class PopRequests:
                 f"queueId[{request.queue_id}] is illegal, topic:[{topic}] "
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer:[{name}]",
             )
-        group = await self._groups.find_or_create(name)
+        return config
+
+    @staticmethod
+    def _check_group(name: str, group: GroupConfig | None) -> None:
         if group is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
         if not group.consume_enable:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
-        return config
 
     def _check_readable(self, verb: str) -> None:
         options = self._options
@@ -124,9 +135,52 @@ class PopRequests:
 
     # ---- pop
 
-    async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+    def take(
+        self, connection: RemotingConnection, commands: Sequence[RemotingCommand], ends_at: float
+    ) -> list[RemotingCommand]:
+        """Serves pops until `ends_at` (Trio's clock); returns those that are left to `pop`, because they come later, or
+        have to wait for something else than new messages."""
+        left: list[RemotingCommand] = []
+        for number, command in enumerate(commands):
+            if number and trio.current_time() >= ends_at:
+                return [*left, *commands[number:]]
+            try:
+                if not self._take(connection, command):
+                    left.append(command)
+            except RefusedError as refused:
+                connection.reply(command, command.reply(refused.code, refused.remark))
+            except RemoteProtocolError as error:
+                connection.reply_error(command, error)
+        return left
+
+    def _take(self, connection: RemotingConnection, command: RemotingCommand) -> bool:
+        """As `pop`, without waiting; returns whether that was possible. Raises RefusedError, RemoteProtocolError."""
+        request = pop_request(command)
+        left_s, config = self._check_pop(request)
+        group = self._groups.get(request.consumer_group)
+        if group is None:
+            return False  # it may be created
+        self._check_group(request.consumer_group, group)
+        state = self._pop_log.ready_state()
+        if state is None:
+            return False
+        self._check_waiting_bytes()
+        hold = self._new_hold(connection, command, request, left_s)
+        taken = self._taker.take_nowait(state, request, config, hold.selection)
+        if taken is None:
+            return False
+        self._finish(hold, request, taken)
+        return True
+
+    async def pop(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         """200050: takes messages; waits for some if there are none."""
-        request = parse_header(PopMessageRequest, command.ext_fields)
+        request = pop_request(command)
+        left_s, _ = self._check_pop(request)
+        self._check_group(request.consumer_group, await self._groups.find_or_create(request.consumer_group))
+        await self._pop(self._new_hold(connection, command, request, left_s), request)
+
+    def _check_pop(self, request: PopMessageRequest) -> tuple[float, TopicConfig]:
+        """Checks everything but the group; returns how long the pop may wait, and its topic. Raises RefusedError."""
         left_s = self._left_s(request.born_time, request.poll_time)
         host = self._options.host
         if left_s * 1000 < -LATE_MS:
@@ -138,9 +192,7 @@ class PopRequests:
             )
         if request.invisible_time < 0:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
-        await self._check(request, ResponseCode.INVALID_PARAMETER)
-        await self._pop(self._new_hold(connection, command, request, left_s), request)
-        return None
+        return left_s, self._check_topic(request, ResponseCode.INVALID_PARAMETER)
 
     def _new_hold(
         self,
@@ -149,12 +201,11 @@ class PopRequests:
         request: PopMessageRequest | NotificationRequest,
         left_s: float,
     ) -> PopHold:
-        """Returns what has to be kept of a request while it waits: not its fields and filter expression, which may be
-        long. Raises RefusedError if the filter is wrong."""
+        """Returns a request that may have to wait. Raises RefusedError if its filter is wrong."""
         return PopHold(
             connection=connection,
-            command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),
-            request=msgspec.structs.replace(request, exp=None, exp_type=None),
+            command=command,
+            request=request,
             selection=self._filters.select(request.exp, request.exp_type if request.exp else None, is_registered=False),
             deadline=0.0,
             ends_at=trio.current_time() + left_s,
@@ -163,12 +214,18 @@ class PopRequests:
     async def _pop(self, hold: PopHold, request: PopMessageRequest) -> None:
         """Answers a pop, or holds it. Raises RefusedError."""
         state = await self._pop_log.wait_ready()
-        if self._waiting_bytes > self._options.pop_waiting_bytes_max:
-            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (too many messages wait for the POP log)")
+        self._check_waiting_bytes()
         config = self._topics.get(request.topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{request.topic}] not exist, apply first please!")
-        taken = await self._taker.take(state, request, config, hold.selection)
+        self._finish(hold, request, await self._taker.take(state, request, config, hold.selection))
+
+    def _check_waiting_bytes(self) -> None:
+        if self._waiting_bytes > self._options.pop_waiting_bytes_max:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (too many messages wait for the POP log)")
+
+    def _finish(self, hold: PopHold, request: PopMessageRequest, taken: Taken) -> None:
+        """Answers a pop when the record of what it took is acknowledged; holds it if it took nothing."""
         if not taken.count:
             code = self._hold_or_code(hold, request, taken)
             if code is not None:
@@ -205,6 +262,10 @@ class PopRequests:
             blocked_s = max(0, blocked_until_ms - self._wall_clock_ms()) / 1000
             hold.deadline = min(hold.ends_at, trio.current_time() + blocked_s)
         hold.is_waiting = True
+        # Fields and filter expression may be long, and are not needed any more.
+        asked = hold.command
+        hold.command = RemotingCommand(asked.code, asked.opaque, asked.flag, serialize_type=asked.serialize_type)
+        hold.request = msgspec.structs.replace(hold.request, exp=None, exp_type=None)
         return self.holds.add(hold)
 
     def _may_wait(self, hold: PopHold, poll_time_ms: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -12,8 +13,9 @@ from ha.broker.pop.assignments import Assignments
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.pop_requests import PopRequests
 from ha.broker.pop.revival import Revival
-from ha.broker.processor import Family
+from ha.broker.processor import Family, Take
 from ha.broker.role_services import Service
+from ha.protocol.codes import RequestCode
 
 
 class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +48,13 @@ class PopService:
         self._revival = Revival(core, self._pop_log)
         self.requests = PopRequests(core, self._pop_log, self._revival)
         self.holds = self.requests.holds
-        self.acks = AckRequests(core, self._pop_log, self._revival, self.holds)
+        acks = AckRequests(core, self._pop_log, self._revival, self.holds)
         self.assignments = Assignments(core)
-        self.families: Sequence[Family] = (self.requests, self.acks, self.assignments)
+        self.families: Sequence[Family] = (self.requests, acks, self.assignments)
+        self.takes: Sequence[tuple[AbstractSet[int], Take]] = (
+            (acks.handlers().keys(), acks.take),
+            ({RequestCode.POP_MESSAGE}, self.requests.take),
+        )
         self.master_services: Sequence[Service] = (self._pop_log.serve, self._revival.serve)
         self.release = self._pop_log.release
         core.tables.offsets.on_removed = self._on_removed

@@ -184,30 +184,32 @@ class PopState:
 
     def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
         """Records that messages were popped."""
-        undo = self._undo_of(queue)
+        undone = self._undo_of(queue).batches
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         queue.next_offset = next_offset
-        for offset in offsets:
-            undo.batches.setdefault(offset, queue.batches.get(offset))
         for offset in queue.batches.keys() & offsets:  # the group's offset was reset
+            undone.setdefault(offset, queue.batches[offset])
             self._set(queue, offset, None)
+        for offset in offsets:
+            undone.setdefault(offset, None)
         self._add(queue, offsets, batch)
 
-    def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> bool:
-        """Records that messages popped at a time were processed; returns whether any of them was still in flight."""
-        batches = queue.batches
-        found = [
-            (offset, batch)
-            for offset in offsets
-            if (batch := batches.get(offset)) is not None and batch.pop_time_ms == pop_time_ms
-        ]
-        if found:
-            undone = self._undo_of(queue).batches
-            for offset, batch in found:
-                undone.setdefault(offset, batch)
-                self._remove(queue, offset, batch)
+    def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> list[int]:
+        """Records that messages popped at a time were processed; returns those that were not in flight since then."""
+        batches, missing = queue.batches, []
+        undone: dict[int, Batch | None] | None = None
+        for offset in offsets:
+            batch = batches.get(offset)
+            if batch is None or batch.pop_time_ms != pop_time_ms:
+                missing.append(offset)
+                continue
+            if undone is None:
+                undone = self._undo_of(queue).batches
+            undone.setdefault(offset, batch)
+            self._remove(queue, offset, batch)
+        if undone is not None:
             self._drop_stale()
-        return bool(found)
+        return missing
 
     def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
         """Records that a message is lost, or that its copy is in the log."""

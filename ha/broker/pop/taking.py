@@ -3,13 +3,16 @@
 A request for all queues begins with another one each time; topics with priorities begin with the highest queue id. The
 group's retry topic comes last, and first in one of RETRY_FIRST_EVERY pops, so that neither starves. A queue from which
 another pop reads is skipped, and so is one at its limit of messages in flight. Source: PopMessageProcessor.
+
+`take_nowait` serves pops whose messages are in memory, `take` all others. Both run the same steps, which ask them for
+what to read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 
 import msgspec
 import trio
@@ -71,6 +74,20 @@ class Source(msgspec.Struct, frozen=True):
     flag: int
 
 
+class _Wanted(msgspec.Struct, kw_only=True, gc=False):
+    """What to read next: messages of one queue from `begin` on.
+
+    read: the result, to be set before the next step; None if `take_nowait` would have to wait.
+    """
+
+    queue: ConsumeQueue | None
+    begin: int
+    selection: Selection
+    count_max: int
+    bytes_max: int
+    read: QueueRead | None = None
+
+
 class Taken(msgspec.Struct, kw_only=True):
     """What a pop took.
 
@@ -103,14 +120,15 @@ class Taker:
             core.store.log, options, run_blocking=core.store.run_blocking, repair_entry=core.store.scrub.repair_entry
         )
         self._log = LimitedLog(logger)
-        self._pop_numbers = count(1)
+        self._pop_number = 0
+        """Decides which queue comes first"""
 
     # ---- which queues
 
     def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> list[Source]:
         """The queues to read from, in order."""
         queue_count = config.read_queue_nums
-        pop_number = next(self._pop_numbers)
+        self._pop_number = pop_number = self._pop_number + 1
         if request.queue_id >= 0:
             queue_ids: Sequence[int] = (request.queue_id,)
         elif (config.attributes or {}).get(MESSAGE_TYPE) == PRIORITY_TYPE:
@@ -141,22 +159,52 @@ class Taker:
 
     # ---- taking
 
+    def take_nowait(
+        self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
+    ) -> Taken | None:
+        """Takes messages that are in memory, up to the requested number; None if the first ones may not be."""
+        taken = Taken(pop_time_ms=self._wall_clock_ms())
+        with closing(self._steps(state, request, config, selection, taken)) as steps:
+            for wanted in steps:
+                wanted.read = self._read_nowait(wanted)
+                if wanted.read is None and not taken.count:
+                    self._pop_number -= 1  # `take` begins with the same queue: its messages are next in the log, too
+                    return None
+        return taken if taken.count or not self._store.dispatcher.is_making_files else None
+
     async def take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
         """Takes up to the requested number of messages."""
+        taken = await self._take(state, request, config, selection)
+        if not taken.count and self._store.dispatcher.is_making_files:
+            await self._store.dispatcher.wait_files_made()
+            taken = await self._take(state, request, config, selection)
+        return taken
+
+    async def _take(
+        self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
+    ) -> Taken:
         taken = Taken(pop_time_ms=self._wall_clock_ms())
+        with closing(self._steps(state, request, config, selection, taken)) as steps:
+            for wanted in steps:
+                wanted.read = await self._read(wanted)
+        return taken
+
+    def _steps(
+        self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection, taken: Taken
+    ) -> Generator[_Wanted, None, None]:
+        """Fills `taken`; yields what has to be read for that."""
         for source in self.sources(request, config, is_order=request.order):
             if taken.count >= request.max_msg_nums or taken.size >= self._options.transfer_hot_bytes_max:
                 begin, end = self.position(state, request.consumer_group, source)
                 taken.rest_count += max(0, end - begin)
             else:
-                await self._take_from(state, source, request, selection, taken)
-        return taken
+                yield from self._take_from(state, source, request, selection, taken)
 
-    async def _take_from(
+    def _take_from(
         self, state: PopState, source: Source, request: PopMessageRequest, selection: Selection, taken: Taken
-    ) -> None:
+    ) -> Generator[_Wanted, None, None]:
         queue = self._open(state, source, request)
         if queue is None or queue.is_busy:
             return
@@ -175,28 +223,43 @@ class Taker:
                 return
         queue.is_busy = True
         try:
-            begin, read = await self._read(state, queue, source, selection, count_max, taken)
+            read = yield from self._find(state, queue, source, selection, count_max, taken)
         finally:
             queue.is_busy = False
-        if read is None or not self._is_current(state, queue) or queue.next_offset != begin:
-            return
+        if read is not None:
+            self._add(state, queue, source, request, read, taken)
+
+    def _add(
+        self,
+        state: PopState,
+        queue: PopQueue,
+        source: Source,
+        request: PopMessageRequest,
+        read: QueueRead,
+        taken: Taken,
+    ) -> None:
+        """Takes the messages that were read from the queue's next offset on."""
+        begin, order = queue.next_offset, queue.order
         taken.rest_count += max(0, read.max_offset - read.next_offset)
-        records = [
-            raw
-            for raw in split(read.body)
-            if queue.order is None or not queue.order.is_acknowledged(RECORD_PLACE.unpack_from(raw)[2])
-        ]
-        offsets = tuple(RECORD_PLACE.unpack_from(raw)[2] for raw in records)
+        bodies = [read.body]
+        offsets: Sequence[int] = range(begin, read.next_offset)
+        if len(offsets) != read.message_count or order is not None or source.flag != NORMAL:
+            bodies = [
+                raw
+                for raw in split(read.body)
+                if order is None or not order.is_acknowledged(RECORD_PLACE.unpack_from(raw)[2])
+            ]
+            offsets = tuple(RECORD_PLACE.unpack_from(raw)[2] for raw in bodies)
         self._set_taken(state, queue, source, request, offsets, read.next_offset, taken)
-        if not records:
+        if not offsets:
             return
         if source.flag != NORMAL:
-            records = [self._as_original(raw, request, source, begin, taken) for raw in records]
+            bodies = [self._as_original(raw, request, source, begin, taken) for raw in bodies]
         taken.info.add(source.flag, source.queue_id, begin, offsets)
-        taken.bodies += records
-        taken.count += len(records)
-        taken.size += sum(map(len, records))
-        self._reads.note(request.consumer_group, source.topic, source.queue_id, read.next_offset, len(records))
+        taken.bodies += bodies
+        taken.count += len(offsets)
+        taken.size += sum(map(len, bodies))
+        self._reads.note(request.consumer_group, source.topic, source.queue_id, read.next_offset, len(offsets))
 
     def _set_taken(
         self,
@@ -264,7 +327,7 @@ class Taker:
             state.reset(queue, reset)
         queue.committed = current
 
-    async def _read(
+    def _find(
         self,
         state: PopState,
         queue: PopQueue,
@@ -272,29 +335,33 @@ class Taker:
         selection: Selection,
         count_max: int,
         taken: Taken,
-    ) -> tuple[int, QueueRead | None]:
+    ) -> Generator[_Wanted, None, QueueRead | None]:
         """Reads selected messages from the queue's next offset on, and moves it past those that are not selected.
 
-        Returns where they begin, and None if there are none now. Retries are not filtered.
+        Returns None if there are none now. Retries are not filtered.
         """
-        store_queue = self._store.queues.get(source.topic, source.queue_id)
-        if store_queue is None or queue.next_offset >= store_queue.max_offset:
-            await self._store.dispatcher.wait_files_made()
-            store_queue = self._store.queues.get(source.topic, source.queue_id)
+        wanted = _Wanted(
+            queue=self._store.queues.get(source.topic, source.queue_id),
+            begin=queue.next_offset,
+            selection=selection if source.flag == NORMAL else _EVERYTHING,
+            count_max=count_max,
+            bytes_max=max(1, self._options.transfer_hot_bytes_max - taken.size),
+        )
         scan_end = queue.next_offset + SCAN_COUNT_MAX
-        if source.flag != NORMAL:
-            selection = _EVERYTHING
         while True:
-            begin = queue.next_offset
-            read = await self._read_once(store_queue, begin, selection, count_max, taken)
-            if read.status is ReadStatus.FOUND:
-                return begin, read
+            begin = wanted.begin = queue.next_offset
+            yield wanted
+            read = wanted.read
+            if read is None:
+                taken.rest_count += max(0, bounds(wanted.queue)[1] - begin)
+                return None
             if not self._is_current(state, queue) or queue.next_offset != begin:
-                return begin, None
+                return None
+            if read.status is ReadStatus.FOUND:
+                return read
             if read.status in _SKIPPED_MESSAGES:
                 state.move(queue, read.next_offset)
                 if scan_end > read.next_offset < read.max_offset:
-                    await trio.lowlevel.checkpoint()
                     continue
                 taken.rest_count += max(0, read.max_offset - read.next_offset)
             else:
@@ -302,24 +369,28 @@ class Taker:
                 if begin > end:  # the topic was deleted and created again, or the log lost its end
                     logger.warning("pop.offset_corrected key=%r from=%d to=%d", queue.key, begin, end)
                     state.reset(queue, end)
-            return begin, None
+            return None
 
-    async def _read_once(
-        self, queue: ConsumeQueue | None, begin: int, selection: Selection, count_max: int, taken: Taken
-    ) -> QueueRead:
-        bytes_max = max(1, self._options.transfer_hot_bytes_max - taken.size)
-        if selection.is_wanted is not None:
-            return await read_wanted(
-                self._reader,
-                queue,
-                begin,
-                selection.is_wanted,
-                message_count_max=count_max,
-                message_bytes_max=bytes_max,
-            )
-        return await self._reader.read(
-            queue, begin, message_count_max=count_max, message_bytes_max=bytes_max, tags_codes=selection.tags_codes
+    def _read_nowait(self, wanted: _Wanted) -> QueueRead | None:
+        if wanted.selection.is_wanted is not None:
+            return None
+        return self._reader.read_nowait(
+            wanted.queue,
+            wanted.begin,
+            message_count_max=wanted.count_max,
+            message_bytes_max=wanted.bytes_max,
+            tags_codes=wanted.selection.tags_codes,
         )
+
+    async def _read(self, wanted: _Wanted) -> QueueRead:
+        selection = wanted.selection
+        limits = {"message_count_max": wanted.count_max, "message_bytes_max": wanted.bytes_max}
+        if selection.is_wanted is not None:
+            return await read_wanted(self._reader, wanted.queue, wanted.begin, selection.is_wanted, **limits)
+        read = await self._reader.read(wanted.queue, wanted.begin, tags_codes=selection.tags_codes, **limits)
+        if read.status in _SKIPPED_MESSAGES:
+            await trio.lowlevel.checkpoint()
+        return read
 
     def _as_original(self, raw: bytes, request: PopMessageRequest, source: Source, begin: int, taken: Taken) -> bytes:
         """The record of a retry as one of the original topic, with its handle as a property."""
