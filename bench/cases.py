@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench.clients import JavaClient, log_end, run_load, run_sdk, watch_catch_up
-from bench.measure import memory_mib
+from bench.measure import empty_folder, memory_mib
+from bench.name_server import NAMES, ask_name_server
+from bench.neighbours import busy_loops, read_trace, saturated_disk, traced_writes
 from bench.sides import Brokers, Loopback, Peer, Run, Servers, Side, Terms
 
 TOPIC = "bench"
@@ -39,6 +44,25 @@ COSTS = (Metric("cpu_us", "servers' CPU s a million", 1), Metric("client_us", "c
 MEMORY = Metric("master_mib", "master's MiB, own")
 SENDS = (RATE, *LATENCIES, *COSTS, MEMORY)
 PANELS = (Panel("messages a second", ("rate",)), Panel("latency, ms", ("p50_ms", "p99_ms")))
+BESIDE = (
+    RATE,
+    *LATENCIES,
+    Metric("p999_ms", "p99.9 ms", 2),
+    Metric("max_ms", "longest ms", 1),
+    Metric("gap_ms", "longest gap ms", 1),
+    *COSTS,
+)
+WRITES = (
+    RATE,
+    Metric("log_writes", "writes of the log"),
+    Metric("log_slow", "20 ms or more"),
+    Metric("log_max_ms", "longest ms", 1),
+    Metric("file_writes", "calls for all files"),
+    Metric("file_slow", "20 ms or more"),
+    Metric("file_max_ms", "longest ms", 1),
+)
+Neighbour = Callable[[Path], AbstractContextManager[dict[str, int]]]
+"""Runs other load, whose files belong in a folder, and returns its process ids"""
 
 
 @dataclass(frozen=True)
@@ -141,6 +165,54 @@ def _load(connections: int | None, *in_flight: int) -> Callable[[Tools, Brokers]
     return block
 
 
+def _beside(neighbour: Neighbour, flush: str) -> Callable[[Tools, Brokers], Iterator[Run]]:
+    """Sends of the cheap load generator over one connection, while something else uses the machine."""
+
+    def block(tools: Tools, side: Brokers) -> Iterator[Run]:
+        with _warm_servers(tools, side, flush) as servers, neighbour(side.directory) as servers.neighbours:
+            for count in (1, 16, 64):
+                words = _words(tools, count)
+                yield servers.measured(count, partial(run_load, servers.broker, *words))
+
+    return block
+
+
+def _writes(tools: Tools, side: Brokers) -> Iterator[Run]:
+    """How long the event loops' system calls for files take while the disk is saturated."""
+    for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+        with _warm_servers(tools, side, flush) as servers, ExitStack() as stack:
+            servers.neighbours = stack.enter_context(saturated_disk(side.directory))
+            folder = stack.enter_context(empty_folder(side.directory))
+            traces = {role: folder / role for role in ("master", "slave")}
+            with ExitStack() as tracing:
+                for role, trace in traces.items():
+                    tracing.enter_context(traced_writes(servers.pids[role], trace))
+                run = servers.measured(16, lambda: run_load(servers.broker, *_words(tools, 16)))
+            for role, trace in traces.items():
+                yield Run(f"{flush}, {role}", side.name, run.found | read_trace(trace.read_text()))
+
+
+@contextmanager
+def _warm_servers(tools: Tools, side: Brokers, flush: str) -> Iterator[Servers]:
+    """Servers that the cheap load generator has warmed up."""
+    with side.replicated(flush) as servers:
+        words = ["--topic", TOPIC, "--size", tools.terms.size, "--seconds", 0.1]
+        servers.until_ready(lambda: run_load(servers.broker, *words, "--warm", 0.1))
+        run_load(servers.broker, *words, "--in-flight", 64, "--warm", tools.terms.warm_s)
+        yield servers
+
+
+def _words(tools: Tools, in_flight: int) -> list[object]:
+    """Arguments of a measured run of the cheap load generator over one connection."""
+    terms = tools.terms
+    words: list[object] = ["--topic", TOPIC, "--size", terms.size, "--in-flight", in_flight]
+    return [*words, "--seconds", terms.seconds, "--warm", min(2.0, terms.warm_s)]
+
+
+def _names(tools: Tools, side: Brokers) -> Iterator[Run]:
+    yield ask_name_server(side, tools.terms)
+
+
 def _sdk_sends(tools: Tools, side: Brokers) -> Iterator[Run]:
     terms = tools.terms
     with side.replicated() as servers:
@@ -240,4 +312,36 @@ CASES = (
         needs_java=True,
     ),
     Case("starting", "Start until it serves", "store", (Metric("seconds", "s", 2), MEMORY), _starting),
+    *(
+        Case(
+            f"{name}{'-flush' if flush == 'SYNC_FLUSH' else ''}",
+            f"Sends of the cheap load generator, one connection, {flush}, beside {what}",
+            "in flight",
+            BESIDE,
+            _beside(neighbour, flush),
+            panels=(Panel("messages a second", ("rate",)), Panel("latency, ms", ("p99_ms", "p999_ms", "gap_ms"))),
+        )
+        for name, what, neighbour in (
+            ("busy", "six busy loops", busy_loops),
+            ("disk", "a process that writes and syncs large files on the same disk", saturated_disk),
+        )
+        for flush in ("ASYNC_FLUSH", "SYNC_FLUSH")
+    ),
+    Case(
+        "writes",
+        "System calls for files in event loops beside a saturated disk, 16 in flight, traced with strace",
+        "event loop",
+        WRITES,
+        _writes,
+        only_halog=True,
+        panels=(),
+    ),
+    Case(
+        "names",
+        "A name server of a large cluster",
+        "cluster",
+        tuple(Metric(*each) for each in NAMES),
+        _names,
+        panels=(),
+    ),
 )

@@ -137,7 +137,7 @@ def read_load(text: str) -> dict[str, Any]:
     if outcomes.keys() - {"0", "SEND_OK"}:
         raise RunError(f"not every message was acknowledged by the slave: {outcomes}")
     return {"messages": run["n_all"], "rate": run["rate"]} | {
-        f"{name}_ms": run[f"{name}_us"] / 1e3 for name in ("p50", "p99", "p999", "max") if f"{name}_us" in run
+        f"{name}_ms": run[f"{name}_us"] / 1e3 for name in ("p50", "p99", "p999", "max", "gap") if f"{name}_us" in run
     }
 
 

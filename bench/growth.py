@@ -16,6 +16,7 @@ import anyio
 from bench.cases import COSTS, LATENCIES, MEMORY, RATE, TOPIC, Case, Metric, Panel, Tools
 from bench.clients import run_load
 from bench.measure import empty_folder
+from bench.scale import SCALE, run_scale
 from bench.sides import Brokers, Run, Servers
 from ha.client import Admin
 from ha.protocol.store_files import Checkpoint
@@ -127,7 +128,7 @@ def _slaves(tools: Tools, side: Brokers) -> Iterator[Run]:
 
 
 def _log(tools: Tools, side: Brokers) -> Iterator[Run]:
-    for gib in (1, 10, 100):
+    for gib in (1, 10, 100, 200):
         yield _point(tools, side, gib, log_gib=gib)
 
 
@@ -139,5 +140,14 @@ GROWTH = (
     _case("queues", f"queues of one topic, {_IN_FLIGHT} in flight, sent to in turn", "queues", _queues, MADE),
     _case("clients", "client connections, 1,000 in flight over all", "connections", _connections),
     _case("slaves", f"slaves, {_IN_FLIGHT} in flight", "slaves", _slaves),
+    Case(
+        "scale",
+        "Growth: one broker with many connections, queues and consumer groups, which are added in turn",
+        "with",
+        tuple(Metric(*each) for each in SCALE),
+        lambda tools, side: run_scale(side, tools.terms),
+        only_halog=True,
+        panels=(),
+    ),
     _case("log", f"log, {_IN_FLIGHT} in flight", "GiB of log before", _log),
 )

@@ -4,8 +4,8 @@ Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread ev
 more connections than requests. It works with any broker that speaks RocketMQ's protocol. A frame is a template in which
 only the ten digits of the opaque change, so a message costs a join and a search; the code of every response is still
 checked. For k responses it writes k new requests at once. Prints one line of JSON. Latencies are measured from just
-before the write to just after the read. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still
-per request.
+before the write to just after the read; the gap is the longest time without a response. With `--batch` each request is
+a SEND_BATCH_MESSAGE, and all figures are still per request.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=64, help="requests in flight, over all connections")
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--queues", type=int, default=QUEUE_COUNT, help="number of queues of the topic, used in turn")
+    parser.add_argument("--topics", type=int, help="send to so many topics, TOPIC-0, TOPIC-1 …, in turn")
     parser.add_argument("--batch", type=int, default=1, help="messages per request")
     parser.add_argument("--size", type=int, default=1024, help="bytes per body")
     parser.add_argument("--seconds", type=float, default=8.0)
@@ -187,7 +188,10 @@ def main() -> None:
     count = min(options.connections, options.in_flight)
     shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]
     with ExitStack() as stack, select.epoll() as poller:
-        frames = templates(options.topic, options.size, "bench", options.queues, options.batch)
+        topics = [f"{options.topic}-{number}" for number in range(options.topics or 0)] or [options.topic]
+        frames = [
+            each for topic in topics for each in templates(topic, options.size, "bench", options.queues, options.batch)
+        ]
         loads = []
         by_descriptor = {}
         for _ in shares:
@@ -212,11 +216,14 @@ def main() -> None:
                 load.send(load.receive(None))
         latencies_ns: list[int] = []
         started, cpu_started = clock(), time.process_time()
+        last, gap_s = started, 0.0
         wanted = -(-options.bytes // (options.size * options.batch)) if options.bytes else sys.maxsize
         end = started + (1e9 if options.bytes else options.seconds)
         while clock() < end and len(latencies_ns) < wanted:
             for load in answered():
                 load.send(load.receive(latencies_ns))
+            now = clock()
+            last, gap_s = now, max(gap_s, now - last)
             if options.rate:
                 time.sleep(max(0.0, started + len(latencies_ns) / options.rate - clock()))
             if options.cores:
@@ -243,6 +250,7 @@ def main() -> None:
                 "p99_us": at(0.99),
                 "p999_us": at(0.999),
                 "max_us": at(1.0),
+                "gap_us": gap_s * 1e6,
                 "client_us": cpu / measured * 1e6,
                 "codes": dict(codes),
                 "connections": count,

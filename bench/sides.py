@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -93,6 +94,8 @@ class Servers:
     pids: dict[str, int]
     ready_s: float
     """Seconds from the master's start until it served."""
+    neighbours: dict[str, int] = field(default_factory=dict)
+    """Process ids of load that belongs to the measurement, but to no server and no client."""
 
     def until_ready(self, attempt: Callable[[], object], within_s: float = 90.0) -> None:
         """Repeats a call until it succeeds, that is, until the route is known and the slave is in sync."""
@@ -108,8 +111,9 @@ class Servers:
 
     def measured(self, point: Any, load: Callable[[], dict[str, Any]], side: str | None = None) -> Run:
         """Runs one client and measures its cost; no other timed run is active."""
-        with alone(), watched(self.pids) as cost:
+        with alone(), watched(ChainMap(self.pids, self.neighbours)) as cost:
             found = load()
+        cost.server_cpu_s = {role: cost.server_cpu_s[role] for role in self.pids}
         memory = {role: memory_mib(pid) for role, pid in self.pids.items()}
         messages = found.get("messages")
         if messages:
@@ -131,8 +135,14 @@ class Brokers(Side):
         self.directory = directory
 
     @abstractmethod
-    def replicated(self) -> Any:
-        """Context manager: Servers with a SYNC_MASTER, its empty store and a slave, ready for sends."""
+    def replicated(self, flush: str = "ASYNC_FLUSH") -> Any:
+        """Context manager: Servers with a SYNC_MASTER, its empty store and a slave, ready for sends. `flush`: the
+        flushDiskType of both.
+        """
+
+    @abstractmethod
+    def name_server(self, connection_count: int) -> Any:
+        """Context manager: the address and process id of a name server for so many connections, without brokers."""
 
     @abstractmethod
     def filled(self) -> Any:
@@ -176,14 +186,25 @@ class Halog(Brokers):
         return None
 
     @contextmanager
-    def replicated(self) -> Iterator[Servers]:
-        with empty_folder(self.directory) as folder, cluster(folder) as nodes:
+    def replicated(self, flush: str = "ASYNC_FLUSH") -> Iterator[Servers]:
+        with empty_folder(self.directory) as folder, cluster(folder, flushDiskType=flush) as nodes:
             ready_s = {node.name: node.start() for node in nodes.all}
             wait_until_attached(nodes)
             pids = {node.name: node.pid for node in nodes.all}
             yield Servers(self.name, nodes.name_server_address, nodes.master.ready["remoting"], pids, ready_s["master"])
             for node in reversed(nodes.all):
                 node.stop()
+
+    @contextmanager
+    def name_server(self, connection_count: int) -> Iterator[tuple[str, int]]:
+        with empty_folder(self.directory) as folder, cluster(folder) as nodes:
+            address = nodes.name_server_address
+            keys = {"listenPort": address.rpartition(":")[2], "maxConnections": connection_count}
+            words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+            node = nodes.node("namesrv", ["-m", "ha.namesrv", *words])
+            node.start()
+            yield address, node.pid
+            node.stop()
 
     @contextmanager
     def filled(self) -> Iterator[Servers]:
@@ -233,6 +254,8 @@ class RocketMQ(Brokers):
 
     # A busy broker rejects sends that have waited for 200 ms; no comparison would be possible.
     _EXTRA = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000;waitTimeMillsInSendQueue=10000"
+    # More than the 256 MiB of the peers' scripts, in which a large cluster has no room. Its own script: 4 GiB.
+    _NAMES_JVM_OPTS = "-Xms2g -Xmx2g -XX:+UseG1GC"
     _PORTS: ClassVar = {"NS": 30876, "MASTER": 30911, "MASTER_HA": 30912, "SLAVE": 30921, "SLAVE_HA": 30922}
     _PORT_OF: ClassVar = {"namesrv": "NS", "master": "MASTER", "slave": "SLAVE"}
 
@@ -247,11 +270,21 @@ class RocketMQ(Brokers):
         return install(self._scripts, self.directory / "rocketmq", self.version).why_not
 
     @contextmanager
-    def replicated(self) -> Iterator[Servers]:
+    def replicated(self, flush: str = "ASYNC_FLUSH") -> Iterator[Servers]:
+        extra = f"{self._EXTRA};flushDiskType={flush}"
         with self._folder("sync") as folder:
-            ready_s = {role: self._start(folder, "sync", role) for role in ("namesrv", "master", "slave")}
-            check_waits_for_slave(self.version, ask(self._broker, GET_BROKER_CONFIG).decode())
+            roles = ("namesrv", "master", "slave")
+            ready_s = {role: self._start(folder, "sync", role, MASTER_EXTRA=extra, SLAVE_EXTRA=extra) for role in roles}
+            check_waits_for_slave(self.version, ask(self._broker, GET_BROKER_CONFIG).decode(), flush)
             yield self._servers(folder, ready_s["master"], "namesrv", "master", "slave")
+        shutil.rmtree(folder)
+
+    @contextmanager
+    def name_server(self, connection_count: int) -> Iterator[tuple[str, int]]:
+        with self._folder("names") as folder:
+            self._start(folder, "sync", "namesrv", RMQ_NS_JVM_OPTS=self._NAMES_JVM_OPTS)
+            servers = self._servers(folder, 0.0, "namesrv")
+            yield servers.name_server, servers.pids["namesrv"]
         shutil.rmtree(folder)
 
     @contextmanager
@@ -326,10 +359,10 @@ class RocketMQ(Brokers):
         return output_of(["bash", self._scripts / script, folder, *words], environment)
 
     @contextmanager
-    def _starting(self, folder: Path, mode: str, role: str) -> Iterator[None]:
-        """Runs start.sh of one process, which keeps running in the block."""
+    def _starting(self, folder: Path, mode: str, role: str, **extra: str) -> Iterator[None]:
+        """Runs start.sh of one process, which keeps running in the block. `extra`: environment variables."""
         environment = {f"RMQ_{each}_PORT": str(port) for each, port in self._ports.items()}
-        environment |= {"MASTER_EXTRA": self._EXTRA, "SLAVE_EXTRA": self._EXTRA}
+        environment |= {"MASTER_EXTRA": self._EXTRA, "SLAVE_EXTRA": self._EXTRA, **extra}
         command = ["bash", str(self._scripts / "start.sh"), str(folder), self.version, mode, role]
         with (
             (folder / "start.log").open("w") as log,
@@ -341,11 +374,11 @@ class RocketMQ(Brokers):
         if script.returncode:
             raise RunError(f"{self.name}: {(folder / 'start.log').read_text().strip()[-400:]}")
 
-    def _start(self, folder: Path, mode: str, role: str) -> float:
+    def _start(self, folder: Path, mode: str, role: str, **extra: str) -> float:
         """Returns the seconds until one process listens, that is, until its store is recovered."""
         started = time.monotonic()
         port = self._ports[self._PORT_OF[role]]
-        with self._starting(folder, mode, role):
+        with self._starting(folder, mode, role, **extra):
             _wait(lambda: _listens(port), f"{self.name}: its {role} did not come up", _START_S_MAX)
             return time.monotonic() - started
 
@@ -354,10 +387,12 @@ class RocketMQ(Brokers):
         return Servers(self.name, f"127.0.0.1:{self._ports['NS']}", self._broker, pids, ready_s)
 
 
-def check_waits_for_slave(version: str, config: str) -> None:
-    """Raises RunError unless a broker's own configuration says that it waits for a slave before it answers a send."""
+def check_waits_for_slave(version: str, config: str, flush: str = "ASYNC_FLUSH") -> None:
+    """Raises RunError unless a broker's own configuration says that it waits for a slave, and for the disk as `flush`
+    says, before it answers a send.
+    """
     found = dict(line.split("=", 1) for line in config.splitlines() if "=" in line)
-    wanted = {"brokerRole": "SYNC_MASTER", "flushDiskType": "ASYNC_FLUSH"}
+    wanted = {"brokerRole": "SYNC_MASTER", "flushDiskType": flush}
     if not version.startswith("4."):
         wanted["inSyncReplicas"] = "2"  # with the default of 1 a SYNC_MASTER waits for no slave
     for key, value in wanted.items():

@@ -1,5 +1,7 @@
 """A JSON file under config/, written as RocketMQ does: the previous version is kept as `.bak`.
 
+Tables may have many thousands of entries, so a worker encodes them from a copy: the event loop only makes the copy.
+
 A crash at any point leaves either the file or the `.bak` intact: new content is written and synced under a third name
 first. A full disk leaves the old version; `save_when_possible` then leaves the write to `catch_up`.
 """
@@ -10,11 +12,12 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
+from ha.protocol import java_json
 from ha.store.files import Disk, OsDisk, is_passing
 from ha.store.mapped_file import RunBlocking, run_in_thread
 
@@ -26,13 +29,22 @@ T = TypeVar("T")
 class ConfigFile:
     """`path` and `path`.bak on `disk`. Blocking calls go through `run_blocking`; one save at a time."""
 
-    def __init__(self, path: Path, *, disk: Disk | None = None, run_blocking: RunBlocking = run_in_thread) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        disk: Disk | None = None,
+        run_blocking: RunBlocking = run_in_thread,
+        encode: Callable[[Any], bytes] = java_json.dumps_pretty,
+    ) -> None:
+        """`encode` makes the content of a table, in a worker."""
         self.path = path
+        self._encode = encode
         self._disk = disk if disk is not None else OsDisk()
         self.backup_path = path.with_name(path.name + ".bak")
         self._run_blocking = run_blocking
         self._lock = trio.Lock()
-        self._pending: Callable[[], bytes] | None = None
+        self._pending: Callable[[], object] | None = None
         self.is_found = False
         """Whether `load` found a file"""
         self.is_backup = False
@@ -65,11 +77,11 @@ class ConfigFile:
             raise damage
         return None
 
-    async def save(self, make_content: Callable[[], bytes]) -> None:
-        """Writes what `make_content` returns, called once earlier saves are done. Raises DiskFull, DiskFailed; the old
-        version stays then."""
+    async def save(self, copy: Callable[[], object]) -> None:
+        """Writes the table that `copy` returns, called once earlier saves are done; nothing may change it afterwards.
+        Raises DiskFull, DiskFailed; the old version stays then."""
         async with self._lock:
-            content = make_content()
+            content = await self._run_blocking(self._encode, copy())
             try:
                 await self._run_blocking(self._write, content)
             except OSError as error:
@@ -80,14 +92,14 @@ class ConfigFile:
                 self._pending = None
                 logger.warning("config.file_saved file=%s", self.path)
 
-    async def save_when_possible(self, make_content: Callable[[], bytes]) -> None:
+    async def save_when_possible(self, copy: Callable[[], object]) -> None:
         """As `save`, but if the disk is full, `catch_up` writes the content later. Raises DiskFailed."""
         try:
-            await self.save(make_content)
+            await self.save(copy)
         except DiskFull as error:
             if self._pending is None:
                 logger.error("config.file_save_failed file=%s reason=%r", self.path, str(error.__cause__))
-            self._pending = make_content
+            self._pending = copy
 
     async def catch_up(self) -> None:
         """Writes content left by `save_when_possible`, if there is room by now. Raises DiskFailed."""

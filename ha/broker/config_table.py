@@ -18,7 +18,6 @@ from ha.broker.config_file import ConfigFile
 from ha.broker.journal import Journal, Logged
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing, fixed_standing
-from ha.protocol import java_json
 from ha.protocol.access_bodies import UserConfig, UserTable
 from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable, LogPosition, TopicConfig, TopicConfigTable
 from ha.protocol.group_records import config_size
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config", TopicConfig, GroupConfig, UserConfig)
 
-Save = Callable[[Callable[[], bytes]], Awaitable[None]]
+Save = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 class ConfigTable(ABC, Generic[Config]):
@@ -114,7 +113,7 @@ class ConfigTable(ABC, Generic[Config]):
         async with self._saving:
             if self._saved_number < wanted:
                 number = self._change_number
-                await save(lambda: java_json.dumps_pretty(self.snapshot()))
+                await save(self.snapshot)
                 self._saved_number = number
 
     async def _log(self, journal: Journal, changes: Mapping[str, Config | None]) -> str:

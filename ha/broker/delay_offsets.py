@@ -110,7 +110,7 @@ class DelayOffsetTable:
             return
         self._saved = settled.offset_table
         self._data_version = settled.data_version = self._data_version.next(self._wall_clock_ms())
-        await self._file.save_when_possible(lambda: java_json.dumps_pretty(settled))
+        await self._file.save_when_possible(lambda: settled)
 
     async def replace(self, offsets: DelayOffsets) -> bool:
         """Copies a master's table and writes it, if it differs; returns whether it did."""
@@ -119,5 +119,5 @@ class DelayOffsetTable:
         self._adopt(offsets, 0)
         if self.journal is not None:
             return True
-        await self._file.save_when_possible(lambda: java_json.dumps_pretty(offsets))
+        await self._file.save_when_possible(lambda: offsets)
         return True

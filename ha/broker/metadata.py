@@ -31,6 +31,7 @@ class MetadataProcessor:
         self._ha = ha_service
         self._ha_client = ha_client
         self._wall_clock_ms = core.world.wall_clock_ms
+        self._run_blocking = core.world.run_blocking
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
@@ -43,22 +44,24 @@ class MetadataProcessor:
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """21: every topic."""
-        return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._topics.snapshot()))
+        return await self._copy(command, self._topics.snapshot())
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """43, mostly sent by slaves: every group's committed offsets."""
         if self._ha is not None:
             self._ha.record_table_copy(connection.peer[0])
-        return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._offsets.snapshot()))
+        return await self._copy(command, self._offsets.snapshot())
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """201: every consumer group's configuration."""
-        return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._groups.snapshot()))
+        return await self._copy(command, self._groups.snapshot())
 
-    def _with_position(self, table: TopicConfigTable | ConsumerOffsets | GroupTable) -> bytes:
-        """A table's body; with failover it states its position in the group's log."""
+    async def _copy(
+        self, command: RemotingCommand, table: TopicConfigTable | ConsumerOffsets | GroupTable
+    ) -> RemotingCommand:
+        """Answers with a table, which a worker encodes; with failover it states its position in the group's log."""
         table.log_position = self._tables.log_position
-        return java_json.dumps(table)
+        return command.reply(ResponseCode.SUCCESS, body=await self._run_blocking(java_json.dumps, table))
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """907: the replication state: a master's slaves, or a slave's link."""

@@ -261,10 +261,10 @@ class ConsumerOffsetTable:
         """Writes the files that changed, later if the disk is full. In a failover group `GroupLog` writes the table."""
         if self._is_dirty and self.journal is None:
             self._is_dirty = False
-            await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
+            await self._file.save_when_possible(self.snapshot)
         if self._are_local_commits_dirty and self._taken_file is not None:
             self._are_local_commits_dirty = False
-            await self._taken_file.save_when_possible(lambda: java_json.dumps_pretty(self._taken_snapshot()))
+            await self._taken_file.save_when_possible(self._taken_snapshot)
 
     def _taken_snapshot(self) -> ConsumerOffsets:
         by_key: dict[str, dict[int, int]] = {}

@@ -32,9 +32,10 @@ from trio_util import AsyncValue
 
 from ha.broker.standing import Standing
 from ha.errors import RemoteProtocolError
-from ha.protocol.bodies import ClusterInfo, RegisterBrokerBody, TopicConfigTable
+from ha.protocol.bodies import BrokerData, ClusterInfo, RegisterBrokerBody, TopicConfigTable, TopicRouteData
 from ha.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from ha.protocol.headers import (
+    GetRouteInfoRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
     UnregisterBrokerRequest,
@@ -43,6 +44,7 @@ from ha.protocol.headers import (
 from ha.protocol.java_json import dumps, read_as
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
+from ha.store.mapped_file import RunBlocking, run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +132,9 @@ class NameServerRegistration:
         options: RegistrationOptions | None = None,
         *,
         why_not: Callable[[], str] = lambda: "",
+        run_blocking: RunBlocking = run_in_thread,
     ) -> None:
-        """`why_not`: returns why the broker must not register at present, or "".
+        """`why_not`: returns why the broker must not register at present, or "". `run_blocking` encodes the topics.
 
         Call `topics_changed` after changes.
         """
@@ -142,6 +145,7 @@ class NameServerRegistration:
         self._standing = standing
         self._options = RegistrationOptions() if options is None else options
         self._why_not = why_not
+        self._run_blocking = run_blocking
         self._revision = 0
         self._changed = trio.lowlevel.ParkingLot()
         self._tried = trio.lowlevel.ParkingLot()
@@ -224,16 +228,12 @@ class NameServerRegistration:
         """
         name, broker_id, now = self._identity.broker_name, self._standing.broker_id, trio.current_time()
         state.looked_at = now
-        request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
-        answer = await self._client.invoke(address, request, self._options.timeout_s)
-        if answer.code != ResponseCode.SUCCESS:
-            return
         try:
-            known = read_as(ClusterInfo, answer.body).broker_addr_table.get(name)
+            addresses = await self._find_replicas(address)
         except RemoteProtocolError as error:
             logger.debug("registration.lookup_failed namesrv=%s reason=%r", address, str(error))
             return
-        other = "" if known is None else known.broker_addrs.get(broker_id, "")
+        other = addresses.get(broker_id, "")
         if not other or other == self._identity.broker_address:
             # The other broker may still exist, and have been the last to register for a while.
             if now - state.other_seen_at > 2 * self._options.period_s:
@@ -249,6 +249,26 @@ class NameServerRegistration:
                 other,
             )
         state.other_address, state.other_seen_at = other, now
+
+    async def _find_replicas(self, address: str) -> dict[int, str]:
+        """Returns the addresses that a name server has by id under this broker's name.
+
+        They are in the route of the topic that every broker has under its own name. Only without a master it has none,
+        and then in the list of all brokers: if all brokers of a large cluster asked for that, it would cost the name
+        server more than their registrations. RemoteProtocolError if the answer is unusable.
+        """
+        name, timeout_s = self._identity.broker_name, self._options.timeout_s
+        header = GetRouteInfoRequest(topic=name)
+        request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
+        answer = await self._client.invoke(address, request, timeout_s)
+        if answer.code == ResponseCode.SUCCESS:
+            for each in read_as(TopicRouteData, answer.body).broker_datas:
+                if each.broker_name == name:
+                    return each.broker_addrs
+        answer = await self._client.invoke(address, RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise RemoteProtocolError(f"code {answer.code} {answer.remark or ''}".rstrip())
+        return read_as(ClusterInfo, answer.body).broker_addr_table.get(name, BrokerData()).broker_addrs
 
     async def _try(self, address: str, state: NameServerState) -> str:
         """Registers once, unless the role changes meanwhile; returns why it failed, or ""."""
@@ -299,7 +319,8 @@ class NameServerRegistration:
         identity, broker_id = self._identity, self._standing.broker_id
         if state.registered_id != broker_id:
             state.registered_id = -1
-        body = dumps(RegisterBrokerBody(topic_config_serialize_wrapper=self._table()))
+        table = RegisterBrokerBody(topic_config_serialize_wrapper=self._table())
+        body = await self._run_blocking(dumps, table)
         header = RegisterBrokerRequest(
             broker_name=identity.broker_name,
             broker_addr=identity.broker_address,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -108,9 +108,9 @@ class Tables:
         self.clients = ClientRegistry(options)
         self.reads = GroupReads(key_count_max=options.offset_key_count_max)
 
-    def _file(self, name: str) -> ConfigFile:
-        world = self._world
-        made = ConfigFile(self._options.config_dir / name, disk=world.disk, run_blocking=world.run_blocking)
+    def _file(self, name: str, encode: Callable[[Any], bytes] = java_json.dumps_pretty) -> ConfigFile:
+        world, path = self._world, self._options.config_dir / name
+        made = ConfigFile(path, disk=world.disk, run_blocking=world.run_blocking, encode=encode)
         self._files[name] = made
         return made
 
@@ -123,8 +123,8 @@ class Tables:
     async def load(self) -> None:
         """Reads the files, and the group's log. Raises CorruptLog, naming the file, if one can't be read."""
         await self.load_files()
-        name = msgspec.json.encode(BrokerFile(self._options.broker_name))
-        await self._file(BROKER_FILE).save_when_possible(lambda: name)
+        name = BrokerFile(self._options.broker_name)
+        await self._file(BROKER_FILE, msgspec.json.encode).save_when_possible(lambda: name)
         if self.group_log is not None:
             await self.group_log.load()
 
@@ -264,28 +264,28 @@ class Tables:
 
     async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:
         """Writes the file of one table from the replica at the moment of writing."""
-        await self._files[FILES[section]].save_when_possible(
-            lambda: java_json.dumps_pretty(_file_content(section, replica()))
-        )
+        await self._files[FILES[section]].save_when_possible(lambda: _file_content(section, replica()))
 
 
 def _file_content(
     section: str, replica: Replica
 ) -> TopicConfigTable | GroupTable | ConsumerOffsets | DelayOffsets | UserTable:
+    """A copy of one table of a replica."""
     state, position = replica.state, replica.reported_position
     if section == TOPICS:
         version = state.topics_version
         return TopicConfigTable(
             data_version=version,
-            deleted_topics=state.deleted_topics or None,
+            deleted_topics=dict(state.deleted_topics) or None,
             log_position=position,
-            topic_config_table=state.topics,
+            topic_config_table=dict(state.topics),
         )
     if section == GROUPS:
         version = state.groups_version
-        return GroupTable(data_version=version, log_position=position, subscription_group_table=state.groups)
+        return GroupTable(data_version=version, log_position=position, subscription_group_table=dict(state.groups))
     if section == OFFSETS:
-        return ConsumerOffsets(log_position=position, offset_table=state.offsets)
+        offsets = {key: dict(by_queue) for key, by_queue in state.offsets.items()}
+        return ConsumerOffsets(log_position=position, offset_table=offsets)
     if section == USERS:
-        return UserTable(data_version=state.users_version, log_position=position, user_table=state.users)
-    return DelayOffsets(log_position=position, offset_table=state.delays)
+        return UserTable(data_version=state.users_version, log_position=position, user_table=dict(state.users))
+    return DelayOffsets(log_position=position, offset_table=dict(state.delays))

@@ -295,8 +295,8 @@ class Topics(ConfigTable[TopicConfig]):
 
     def _take_over(self, table: Mapping[str, TopicConfig], version: DataVersion, deleted: Mapping[str, int]) -> None:
         if self._queues is not None:
-            known = self._table.keys() | self._deleted_by_master
-            self._deleted_by_master = (known - table.keys()) & self._queues.topics().keys()
+            gone = (self._table.keys() | self._deleted_by_master) - table.keys()
+            self._deleted_by_master = gone & self._queues.topics().keys() if gone else set()
         self._table = dict(table)
         self._deleted = {}
         self.follow_deleted(deleted)

@@ -20,8 +20,8 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     order_message_enable: bool = False
     """Whether routes contain the queues that ORDER_TOPIC_CONFIG lists for their topic."""
 
-    brokers_max: int = 1024
-    topics_max: int = 100_000
+    brokers_max: int = 4096
+    topics_max: int = 200_000
     queue_entries_max: int = 1_000_000
     """Maximum number of pairs of a topic and a broker name."""
     config_entries_max: int = 10_000

@@ -89,6 +89,8 @@ class _Group(msgspec.Struct):
     addresses: dict[int, str]
     """Broker id -> host:port."""
     acting_master: bool = False
+    topics: dict[str, None] = {}
+    """The topics that it has queues of"""
 
 
 class RouteTable:
@@ -101,6 +103,9 @@ class RouteTable:
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}
+        """Topic -> broker name -> queues"""
+        self._queue_entry_count = 0
+        """Pairs of a topic and a broker name"""
         self._live: dict[tuple[str, str], LiveBroker] = {}
         self._duplicates: OrderedDict[tuple[str, int], Duplicate] = OrderedDict()
 
@@ -181,15 +186,15 @@ class RouteTable:
         longest = max(map(len, names))
         if longest > NAME_LENGTH_MAX:
             raise RemoteProtocolError(f"register broker failed: a name of {longest} characters")
-        new = sum(broker.broker_name not in self._queues.get(topic, ()) for topic in broker.topics)
-        if new:
-            held = sum(map(len, self._queues.values()))
-            if held + new > self._queue_entries_max:
-                raise RemoteProtocolError(
-                    f"register broker failed: already {held} topics of brokers, and {new} more are beyond "
-                    f"{self._queue_entries_max}"
-                )
-        new = sum(topic not in self._queues for topic in broker.topics)
+        group = self._groups.get(broker.broker_name)
+        unheld = broker.topics.keys() - (group.topics if group is not None else {}).keys()
+        held = self._queue_entry_count
+        if held + len(unheld) > self._queue_entries_max:
+            raise RemoteProtocolError(
+                f"register broker failed: already {held} topics of brokers, and {len(unheld)} more are beyond "
+                f"{self._queue_entries_max}"
+            )
+        new = sum(topic not in self._queues for topic in unheld)
         if len(self._queues) + new > self._topics_max:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
 
@@ -202,19 +207,35 @@ class RouteTable:
         before = self._live.get((broker.cluster_name, broker.broker_address))
         is_changed = is_new or before is None or before.data_version != broker.data_version
         for name, topic in broker.topics.items():
-            by_broker = self._queues.setdefault(name, {})
-            if not is_changed and broker.broker_name in by_broker:
+            if not is_changed and name in group.topics:
                 continue
             perm = topic.perm
             if is_prime_slave and group.acting_master:
                 perm &= ~Permission.WRITE
-            by_broker[broker.broker_name] = QueueData(
+            queues = QueueData(
                 broker_name=broker.broker_name,
                 read_queue_nums=topic.read_queue_nums,
                 write_queue_nums=topic.write_queue_nums,
                 perm=perm,
                 topic_sys_flag=topic.topic_sys_flag,
             )
+            self._set_queues(name, group, queues)
+
+    def _set_queues(self, topic: str, group: _Group, queues: QueueData) -> None:
+        if topic not in group.topics:
+            group.topics[topic] = None
+            self._queue_entry_count += 1
+        self._queues.setdefault(topic, {})[queues.broker_name] = queues
+
+    def _drop_queues(self, topic: str, broker_name: str) -> None:
+        """Removes a broker's queues of a topic, which it may lack."""
+        by_broker = self._queues.get(topic, {})
+        if by_broker.pop(broker_name, None) is None:
+            return
+        self._queue_entry_count -= 1
+        del self._groups[broker_name].topics[topic]
+        if not by_broker:
+            del self._queues[topic]
 
     def _master_of(self, broker: Registration, group: _Group) -> MasterAddresses:
         master_address = group.addresses.get(MASTER_ID)
@@ -264,15 +285,13 @@ class RouteTable:
             self.set_write_permission(broker.broker_name, is_on=False)
 
     def _remove_group(self, broker_name: str) -> None:
+        for topic in list(self._groups[broker_name].topics):
+            self._drop_queues(topic, broker_name)
         del self._groups[broker_name]
         for cluster_name, names in list(self._clusters.items()):
             names.pop(broker_name, None)
             if not names:
                 del self._clusters[cluster_name]
-        for topic, by_broker in list(self._queues.items()):
-            by_broker.pop(broker_name, None)
-            if not by_broker:
-                del self._queues[topic]
 
     # Heartbeats
 
@@ -318,8 +337,9 @@ class RouteTable:
 
     def topics_of_cluster(self, cluster_name: str) -> list[str]:
         """Returns the topics of a cluster's brokers."""
-        names = self._clusters.get(cluster_name, {})
-        return [topic for topic, by_broker in self._queues.items() if not names.keys().isdisjoint(by_broker)]
+        return list(
+            dict.fromkeys(topic for name in self._clusters.get(cluster_name, {}) for topic in self._groups[name].topics)
+        )
 
     def clusters(self) -> dict[str, list[str]]:
         """Returns broker names by cluster."""
@@ -342,14 +362,14 @@ class RouteTable:
 
     def set_write_permission(self, broker_name: str, *, is_on: bool) -> int:
         """Sets write permission of a broker's queues until its topics change; returns the number of topics."""
-        count = 0
-        for by_broker in self._queues.values():
-            queues = by_broker.get(broker_name)
-            if queues is not None:
-                count += 1
-                perm = Permission.READ | Permission.WRITE if is_on else queues.perm & ~Permission.WRITE
-                by_broker[broker_name] = msgspec.structs.replace(queues, perm=perm)
-        return count
+        group = self._groups.get(broker_name)
+        if group is None:
+            return 0
+        for topic in group.topics:
+            queues = self._queues[topic][broker_name]
+            perm = Permission.READ | Permission.WRITE if is_on else queues.perm & ~Permission.WRITE
+            self._queues[topic][broker_name] = msgspec.structs.replace(queues, perm=perm)
+        return len(group.topics)
 
     def add_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
         """Adds the queues of a topic up to the first whose broker is not registered. RemoteProtocolError if a limit is
@@ -365,17 +385,17 @@ class RouteTable:
             return
         if len(topic) > NAME_LENGTH_MAX:
             raise RemoteProtocolError(f"register topic failed: a name of {len(topic)} characters")
-        held = sum(map(len, self._queues.values()))
+        held = self._queue_entry_count
         if held + len(known.keys() - by_broker.keys()) > self._queue_entries_max:
             raise RemoteProtocolError(f"register topic failed: already {held} topics of brokers")
         if topic not in self._queues and len(self._queues) >= self._topics_max:
             raise RemoteProtocolError(f"register topic failed: already {len(self._queues)} topics")
-        self._queues.setdefault(topic, {}).update(known)
+        for name, each in known.items():
+            self._set_queues(topic, self._groups[name], each)
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
         """Deletes a topic's queues in one cluster or in all, until a broker registers them again."""
-        by_broker = self._queues.get(topic, {})
-        for name in list(by_broker) if cluster_name is None else list(self._clusters.get(cluster_name, {})):
-            by_broker.pop(name, None)
-        if not by_broker:
-            self._queues.pop(topic, None)
+        of_cluster = self._clusters.get(cluster_name, {}) if cluster_name is not None else None
+        for name in list(self._queues.get(topic, {})):
+            if of_cluster is None or name in of_cluster:
+                self._drop_queues(topic, name)

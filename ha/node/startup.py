@@ -192,6 +192,7 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
         node.broker.standing,
         make.registration_options(node.config),
         why_not=node.not_registered,
+        run_blocking=node.platform.run_blocking,
     )
     node.broker.topics.subscribe(registration.topics_changed)
     node.broker.topics.wait_told = registration.wait_told

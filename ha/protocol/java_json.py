@@ -61,16 +61,23 @@ def _write(value: Any, parts: list[str], quote: Any, bare_integer_keys: bool) ->
         for key, member in value.items():
             if member is None:
                 continue
-            parts.append(separator)
-            separator = ","
-            if isinstance(key, tuple):
-                _write(dict(key), parts, quote, bare_integer_keys)
-            elif isinstance(key, int) and bare_integer_keys:
-                parts.append(str(key))
+            if type(key) is str:
+                name = quote(key)
+            elif isinstance(key, tuple):
+                of_key: list[str] = []
+                _write(dict(key), of_key, quote, bare_integer_keys)
+                name = "".join(of_key)
             else:
-                parts.append(quote(str(key)))
-            parts.append(":")
-            _write(member, parts, quote, bare_integer_keys)
+                name = str(key) if isinstance(key, int) and bare_integer_keys else quote(str(key))
+            # Most members are texts and integers of large tables.
+            if type(member) is str:
+                parts.append(f"{separator}{name}:{quote(member)}")
+            elif type(member) is int:
+                parts.append(f"{separator}{name}:{member}")
+            else:
+                parts.append(f"{separator}{name}:")
+                _write(member, parts, quote, bare_integer_keys)
+            separator = ","
         parts.append("{}" if separator == "{" else "}")
     elif isinstance(value, list | tuple):
         separator = "["
@@ -103,14 +110,21 @@ def dumps_pretty(value: Any) -> bytes:
 
 def _write_pretty(value: Any, parts: list[str], line_break: str) -> None:
     if isinstance(value, dict):
-        entries = [(key, member) for key, member in value.items() if member is not None]
         inner = line_break + "\t"
-        for index, (key, member) in enumerate(entries):
-            is_text = isinstance(key, str)
-            parts.append(("," if index else "{") + (inner if is_text else ""))
-            parts.append(f"{encode_basestring(key) if is_text else key}:")
-            _write_pretty(member, parts, inner)
-        parts.append(line_break + "}" if entries else "{}")
+        separator = "{"
+        for key, member in value.items():
+            if member is None:
+                continue
+            name = f"{inner}{encode_basestring(key)}" if isinstance(key, str) else key
+            if type(member) is str:
+                parts.append(f"{separator}{name}:{encode_basestring(member)}")
+            elif type(member) is int:
+                parts.append(f"{separator}{name}:{member}")
+            else:
+                parts.append(f"{separator}{name}:")
+                _write_pretty(member, parts, inner)
+            separator = ","
+        parts.append("{}" if separator == "{" else line_break + "}")
     elif isinstance(value, list | tuple):
         inner = line_break + "\t"
         for index, member in enumerate(value):

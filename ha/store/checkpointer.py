@@ -29,7 +29,8 @@ class Checkpointer:
         self._run_blocking = parts.run_blocking
         self.checkpoint = Checkpoint()
         self._saved_checkpoint: tuple[bytes, int, int] | None = None
-        self._saved_ends: QueueEnds = {}
+        self._saved_ends: QueueEnds | None = None
+        """What the file of ends holds; None if that is not known"""
 
     async def run(self) -> None:
         """Saves every `checkpoint_interval_s`, the derived files every `derived_flush_interval_s`, until cancelled."""
@@ -77,9 +78,10 @@ class Checkpointer:
         self._saved_checkpoint = content
 
     def forget(self) -> None:
-        """Resets the checkpoint, whose file was removed."""
+        """Resets the checkpoint, whose file was removed, and the ends of queues."""
         self.checkpoint = Checkpoint()
         self._saved_checkpoint = None
+        self._saved_ends = None
 
     # ---- queues and index
 
@@ -90,26 +92,45 @@ class Checkpointer:
         generation = log.generation
         dispatched = log.dispatched_offset.value
         stored_ms = parts.dispatcher.dispatched_timestamp_ms
-        unsynced = queues.take_dirty()[::-1]
-        ends = queues.ends() if unsynced else self._saved_ends
         try:
-            while unsynced:
-                await self._run_blocking(parts.disk.sync_all, unsynced[: -_SYNCED_AT_ONCE - 1 : -1])
-                del unsynced[-_SYNCED_AT_ONCE:]
-            if ends != self._saved_ends:
-                await self._save_ends(ends)
+            if queues.unsynced_count:
+                await self._save_queues()
             if parts.index is not None:
                 await self._save_index(parts.index)
         except OSError as error:
             if is_passing(error):  # dispatch logs it, and the next round tries again
                 return
             raise DiskFailed(self._options.root, "sync of queues and index", str(error)) from error
-        finally:
-            queues.mark_dirty(unsynced)  # cancelled by the stop, or the disk is full: the next round syncs them
         if generation == log.generation and dispatched <= log.dispatched_offset.value:
             self.checkpoint.logics_msg_timestamp_ms = max(self.checkpoint.logics_msg_timestamp_ms, stored_ms)
             if parts.index is not None:
                 self.checkpoint.index_msg_timestamp_ms = parts.index.safe_timestamp_ms
+
+    async def _save_queues(self) -> None:
+        """Syncs the files of queues written up to now, and records the ends of these queues. OSError.
+
+        In pieces, as one for each of a hundred thousand queues would block the event loop.
+        """
+        queues, ends = self._parts.queues, self._saved_ends
+        if ends is None:
+            ends = await self._run_blocking(queues.ends)  # those of queues written meanwhile come below
+        left = queues.unsynced_count
+        while left > 0:
+            taken = queues.take_unsynced(_SYNCED_AT_ONCE)
+            left -= _SYNCED_AT_ONCE
+            new_ends = [(queue.topic, queue.queue_id, queue.max_offset) for queue in taken.values()]
+            try:
+                await self._run_blocking(self._parts.disk.sync_all, list(taken))
+            except BaseException:  # cancelled by the stop, or the disk is full: the next round syncs them
+                queues.give_back(taken)
+                raise
+            for topic, queue_id, end in new_ends:
+                known = ends.setdefault(topic, {})
+                if known.get(queue_id) != end:
+                    known[queue_id] = end
+                    self._saved_ends = None
+        if self._saved_ends is None:
+            await self._save_ends(ends)
 
     async def _save_ends(self, ends: QueueEnds) -> None:
         await self._run_blocking(save_queue_ends, self._parts.disk, self._options.root / QUEUE_ENDS_FILE, ends)
@@ -147,4 +168,4 @@ class Checkpointer:
         """Saves the index and the ends of the queues after these were truncated. OSError."""
         if self._parts.index is not None:
             await self._save_index(self._parts.index)
-        await self._save_ends(self._parts.queues.ends())
+        await self._save_ends(await self._run_blocking(self._parts.queues.ends))

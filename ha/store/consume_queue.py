@@ -58,7 +58,7 @@ class ConsumeQueue:
         self.has_lost_entries = False
         """Whether the queue has to be rebuilt: `load` found entries behind the first invalid one and removed them, or
         the queue ends before its recorded end"""
-        self.files = QueueFiles(disk, files, directory, count)
+        self.files = QueueFiles(disk, files, directory, count, owner=self)
 
     # ---- reading
 

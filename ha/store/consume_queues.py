@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 
 from ha.protocol.record import RecordHead
@@ -74,10 +74,10 @@ class ConsumeQueues:
         return whole
 
     def ends(self) -> QueueEnds:
-        """Returns the `max_offset` of each queue."""
+        """Returns the `max_offset` of each queue. With very many queues a worker should call it."""
         found: QueueEnds = {}
-        for (topic, queue_id), queue in self._queues.items():
-            found.setdefault(topic, {})[queue_id] = queue.max_offset
+        for queue in self:
+            found.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
         return found
 
     def lost_from(self, ends: QueueEnds) -> int | None:
@@ -163,8 +163,10 @@ class ConsumeQueues:
         for queue in self.not_empty(before):
             queue.clear(before[queue.topic])
 
-    def not_empty(self, topics: Container[str]) -> list[ConsumeQueue]:
+    def not_empty(self, topics: Collection[str]) -> list[ConsumeQueue]:
         """Returns the queues of `topics` that have entries."""
+        if not topics:
+            return []
         return [queue for queue in self if queue.topic in topics and queue.min_offset < queue.max_offset]
 
     def forget(self) -> None:
@@ -179,16 +181,25 @@ class ConsumeQueues:
         for queue in self:
             queue.sync_from(physical_offset)
 
-    def take_dirty(self) -> list[Path]:
-        """Returns the files written since the last call; the caller syncs them or passes them to `mark_dirty`."""
-        return [path for queue in self for path in queue.files.take_dirty()]
+    @property
+    def unsynced_count(self) -> int:
+        """Number of files that were written and not synced."""
+        return len(self._files.unsynced)
 
-    def mark_dirty(self, paths: Sequence[Path]) -> None:
-        """Marks files as not synced; those that were deleted meanwhile are ignored."""
-        if paths:
-            taken = set(paths)
-            for queue in self:
-                queue.files.mark_dirty(taken)
+    def take_unsynced(self, count_max: int) -> dict[Path, ConsumeQueue]:
+        """Removes and returns up to `count_max` files that were written and not synced, and the queue of each.
+
+        Those written first come first. The caller syncs them or passes them to `give_back`.
+        """
+        unsynced: dict[Path, ConsumeQueue] = self._files.unsynced
+        taken = dict(islice(unsynced.items(), count_max))
+        for path in taken:
+            del unsynced[path]
+        return taken
+
+    def give_back(self, unsynced: dict[Path, ConsumeQueue]) -> None:
+        """Puts back what `take_unsynced` has returned."""
+        self._files.unsynced.update(unsynced)
 
     def limit_open_files(self, count_max: int) -> None:
         """Keeps at most this many files open from now on."""

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -503,6 +503,9 @@ class OpenFiles:
         self._disk = disk
         self._count_max = count_max
         self._files: dict[Path, File] = {}
+        self.unsynced: dict[Path, Any] = {}
+        """Files that were written and are not synced, open or not, and whose they are: in the order of writing, so that
+        equal runs sync in equal order"""
 
     def get(self, path: Path) -> File:
         """Returns an open file."""
@@ -526,6 +529,7 @@ class OpenFiles:
     def forget(self, path: Path) -> None:
         """Drops a file that was removed or renamed."""
         self._files.pop(path, None)
+        self.unsynced.pop(path, None)
 
 
 def is_full(error: OSError) -> bool:

@@ -7,7 +7,7 @@ expects them: a full disk is then an error of the write and not a signal. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
@@ -18,8 +18,12 @@ from ha.store.mapped_file import segment_starts
 class QueueFiles:
     """The files of one queue. Offsets are entries."""
 
-    def __init__(self, disk: Disk, open_files: OpenFiles, directory: Path, file_entries: int) -> None:
+    def __init__(
+        self, disk: Disk, open_files: OpenFiles, directory: Path, file_entries: int, owner: object = None
+    ) -> None:
+        """`owner`: whose the files are, as `OpenFiles.unsynced` names it."""
         self._disk = disk
+        self._owner = owner
         self._open_files = open_files
         self._directory = directory
         self.file_entries = file_entries
@@ -27,7 +31,6 @@ class QueueFiles:
         self.starts: list[int] = []  # contiguous
         self._last_path: tuple[int, Path] = (-1, directory)  # start and path of the file asked for last
         self._zeroed: Path | None = None  # its end was made zeros, and is not synced yet
-        self._dirty: dict[Path, None] = {}  # in the order of writing, so that equal runs sync in equal order
 
     @property
     def end(self) -> int:
@@ -98,7 +101,7 @@ class QueueFiles:
         start = self.start_of(offset)
         file = self.file(start)
         file.pwrite(raw, (offset - start) * ENTRY_SIZE)
-        self._dirty[file.path] = None
+        self._open_files.unsynced[file.path] = self._owner
 
     def repair(self, offset: int, raw: bytes) -> int:
         """Writes those entries of one file that differ from `raw`, and returns how many did. Completes a file that is
@@ -186,28 +189,13 @@ class QueueFiles:
         path = self._path(start)
         self.starts.remove(start)
         self._open_files.forget(path)
-        self._dirty.pop(path, None)
         self._disk.unlink(path)
 
     def forget(self) -> None:
         """Resets to the state without files, and leaves those on the disk alone."""
         self.starts = []
-        self._dirty.clear()
 
     # ---- syncing
-
-    def take_dirty(self) -> list[Path]:
-        """Returns the files written since the last call; the caller syncs them or passes them to `mark_dirty`."""
-        paths = list(self._dirty)
-        self._dirty.clear()
-        return paths
-
-    def mark_dirty(self, paths: Set[Path]) -> None:
-        """Marks those of `paths` that are this queue's as not synced."""
-        for start in self.starts:
-            path = self._path(start)
-            if path in paths:
-                self._dirty[path] = None
 
     def sync_from(self, offset: int) -> None:
         """Syncs the files that have entries at or beyond an offset."""

@@ -1,6 +1,6 @@
 """Who holds a broker id, and how long: takeovers, silence, closed connections."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -171,3 +171,34 @@ async def test_statistics() -> None:
         await site.connect().ask(register())
         statistics = site.name_server.statistics()
         assert (statistics.brokers, statistics.topics, statistics.remoting.requests) == (1, 2, 1)
+
+
+async def test_a_broker_that_comes_or_goes_costs_its_own_topics_only(site: Site) -> None:
+    """Whatever others have registered: a thousand brokers that start together, or are lost together, would otherwise
+    take a thousand passes over all topics.
+    """
+    others, peer = site.connect(), site.connect()
+    assert (await others.ask(register([f"O{number}" for number in range(20)], name="b0", address="h:0"))).code == 0
+    routes = site.name_server.routes
+    routes._queues = NotWalked(routes._queues)
+    assert (await peer.ask(register(["O1", "T1", "T2"], name="b1", address="h:1"))).code == 0
+    assert (await peer.ask(RemotingCommand(205, ext_fields={"brokerName": "b1"}))).ext_fields == {"wipeTopicCount": "3"}
+    assert await route_of(peer, "T2") is not None
+    await peer.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert await route_of(others, "T2") is None
+    [queues] = (await route_of(others, "O1") or {})["queueDatas"]
+    assert queues["brokerName"] == "b0"
+
+
+class NotWalked(dict[str, Any]):
+    """A table that is only looked up in."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("a pass over all topics")
+
+    def items(self) -> NoReturn:
+        raise AssertionError("a pass over all topics")
+
+    def values(self) -> NoReturn:
+        raise AssertionError("a pass over all topics")

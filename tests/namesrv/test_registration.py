@@ -16,6 +16,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import CloseCause, open_remoting_client
 from tests.namesrv.brokers import Site, open_site, register, route_of
 from tests.remoting.wire import MemoryListener, Peer
+from tests.store.disks import run_inline
 
 MASTER = BrokerIdentity(
     cluster_name="C", broker_name="b0", broker_address="10.0.0.1:10911", ha_address="10.0.0.1:10912"
@@ -68,7 +69,7 @@ async def registered(
     if standing is None:
         standing = Standing("b0", int(identity is SLAVE), is_slave=identity is SLAVE)
     async with open_remoting_client(connect=net.connect) as client:
-        registration = NameServerRegistration(identity, name_servers, client, topics, standing)
+        registration = NameServerRegistration(identity, name_servers, client, topics, standing, run_blocking=run_inline)
         async with trio.open_nursery() as nursery:
             await nursery.start(registration.serve)
             yield registration
@@ -127,7 +128,9 @@ async def test_topics_that_change_while_registering_are_not_lost(autojump_clock:
     listener = MemoryListener()
     topics = Topics("T1", "T2")
     async with open_remoting_client(connect=Net(n1=listener).connect) as client:
-        registration = NameServerRegistration(MASTER, ["n1"], client, topics, Standing("b0", 0, is_slave=False))
+        registration = NameServerRegistration(
+            MASTER, ["n1"], client, topics, Standing("b0", 0, is_slave=False), run_blocking=run_inline
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(registration.serve)
             peer = Peer(await listener.accept())
@@ -418,7 +421,7 @@ async def test_a_name_server_that_hangs_hears_of_a_change_soon(autojump_clock: t
 
         nursery.start_soon(listen)
         async with open_remoting_client(connect=Net(n1=listener).connect) as client:
-            made = NameServerRegistration(MASTER, ["n1"], client, Topics("T1", "T2"), one)
+            made = NameServerRegistration(MASTER, ["n1"], client, Topics("T1", "T2"), one, run_blocking=run_inline)
             nursery.start_soon(made.serve)
             await trio.sleep(2)
             one.become_master(1)
@@ -500,6 +503,34 @@ async def test_two_brokers_of_one_name_and_id_find_out_and_the_name_server_tells
             assert await duplicates_of(site) == {}
 
 
+async def test_a_master_is_looked_up_without_a_list_of_all_brokers(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A thousand brokers that list a thousand brokers each would cost the name server more than their registrations."""
+    listener = MemoryListener()
+    asked: list[tuple[int, str | None]] = []
+    async with open_site() as site, trio.open_nursery() as nursery:
+        name_server = site.connect()
+
+        async def forward() -> None:
+            peer = Peer(await listener.accept())
+            while (request := await peer.receive()) is not None:
+                asked.append((request.code, (request.ext_fields or {}).get("topic")))
+                answer = await name_server.ask(request)
+                answer.opaque = request.opaque
+                await peer.send(answer)
+
+        nursery.start_soon(forward)
+        async with registered(Net(n1=listener), MASTER, ["n1"], Topics("T1", "b0")) as one:
+            await trio.sleep(35)
+            async with registered(Net(n1=site.listener), OTHER, ["n1"], Topics("T1", "b0")):
+                await trio.sleep(31)
+                assert one.states["n1"].other_address == OTHER.broker_address
+        nursery.cancel_scope.cancel()
+    assert asked[:4] == [(103, None), (105, "b0"), (103, None), (105, "b0")]
+    assert 106 not in dict(asked)
+
+
 async def test_a_broker_that_comes_back_at_another_address_is_no_duplicate(site: Site) -> None:
     net = Net(n1=site.listener)
     async with registered(net, MASTER, ["n1"], Topics("T1", "T2")):
@@ -526,7 +557,13 @@ async def test_a_broker_that_must_not_go_by_its_id_leaves_name_servers_as_they_a
     async with open_site() as site, open_remoting_client(connect=Net(n1=site.listener).connect) as client:
         topics = Topics("T1", "T2")
         registration = NameServerRegistration(
-            MASTER, ["n1"], client, topics, Standing("b0", 0, is_slave=False), why_not=lambda: why
+            MASTER,
+            ["n1"],
+            client,
+            topics,
+            Standing("b0", 0, is_slave=False),
+            why_not=lambda: why,
+            run_blocking=run_inline,
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(registration.serve)
