@@ -1,11 +1,11 @@
 """A load generator that needs less processor time than the servers: prepared frames, blocking sockets, no event loop.
 
-Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread evenly over `--connections`; it opens no
-more connections than requests. It works with any broker that speaks RocketMQ's protocol. A frame is a template in which
-only the ten digits of the opaque change, so a message costs a join and a search; the code of every response is still
-checked. For k responses it writes k new requests at once. Prints one line of JSON. Latencies are measured from just
-before the write to just after the read. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still
-per request.
+Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread evenly over `--connections`, and these
+over the brokers; it opens no more connections than requests, and at least one per broker. It works with any broker that
+speaks RocketMQ's protocol. A frame is a template in which only the ten digits of the opaque change, so a message costs
+a join and a search; the code of every response is still checked. For k responses it writes k new requests at once.
+Prints one line of JSON. Latencies are measured from just before the write to just after the read. With `--batch` each
+request is a SEND_BATCH_MESSAGE, and all figures are still per request.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Load:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--broker", required=True, metavar="HOST:PORT")
+    parser.add_argument("--broker", required=True, metavar="HOST:PORT", action="append", help="can be repeated")
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--in-flight", type=int, default=64, help="requests in flight, over all connections")
     parser.add_argument("--connections", type=int, default=1)
@@ -178,20 +178,23 @@ def _options() -> argparse.Namespace:
         help="maximum number of processors to use, such as 0.1, to simulate a client on another machine",
     )
     parser.add_argument("--bytes", type=int, help="stop after this many bytes of bodies instead; no warm-up")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.in_flight < len(options.broker):
+        parser.error("--in-flight must be at least the number of brokers")
+    return options
 
 
 def main() -> None:
     options = _options()
-    host, port = options.broker.rsplit(":", 1)
-    count = min(options.connections, options.in_flight)
+    brokers = [(host, int(port)) for host, _, port in (broker.rpartition(":") for broker in options.broker)]
+    count = max(min(options.connections, options.in_flight), len(brokers))
     shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]
     with ExitStack() as stack, select.epoll() as poller:
         frames = templates(options.topic, options.size, "bench", options.queues, options.batch)
         loads = []
         by_descriptor = {}
-        for _ in shares:
-            connection = stack.enter_context(connected(host, int(port)))
+        for number in range(count):
+            connection = stack.enter_context(connected(*brokers[number % len(brokers)]))
             loads.append(Load(connection, frames))
             by_descriptor[connection.fileno()] = loads[-1]
             poller.register(connection, select.EPOLLIN)
@@ -200,9 +203,9 @@ def main() -> None:
             """Yields the connections to read from; if there is only one, reading it blocks."""
             return loads if count == 1 else [by_descriptor[each] for each, _ in poller.poll(SILENCE_S)]
 
-        # Send one message first, so that the topic exists.
-        loads[0].send(1)
-        loads[0].receive(None)
+        for load in loads[: len(brokers)]:  # one message first, so that the topic exists
+            load.send(1)
+            load.receive(None)
         for load, share in zip(loads, shares, strict=True):
             load.send(share)
         clock = time.perf_counter
