@@ -29,6 +29,7 @@ GROUP_SEGMENT_BYTES = 256 << 20  # each node allocates its first segment at once
 LONE_RATE, BUSY_RATE = 1_600, 8_000  # messages a second over all groups
 _START_S_MAX = 1800.0
 _IN_FLIGHT = 64
+_GROUP_COUNTS = (1, 2, 4, 8)
 
 GROWN = (
     RATE,
@@ -147,17 +148,17 @@ def _log(tools: Tools, side: Brokers) -> Iterator[Run]:
         yield _point(tools, side, gib, log_gib=gib)
 
 
-def _groups(rate: int, in_flight: int) -> Callable[[Tools, Brokers], Iterator[Run]]:
-    """1 to 8 groups at a fixed total rate. `in_flight`: messages in flight over all groups, at least one per group."""
-
-    def block(tools: Tools, side: Brokers) -> Iterator[Run]:
-        for count in (1, 2, 4, 8):
-            yield measure_groups(tools, side, count, rate, max(count, in_flight))
-
-    return block
+def _lone_groups(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in _GROUP_COUNTS:
+        yield measure_groups(tools, side, count, LONE_RATE, "--in-flight", count, "--evenly")
 
 
-def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, in_flight: int) -> Run:
+def _busy_groups(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in _GROUP_COUNTS:
+        yield measure_groups(tools, side, count, BUSY_RATE, "--in-flight", _IN_FLIGHT)
+
+
+def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, *load: object) -> Run:
     """Measures a cluster of `count` groups under load, and after it. `log_bytes`: the logs of the masters."""
     terms = tools.terms
     keys = {"mappedFileSizeCommitLog": GROUP_SEGMENT_BYTES}
@@ -171,9 +172,10 @@ def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, in_flight
         first, *others = [master.ready["remoting"] for master, _ in groups]
         servers = Servers(side.name, nodes.name_server_address, first, pids, ready_s[nodes.master.name])
         words: list[object] = [word for broker in others for word in ("--broker", broker)]
-        words += ["--topic", TOPIC, "--size", terms.size, "--in-flight", in_flight]
-        run_load(first, *words, "--seconds", 0.1, "--warm", terms.warm_s)  # without limit, so not part of the figures
-        words += ["--rate", rate, "--seconds", terms.seconds, "--warm", 0]
+        words += ["--topic", TOPIC, "--size", terms.size]
+        # Without limit, so not part of the figures.
+        run_load(first, *words, "--in-flight", _IN_FLIGHT, "--seconds", 0.1, "--warm", terms.warm_s)
+        words += ["--rate", rate, *load, "--seconds", terms.seconds, "--warm", 0]
         run = servers.measured(count, lambda: run_load(first, *words))
         with alone(), watched(pids) as idle:
             time.sleep(terms.seconds)
@@ -200,13 +202,13 @@ GROWTH = (
             f"Growth: broker groups of a master and a slave, {rate:,} messages a second over all, {what}",
             "groups",
             GROUPS,
-            _groups(rate, in_flight),
+            block,
             only_halog=True,
             panels=GROUP_PANELS,
         )
-        for name, rate, in_flight, what in (
-            ("groups", LONE_RATE, 1, "one in flight per group"),
-            ("groups-busy", BUSY_RATE, _IN_FLIGHT, f"{_IN_FLIGHT} in flight over all"),
+        for name, rate, what, block in (
+            ("groups", LONE_RATE, "at most one in flight per group", _lone_groups),
+            ("groups-busy", BUSY_RATE, f"{_IN_FLIGHT} in flight over all", _busy_groups),
         )
     ),
 )

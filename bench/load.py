@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -99,6 +99,10 @@ class Load:
         self.codes: Counter[int] = Counter()
         self.done = 0
 
+    def fileno(self) -> int:
+        """Returns the descriptor of its connection."""
+        return self._connection.fileno()
+
     @property
     def is_waiting(self) -> bool:
         """Whether a request is unanswered."""
@@ -173,6 +177,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=2.0, help="warm-up time in seconds")
     parser.add_argument("--rate", type=float, help="maximum requests per second (default: no limit)")
     parser.add_argument(
+        "--evenly",
+        action="store_true",
+        help="with --rate: send requests one by one, each at its time, instead of one for each response at once",
+    )
+    parser.add_argument(
         "--cores",
         type=float,
         help="maximum number of processors to use, such as 0.1, to simulate a client on another machine",
@@ -181,7 +190,35 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.in_flight < len(options.broker):
         parser.error("--in-flight must be at least the number of brokers")
+    if options.evenly and not options.rate:
+        parser.error("--evenly requires --rate")
     return options
+
+
+def send_evenly(loads: Iterable[Load], poller: select.epoll, rate: float, seconds: float) -> list[int]:
+    """Sends one request every 1 / rate seconds, to the connection that has waited longest, if it has no request in
+    flight. Returns the latencies in nanoseconds.
+    """
+    latencies_ns: list[int] = []
+    by_descriptor = {load.fileno(): load for load in loads}
+    for load in by_descriptor.values():
+        while load.is_waiting:
+            load.receive(None)
+    idle = deque(by_descriptor.values())
+    clock = time.perf_counter
+    due_s = clock()
+    end_s = due_s + seconds
+    while (now_s := clock()) < end_s:
+        while idle and due_s <= now_s:
+            idle.popleft().send(1)
+            due_s += 1 / rate
+        # The kernel rounds this up to a millisecond, after which the requests that are due are sent together.
+        for descriptor, _ in poller.poll(max(0.0, due_s - now_s) if idle else SILENCE_S):
+            load = by_descriptor[descriptor]
+            load.receive(latencies_ns)
+            if not load.is_waiting:
+                idle.append(load)
+    return latencies_ns
 
 
 def main() -> None:
@@ -196,7 +233,7 @@ def main() -> None:
         for number in range(count):
             connection = stack.enter_context(connected(*brokers[number % len(brokers)]))
             loads.append(Load(connection, frames))
-            by_descriptor[connection.fileno()] = loads[-1]
+            by_descriptor[loads[-1].fileno()] = loads[-1]
             poller.register(connection, select.EPOLLIN)
 
         def answered() -> Iterable[Load]:
@@ -217,6 +254,8 @@ def main() -> None:
         started, cpu_started = clock(), time.process_time()
         wanted = -(-options.bytes // (options.size * options.batch)) if options.bytes else sys.maxsize
         end = started + (1e9 if options.bytes else options.seconds)
+        if options.evenly:
+            latencies_ns = send_evenly(loads, poller, options.rate, options.seconds)
         while clock() < end and len(latencies_ns) < wanted:
             for load in answered():
                 load.send(load.receive(latencies_ns))

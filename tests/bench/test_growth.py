@@ -89,9 +89,10 @@ def test_table_of_growth(tmp_path: Path) -> None:
 def test_groups_share_a_fixed_rate(tmp_path: Path) -> None:
     terms = Terms(seconds=0.5, warm_s=0.1, ballast=False)
     [case] = [case for case in GROWTH if case.name == "groups"]
-    run = measure_groups(Tools(terms), Halog(terms, tmp_path), 2, LONE_RATE, 2)
+    run = measure_groups(Tools(terms), Halog(terms, tmp_path), 2, LONE_RATE, "--in-flight", 2, "--evenly")
     assert run.point == 2
     assert set(run.found["memory_mib"]) == {"namesrv", "master", "slave", "master-of-2", "slave-of-2"}
     assert {metric.key for metric in case.metrics} <= run.found.keys()
+    assert run.found["messages"] > 2
     first, second = run.found["log_bytes"]
     assert min(first, second) > 0.5 * max(first, second) > 0
