@@ -114,8 +114,8 @@ def add_nodes(
     groups = max(1, len(ids_of)) if groups is None else groups
     if ids_of and (groups < len(ids_of) or replicas < held):
         raise UsageError(
-            f"{directory} has {len(ids_of)} groups of {held} replicas; to remove a node, stop the cluster and delete "
-            "its files"
+            f"{directory} has {len(ids_of)} groups of {held} replicas; to remove a group, stop it with ha cluster down "
+            "--group NAME and delete its files"
         )
     free = (f"broker-{letter}" for letter in string.ascii_lowercase if f"broker-{letter}" not in ids_of)
     names = [*ids_of, *islice(free, groups - len(ids_of))]
