@@ -1,4 +1,4 @@
-"""How halog behaves as it grows: more queues, more client connections, more slaves, a longer log.
+"""How halog behaves as it grows: more queues, more client connections, more slaves, a longer log, more broker groups.
 
 Each point uses a new cluster. After the load the master is stopped and started, then killed and started, to show that
 existing data does not slow down a start. The long log needs little disk space: its bodies are large, consist of zeros,
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import anyio
 
 from bench.cases import COSTS, LATENCIES, MEMORY, RATE, TOPIC, Case, Metric, Panel, Tools
-from bench.clients import run_load
-from bench.measure import empty_folder
+from bench.clients import log_end, run_load
+from bench.measure import alone, empty_folder, watched
 from bench.scale import SCALE, run_scale
 from bench.sides import Brokers, Run, Servers
 from ha.client import Admin
 from ha.protocol.store_files import Checkpoint
-from scripts.nodes import cluster, wait_until_attached
+from scripts.nodes import cluster, wait_in_sync, wait_until_attached
 from scripts.sparse_store import BEGIN_MS, SparseStore, write_sparse_store
 
 SEGMENT_BYTES = 1 << 30
 LONG_BODY_BYTES = 4_000_000
+GROUP_SEGMENT_BYTES = 256 << 20  # each node allocates its first segment at once
+LONE_RATE, BUSY_RATE = 1_600, 8_000  # messages a second over all groups
 _START_S_MAX = 1800.0
 _IN_FLIGHT = 64
+_GROUP_COUNTS = (1, 2, 4, 8)
 
 GROWN = (
     RATE,
@@ -38,6 +42,19 @@ GROWN = (
     Metric("killed_s", "s to READY, killed", 2),
 )
 MADE = Metric("made_s", "s for the first message of each", 2)
+GROUPS = (
+    RATE,
+    *LATENCIES,
+    *COSTS,
+    Metric("idle_ms_per_s", "their CPU ms a second without load", 1),
+    Metric("node_mib", "MiB per broker, own"),
+    Metric("servers_mib", "all servers' MiB, own"),
+)
+GROUP_PANELS = (
+    Panel("CPU s a million messages", ("cpu_us",)),
+    Panel("latency, ms", ("p50_ms", "p99_ms")),
+    Panel("own memory of all servers, MiB", ("servers_mib",)),
+)
 PANELS = (
     Panel("messages a second", ("rate",)),
     Panel("latency, ms", ("p50_ms", "p99_ms")),
@@ -132,6 +149,45 @@ def _log(tools: Tools, side: Brokers) -> Iterator[Run]:
         yield _point(tools, side, gib, log_gib=gib)
 
 
+def _lone_groups(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in _GROUP_COUNTS:
+        yield measure_groups(tools, side, count, LONE_RATE, "--in-flight", count, "--evenly")
+
+
+def _busy_groups(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in _GROUP_COUNTS:
+        yield measure_groups(tools, side, count, BUSY_RATE, "--in-flight", _IN_FLIGHT)
+
+
+def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, *load: object) -> Run:
+    """Measures a cluster of `count` groups under load, and after it. `log_bytes`: the logs of the masters."""
+    terms = tools.terms
+    keys = {"mappedFileSizeCommitLog": GROUP_SEGMENT_BYTES}
+    with empty_folder(side.directory) as folder, cluster(folder, **keys) as nodes:
+        groups = [(nodes.master, nodes.slave), *(nodes.add_group() for _ in range(count - 1))]
+        nodes.name_server.start()
+        ready_s = {node.name: node.start(_START_S_MAX) for node in chain.from_iterable(groups)}
+        for master, _ in groups:
+            wait_in_sync(master)
+        pids = {node.name: node.pid for node in (nodes.name_server, *chain.from_iterable(groups))}
+        first, *others = [master.ready["remoting"] for master, _ in groups]
+        servers = Servers(side.name, nodes.name_server_address, first, pids, ready_s[nodes.master.name])
+        words: list[object] = [word for broker in others for word in ("--broker", broker)]
+        words += ["--topic", TOPIC, "--size", terms.size]
+        # Without limit, so not part of the figures.
+        run_load(first, *words, "--in-flight", _IN_FLIGHT, "--seconds", 0.1, "--warm", terms.warm_s)
+        words += ["--rate", rate, *load, "--seconds", terms.seconds, "--warm", 0]
+        run = servers.measured(count, lambda: run_load(first, *words))
+        with alone(), watched(pids) as idle:
+            time.sleep(terms.seconds)
+        run.found["log_bytes"] = [log_end(broker) for broker in (first, *others)]
+        own = {role: figures["anonymous"] for role, figures in run.found["memory_mib"].items()}
+        run.found["idle_ms_per_s"] = sum(idle.server_cpu_s.values()) / idle.seconds * 1e3
+        run.found["servers_mib"] = sum(own.values())
+        run.found["node_mib"] = (sum(own.values()) - own[nodes.name_server.name]) / (2 * count)
+        return run
+
+
 def _case(name: str, what: str, axis: str, block: Callable[[Tools, Brokers], Iterator[Run]], *metrics: Metric) -> Case:
     return Case(name, f"Growth: {what}", axis, (*GROWN, *metrics), block, only_halog=True, panels=PANELS)
 
@@ -150,4 +206,19 @@ GROWTH = (
         panels=(),
     ),
     _case("log", f"log, {_IN_FLIGHT} in flight", "GiB of log before", _log),
+    *(
+        Case(
+            name,
+            f"Growth: broker groups of a master and a slave, {rate:,} messages a second over all, {what}",
+            "groups",
+            GROUPS,
+            block,
+            only_halog=True,
+            panels=GROUP_PANELS,
+        )
+        for name, rate, what, block in (
+            ("groups", LONE_RATE, "at most one in flight per group", _lone_groups),
+            ("groups-busy", BUSY_RATE, f"{_IN_FLIGHT} in flight over all", _busy_groups),
+        )
+    ),
 )

@@ -1,11 +1,11 @@
 """A load generator that needs less processor time than the servers: prepared frames, blocking sockets, no event loop.
 
-Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread evenly over `--connections`; it opens no
-more connections than requests. It works with any broker that speaks RocketMQ's protocol. A frame is a template in which
-only the ten digits of the opaque change, so a message costs a join and a search; the code of every response is still
-checked. For k responses it writes k new requests at once. Prints one line of JSON. Latencies are measured from just
-before the write to just after the read; the gap is the longest time without a response. With `--batch` each request is
-a SEND_BATCH_MESSAGE, and all figures are still per request.
+Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread evenly over `--connections`, and these
+over the brokers; it opens no more connections than requests, and at least one per broker. It works with any broker that
+speaks RocketMQ's protocol. A frame is a template in which only the ten digits of the opaque change, so a message costs
+a join and a search; the code of every response is still checked. For k responses it writes k new requests at once.
+Prints one line of JSON. Latencies are measured from just before the write to just after the read; the gap is the longest
+time without a response. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still per request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -99,6 +99,10 @@ class Load:
         self.codes: Counter[int] = Counter()
         self.done = 0
 
+    def fileno(self) -> int:
+        """Returns the descriptor of its connection."""
+        return self._connection.fileno()
+
     @property
     def is_waiting(self) -> bool:
         """Whether a request is unanswered."""
@@ -162,7 +166,7 @@ class Load:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--broker", required=True, metavar="HOST:PORT")
+    parser.add_argument("--broker", required=True, metavar="HOST:PORT", action="append", help="can be repeated")
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--in-flight", type=int, default=64, help="requests in flight, over all connections")
     parser.add_argument("--connections", type=int, default=1)
@@ -174,18 +178,54 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=2.0, help="warm-up time in seconds")
     parser.add_argument("--rate", type=float, help="maximum requests per second (default: no limit)")
     parser.add_argument(
+        "--evenly",
+        action="store_true",
+        help="with --rate: send requests one by one, each at its time, instead of one for each response at once",
+    )
+    parser.add_argument(
         "--cores",
         type=float,
         help="maximum number of processors to use, such as 0.1, to simulate a client on another machine",
     )
     parser.add_argument("--bytes", type=int, help="stop after this many bytes of bodies instead; no warm-up")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.in_flight < len(options.broker):
+        parser.error("--in-flight must be at least the number of brokers")
+    if options.evenly and not options.rate:
+        parser.error("--evenly requires --rate")
+    return options
+
+
+def send_evenly(loads: Iterable[Load], poller: select.epoll, rate: float, seconds: float) -> list[int]:
+    """Sends one request every 1 / rate seconds, to the connection that has waited longest, if it has no request in
+    flight. Returns the latencies in nanoseconds.
+    """
+    latencies_ns: list[int] = []
+    by_descriptor = {load.fileno(): load for load in loads}
+    for load in by_descriptor.values():
+        while load.is_waiting:
+            load.receive(None)
+    idle = deque(by_descriptor.values())
+    clock = time.perf_counter
+    due_s = clock()
+    end_s = due_s + seconds
+    while (now_s := clock()) < end_s:
+        while idle and due_s <= now_s:
+            idle.popleft().send(1)
+            due_s += 1 / rate
+        # The kernel rounds this up to a millisecond, after which the requests that are due are sent together.
+        for descriptor, _ in poller.poll(max(0.0, due_s - now_s) if idle else SILENCE_S):
+            load = by_descriptor[descriptor]
+            load.receive(latencies_ns)
+            if not load.is_waiting:
+                idle.append(load)
+    return latencies_ns
 
 
 def main() -> None:
     options = _options()
-    host, port = options.broker.rsplit(":", 1)
-    count = min(options.connections, options.in_flight)
+    brokers = [(host, int(port)) for host, _, port in (broker.rpartition(":") for broker in options.broker)]
+    count = max(min(options.connections, options.in_flight), len(brokers))
     shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]
     with ExitStack() as stack, select.epoll() as poller:
         topics = [f"{options.topic}-{number}" for number in range(options.topics or 0)] or [options.topic]
@@ -194,19 +234,19 @@ def main() -> None:
         ]
         loads = []
         by_descriptor = {}
-        for _ in shares:
-            connection = stack.enter_context(connected(host, int(port)))
+        for number in range(count):
+            connection = stack.enter_context(connected(*brokers[number % len(brokers)]))
             loads.append(Load(connection, frames))
-            by_descriptor[connection.fileno()] = loads[-1]
+            by_descriptor[loads[-1].fileno()] = loads[-1]
             poller.register(connection, select.EPOLLIN)
 
         def answered() -> Iterable[Load]:
             """Yields the connections to read from; if there is only one, reading it blocks."""
             return loads if count == 1 else [by_descriptor[each] for each, _ in poller.poll(SILENCE_S)]
 
-        # Send one message first, so that the topic exists.
-        loads[0].send(1)
-        loads[0].receive(None)
+        for load in loads[: len(brokers)]:  # one message first, so that the topic exists
+            load.send(1)
+            load.receive(None)
         for load, share in zip(loads, shares, strict=True):
             load.send(share)
         clock = time.perf_counter
@@ -219,6 +259,8 @@ def main() -> None:
         last, gap_s = started, 0.0
         wanted = -(-options.bytes // (options.size * options.batch)) if options.bytes else sys.maxsize
         end = started + (1e9 if options.bytes else options.seconds)
+        if options.evenly:
+            latencies_ns = send_evenly(loads, poller, options.rate, options.seconds)
         while clock() < end and len(latencies_ns) < wanted:
             for load in answered():
                 load.send(load.receive(latencies_ns))

@@ -18,7 +18,16 @@ from typing import Any
 
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_ports
 
-__all__ = ["Cluster", "Node", "NodeError", "cluster", "log_range", "reserved_ports", "wait_until_attached"]
+__all__ = [
+    "Cluster",
+    "Node",
+    "NodeError",
+    "cluster",
+    "log_range",
+    "reserved_ports",
+    "wait_in_sync",
+    "wait_until_attached",
+]
 
 READY_TIMEOUT_S = 60.0
 
@@ -68,7 +77,7 @@ class Cluster:
     def __init__(self, directory: Path, stack: ExitStack, **keys: object) -> None:
         self.directory = directory
         self._stack = stack
-        self._slave_count = 1
+        self._slave_count = self._group_count = 1
         names, *ports = stack.enter_context(reserved_ports(7))
         self.name_server_address = f"127.0.0.1:{names}"
         self._common = common = {
@@ -98,6 +107,21 @@ class Cluster:
         return self._broker(
             name, "SLAVE", self._slave_count, ports, self.directory / name, self._common, module="ha.slave"
         )
+
+    def add_group(self) -> tuple[Node, Node]:
+        """Adds a SYNC_MASTER and a SLAVE with a broker name of their own, without starting them."""
+        self._group_count += 1
+        number = self._group_count
+        ports = self._stack.enter_context(reserved_ports(6))
+        common = self._common | {"brokerName": f"broker-{number}"}
+        found = []
+        for role, name, broker_id in (("SYNC_MASTER", "master", 0), ("SLAVE", "slave", 1)):
+            store = self.directory / f"{name}-of-{number}"
+            found.append(
+                self._broker(store.name, role, broker_id, ports[3 * broker_id :], store, common, module=f"ha.{name}")
+            )
+        master, slave = found
+        return master, slave
 
     def node(self, name: str, arguments: list[str]) -> Node:
         """Adds a process that is stopped with the others."""
@@ -147,8 +171,13 @@ def log_range(node: Node) -> tuple[int, int]:
 
 def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: int = 1) -> None:
     """Waits until `slave_count` slaves are in sync with the master."""
+    wait_in_sync(nodes.master, timeout_s, slave_count)
+
+
+def wait_in_sync(master: Node, timeout_s: float = 30.0, slave_count: int = 1) -> None:
+    """Waits until `slave_count` slaves are in sync with a master."""
     give_up = time.monotonic() + timeout_s
-    while nodes.master.status()["ha"]["in_sync"] < slave_count:
+    while master.status()["ha"]["in_sync"] < slave_count:
         if time.monotonic() > give_up:
-            raise NodeError(f"the slave did not attach within {timeout_s:g} s\n{nodes.slave.log_tail()}")
+            raise NodeError(f"no slave attached to {master.name} within {timeout_s:g} s\n{master.log_tail()}")
         time.sleep(0.05)  # HTTP offers no notification

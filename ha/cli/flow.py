@@ -47,6 +47,8 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     unflushed_bytes: int | None
     undispatched_bytes: int | None
     written_bytes_per_s: float | None
+    behind_bytes: int | None
+    """Bytes of its master's log that a slave lacks; None: a master, or its master is not shown"""
     waiting_sends: int
     uptime_s: float
     master_address: str | None
@@ -69,9 +71,15 @@ class Flow:
 
     def add(self, at_s: float, nodes: Sequence[NodeStatus]) -> list[NodeFlow]:
         """Adds a sample taken at `at_s` (monotonic clock), and returns the flow of each node."""
-        return [self._node(at_s, node) for node in nodes]
+        ends: dict[tuple[str, str], int] = {}
+        """End of the master's log by cluster and broker name"""
+        for node in nodes:
+            if node.role != "SLAVE":
+                group = node.cluster_name, node.broker_name
+                ends[group] = max(node.commitlog.max_offset, ends.get(group, 0))
+        return [self._node(at_s, node, ends.get((node.cluster_name, node.broker_name))) for node in nodes]
 
-    def _node(self, at_s: float, node: NodeStatus) -> NodeFlow:
+    def _node(self, at_s: float, node: NodeStatus, end: int | None) -> NodeFlow:
         log = node.commitlog
         samples = self._samples.setdefault(
             node.name + (node.addresses.get("remoting") or ""), deque(maxlen=SAMPLES_MAX)
@@ -93,6 +101,7 @@ class Flow:
             unflushed_bytes=None if log.flushed_offset is None else log.max_offset - log.flushed_offset,
             undispatched_bytes=None if log.dispatched_offset is None else log.max_offset - log.dispatched_offset,
             written_bytes_per_s=written,
+            behind_bytes=None if end is None or node.role != "SLAVE" else max(0, end - log.max_offset),
             waiting_sends=node.ha.waiting_request_count,
             uptime_s=node.uptime_s,
             master_address=None if link is None else link.master_address,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from cyclopts import Parameter
 
 from ha.cli.exits import UsageError
 from ha.cli.showing import safe
 from ha.client import Admin
-from ha.client.admin import Broker
 from ha.errors import RouteNotFound
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.topic_names import REPLY_SUFFIX, is_system_topic
@@ -40,7 +39,19 @@ _GROUPS = frozenset(
 """Groups that every broker of RocketMQ creates (MixAll)"""
 
 
-def user_topics(topics: Iterable[str], brokers: Iterable[Broker]) -> list[str]:
+class NamedBroker(Protocol):
+    """A broker as the name servers know it."""
+
+    @property
+    def cluster(self) -> str:
+        """Its cluster's name."""
+
+    @property
+    def name(self) -> str:
+        """Its own."""
+
+
+def user_topics(topics: Iterable[str], brokers: Iterable[NamedBroker]) -> list[str]:
     """Returns the topics that are not the brokers' own; each broker and cluster has some of its name."""
     names = {name for broker in brokers for name in (broker.name, broker.cluster, broker.cluster + REPLY_SUFFIX)}
     return [topic for topic in topics if topic not in names and not is_system_topic(topic)]

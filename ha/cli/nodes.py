@@ -79,6 +79,10 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
     """Status from halog's admin port, if known"""
     status_address: str = ""
     """The admin port that `status` comes from"""
+    topics: frozenset[str] | None = None
+    """A master's topics, without the brokers' own; only `ha doctor` asks, and only with several groups"""
+    is_drained: bool = False
+    """Whether the name servers tell producers to send to other groups"""
 
     @property
     def label(self) -> str:
@@ -170,12 +174,7 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
     Asks the admin ports that `admins` names; if it names none, those of the brokers found and of this machine.
     """
     servers, files = cluster.addresses(), tls.client_tls()
-    options = ClientOptions(
-        credentials=cluster.credentials(),
-        tls=files,
-        connect_timeout_s=admins.timeout,
-        request_timeout_s=admins.timeout,
-    )
+    options = client_options(cluster, tls, admins.timeout)
     context, token, asked = None if files is None else files.context(), admins.token(), admins.checked()
     facts = Facts(named_admins=bool(admins.admin))
 
@@ -201,6 +200,16 @@ def gather(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> Facts:
     _drop_repeated(facts)
     _match_pages(facts)
     return facts
+
+
+def client_options(cluster: ClusterFlags, tls: TlsFlags, timeout_s: float) -> ClientOptions:
+    """Returns the options of a client that asks brokers, each within a timeout. UsageError."""
+    return ClientOptions(
+        credentials=cluster.credentials(),
+        tls=tls.client_tls(),
+        connect_timeout_s=timeout_s,
+        request_timeout_s=timeout_s,
+    )
 
 
 def token_for(address: str, token: str, tls: ssl.SSLContext | None) -> str:

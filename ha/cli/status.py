@@ -101,6 +101,8 @@ def _show(pages: list[Page], flows: list[NodeFlow], event_count: int) -> None:
     members = [node for node in nodes if node.member is not None]
     if members:
         console.print(members_table(members))
+    if any(flow.slaves for flow in flows):
+        console.print(slaves_table(flows))
     for page, node, flow in zip(pages, nodes, flows, strict=True):
         name = safe(flow.name)
         if page.note:
@@ -117,12 +119,10 @@ def _show(pages: list[Page], flows: list[NodeFlow], event_count: int) -> None:
             rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
             age = "" if link.last_read_age_s is None else f", last data {seconds(link.last_read_age_s)} ago"
             console.print(f"{name} ← {safe(link.master_address or 'no master')}: {safe(flow.link)}{rate}{age}")
-        elif flow.slaves:
-            console.print(slaves_table(flow))
-            if flow.waiting_sends:
-                console.print(f"{flow.waiting_sends:,} sends are waiting for a slave")
-        else:
+        elif not flow.slaves:
             console.print(f"{name}: {safe(node.ha.explanation or 'no slave is connected')}")
+        elif flow.waiting_sends:
+            console.print(f"{name}: {flow.waiting_sends:,} sends are waiting for a slave")
         for role, held in node.tls.credentials.items():
             if held.is_expiring and held.expires_at_ms is not None:
                 end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(held.expires_at_ms / 1000))
@@ -143,15 +143,17 @@ def _timers_text(timers: Timers) -> str:
 
 def nodes_table(flows: list[NodeFlow]) -> Table:
     """Returns a table with one row per node."""
-    columns = ("role", "remoting", "ready", "log from", "to", "MB/s", "unflushed", "undispatched", "up")
-    table = Table("node", *columns, box=None)
+    columns = ("role", "remoting", "ready", "in sync", "log from", "to", "behind", "MB/s", "unflushed", "undispatched")
+    table = Table("node", *columns, "up", box=None)
     for node in flows:
         table.add_row(
             safe(node.name),
             node.role,
             node.remoting,
             "yes" if node.is_ready else "NO",
+            f"{sum(slave.counts for slave in node.slaves)} of {len(node.slaves)}" if node.slaves else "–",
             *(f"{offset:,}" for offset in (node.min_offset, node.max_offset)),
+            "–" if node.behind_bytes is None else f"{node.behind_bytes:,}",
             megabytes(node.written_bytes_per_s),
             *("?" if count is None else f"{count:,}" for count in (node.unflushed_bytes, node.undispatched_bytes)),
             duration(node.uptime_s),
@@ -191,22 +193,24 @@ def _lease(member: Membership) -> str:
     return f"{left_s:.1f} of {member.lease_ttl_s or 0:g} s"
 
 
-def slaves_table(node: NodeFlow) -> Table:
-    """Returns a table with one row per slave of a master."""
-    columns = ("state", "acknowledged", "bytes behind", "time behind", "MB/s", "eta", "last ack", "counts")
-    table = Table(f"slave of {safe(node.name)}", *columns, box=None)
-    for slave in node.slaves:
-        table.add_row(
-            safe(slave.identity),
-            slave.state,
-            f"{slave.ack_offset:,}",
-            f"{slave.lag_bytes:,}",
-            seconds(slave.lag_s),
-            megabytes(slave.ack_bytes_per_s),
-            "–" if slave.eta_s is None else seconds(slave.eta_s),
-            "–" if slave.last_ack_age_s is None else f"{seconds(slave.last_ack_age_s)} ago",
-            "yes" if slave.counts else f"no: {safe(slave.why_not)}",
-        )
+def slaves_table(flows: list[NodeFlow]) -> Table:
+    """Returns a table with one row per slave that is connected to a master."""
+    columns = ("master", "state", "acknowledged", "bytes behind", "time behind", "MB/s", "eta", "last ack", "counts")
+    table = Table("slave", *columns, box=None)
+    for node in flows:
+        for slave in node.slaves:
+            table.add_row(
+                safe(slave.identity),
+                safe(node.name),
+                slave.state,
+                f"{slave.ack_offset:,}",
+                f"{slave.lag_bytes:,}",
+                seconds(slave.lag_s),
+                megabytes(slave.ack_bytes_per_s),
+                "–" if slave.eta_s is None else seconds(slave.eta_s),
+                "–" if slave.last_ack_age_s is None else f"{seconds(slave.last_ack_age_s)} ago",
+                "yes" if slave.counts else f"no: {safe(slave.why_not)}",
+            )
     return table
 
 

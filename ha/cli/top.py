@@ -85,9 +85,9 @@ def _once(fetch: Callable[[], NodePages], interval_s: float, *, json: bool) -> i
 
 def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
     shown: list[RenderableType] = [nodes_table(flows)]
+    if any(node.slaves for node in flows):
+        shown += ["", slaves_table(flows)]
     for node in flows:
-        if node.slaves:
-            shown += ["", slaves_table(node)]
         if node.waiting_sends:
             shown.append(Text(f"{node.waiting_sends:,} sends are waiting for a slave of {node.name}"))
         if node.link:

@@ -236,7 +236,10 @@ class Front:
                 await self._producers.wait_changed()
 
     async def _registrations(self) -> set[tuple[str, str]]:
-        """Returns pairs of broker name and topic."""
+        """Returns pairs of broker name and topic.
+
+        A broker that takes no more messages of a topic, such as a drained one, may still ask about half messages.
+        """
         wanted = set()
         for topic in self._producers.topics:
             try:
@@ -244,7 +247,7 @@ class Front:
             except BrokerUnreachable:
                 continue  # tried again at the next heartbeat
             if route is not None:
-                wanted |= {(broker.broker_name, topic) for broker in route.brokers if broker.writable}
+                wanted |= {(broker.broker_name, topic) for broker in route.brokers}
         return wanted
 
     async def _register(self, broker_name: str, topics: list[str], gone: list[str]) -> None:

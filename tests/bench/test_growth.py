@@ -5,11 +5,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.aims import AIMS
-from bench.cases import CASES
-from bench.growth import GROWTH, LONG_BODY_BYTES, write_long_log
+from bench.cases import CASES, Tools
+from bench.growth import GROWTH, LONE_RATE, LONG_BODY_BYTES, measure_groups, write_long_log
 from bench.load import FIRST_OPAQUE, templates
 from bench.rounds import File
+from bench.sides import Halog, Terms
 from bench.table import markdown
 from ha.protocol.batch import decode_batch
 from ha.store.message_store import open_message_store
@@ -80,3 +83,16 @@ def test_table_of_growth(tmp_path: Path) -> None:
     rows = [row for row in markdown(file.lines()).splitlines() if row.startswith("| 1")]
     assert [row.split(" | ")[0] for row in rows] == ["| 1", "| 16"]
     assert "| 101 (100-102) |" in rows[0]
+
+
+@pytest.mark.processes
+def test_groups_share_a_fixed_rate(tmp_path: Path) -> None:
+    terms = Terms(seconds=0.5, warm_s=0.1, ballast=False)
+    [case] = [case for case in GROWTH if case.name == "groups"]
+    run = measure_groups(Tools(terms), Halog(terms, tmp_path), 2, LONE_RATE, "--in-flight", 2, "--evenly")
+    assert run.point == 2
+    assert set(run.found["memory_mib"]) == {"namesrv", "master", "slave", "master-of-2", "slave-of-2"}
+    assert {metric.key for metric in case.metrics} <= run.found.keys()
+    assert run.found["messages"] > 2
+    first, second = run.found["log_bytes"]
+    assert min(first, second) > 0.5 * max(first, second) > 0

@@ -2,21 +2,22 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ha.cli import run
-from ha.cli.cluster.layout import add_nodes, read_nodes
-from ha.cli.cluster.processes import NodeError, NodeProcess
+from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
+from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
 from ha.cli.cluster.running import locked, runner_of
 from tests.cli.cluster import wait_until
 from tests.failover.etcd_servers import require_etcd
@@ -71,6 +72,14 @@ def described(topic: str, capsys: pytest.CaptureFixture[str], names: str) -> dic
     return counts
 
 
+def checks_of_doctor(capsys: pytest.CaptureFixture[str], names: str) -> set[str]:
+    """What `ha doctor` finds about groups."""
+    capsys.readouterr()
+    assert run(["doctor", "--json", "--servers", names, "--timeout", "10"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return {finding["check"] for finding in found if finding["check"] in ("no-topics", "drained")}
+
+
 @pytest.mark.processes
 def test_a_cluster_runs_grows_and_keeps_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "cluster"
@@ -88,6 +97,13 @@ def test_a_cluster_runs_grows_and_keeps_its_data(tmp_path: Path, capsys: pytest.
         grown = ["cluster", "up", "--dir", str(directory), "--groups", "2", "--json", "--timeout", str(TIMEOUT_S)]
         assert run(grown) == 0
         assert list(json.loads(capsys.readouterr().out)["brokers"])[2:] == ["broker-b-0", "broker-b-1"]
+        assert run(["topic", "create", "orders", "--queues", "4", "--broker", "broker-a", "-n", names]) == 0
+        assert checks_of_doctor(capsys, names) == {"no-topics"}
+        assert run(["broker", "join", "broker-b", "-n", names]) == 0
+        assert checks_of_doctor(capsys, names) == set()
+        assert run(["broker", "drain", "broker-b", "--wait", "0", "-n", names]) == 1
+        assert checks_of_doctor(capsys, names) == {"drained"}
+        assert run(["broker", "undrain", "broker-b", "-n", names]) == 0
         lines = tmp_path / "lines"
         lines.write_text("message\n" * 16)
         assert run(["produce", "orders", "--file", str(lines), "--servers", names]) == 0
@@ -110,12 +126,56 @@ def test_a_cluster_runs_grows_and_keeps_its_data(tmp_path: Path, capsys: pytest.
         assert set(others) < nodes_of(directory)  # they went on
         assert len(nodes_of(directory)) == 5
         capsys.readouterr()
+        assert run(["cluster", "down", "--dir", str(directory), "--group", "broker-a", "--json"]) == 0
+        assert len(nodes_of(directory)) == 3
+        assert run(["cluster", "down", "--dir", str(directory), "--group", "broker-a"]) == 0
+        assert "no node of broker-a runs" in capsys.readouterr().err
+        assert run(["cluster", "down", "--dir", str(directory), "--group", "broker-c"]) == 2
+        assert "no group broker-c" in capsys.readouterr().err
         assert run(["cluster", "down", "--dir", str(directory), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"was_running": True, "is_stopped": True}
         assert runner.wait(TIMEOUT_S) == 0
         assert not nodes_of(directory)
     assert run(["cluster", "down", "--dir", str(directory)]) == 0
     assert "does not run" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_cluster_goes_on_in_the_background(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--detach", "--groups", "1", "--replicas", "1", "--json", "--timeout", str(TIMEOUT_S))
+    with fixed_ports() as first:
+        pass
+    command = ha("cluster", "up", "--dir", str(tmp_path), "--port", str(first), *words)
+    # subprocess.run waits until no process has the pipes open, so nothing in the background holds them.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    try:
+        assert (done.returncode, done.stderr) == (0, "")
+        told = json.loads(done.stdout)
+        assert told["name_server"] == f"127.0.0.1:{first}"
+        assert told["brokers"]["broker-a-0"]["remoting"] == f"127.0.0.1:{first + 11}"
+        running = nodes_of(tmp_path)
+        assert len(running) == 2
+        os.kill(max(running), signal.SIGKILL)
+        log = tmp_path / "cluster.log"
+        wait_until(lambda: "ended: SIGKILL" in log.read_text())
+        assert run(["cluster", "up", "--dir", str(tmp_path), "--timeout", str(TIMEOUT_S)]) == 0
+        assert len(nodes_of(tmp_path)) == 2
+    finally:
+        assert run(["cluster", "down", "--dir", str(tmp_path)]) == 0
+    assert not nodes_of(tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_a_cluster_that_does_not_start_does_not_go_to_the_background(tmp_path: Path) -> None:
+    nodes = add_nodes(tmp_path, 1, 1, failover=False)
+    host, port = next(node for node in nodes if node.is_broker).address("haListenPort").split(":")
+    with socket.create_server((host, int(port))):
+        command = ha("cluster", "up", "--detach", "--dir", str(tmp_path), "--timeout", str(TIMEOUT_S))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "broker-a-0 did not start (exit code 69)" in done.stderr
+    assert not nodes_of(tmp_path)
 
 
 @pytest.mark.processes
@@ -167,6 +227,53 @@ def test_nodes_are_added_and_what_is_there_stays(tmp_path: Path) -> None:
     assert len(set(ports)) == len(ports) == 1 + 3 * 6
 
 
+@contextmanager
+def fixed_ports() -> Iterator[int]:
+    """A port for the name server; the ports of the brokers that follow are free, too."""
+    for first in random.sample(range(25_000, 30_000, 100), 50):
+        with suppress(NodeError), reserved_exactly(range(first, first + 60)):
+            yield first
+            return
+    raise AssertionError("no 60 free ports in a row")
+
+
+def ports_of(nodes: list[LocalNode]) -> dict[str, list[int]]:
+    return {node.name: [int(value) for key, value in node.keys.items() if key.endswith("istenPort")] for node in nodes}
+
+
+def test_ports_follow_the_one_that_was_named(tmp_path: Path) -> None:
+    with fixed_ports() as first:
+        pass
+    add_nodes(tmp_path, 1, 2, failover=False, first_port=first)
+    nodes = add_nodes(tmp_path, 2, 2, failover=False, first_port=first)
+    assert ports_of(nodes) == {
+        "namesrv": [first],
+        "broker-a-0": [first + 11, first + 12, first + 13],
+        "broker-a-1": [first + 21, first + 22, first + 23],
+        "broker-b-0": [first + 31, first + 32, first + 33],
+        "broker-b-1": [first + 41, first + 42, first + 43],
+    }
+
+
+def test_etcd_has_ports_behind_the_name_server(tmp_path: Path) -> None:
+    with fixed_ports() as first:
+        pass
+    nodes = add_nodes(tmp_path, 1, 1, failover=True, first_port=first)
+    assert ports_of(nodes)["broker-a-1"] == [first + 11, first + 12, first + 13]
+    assert f"http://127.0.0.1:{first + 1}" in (tmp_path / "etcd.yml").read_text()
+    assert f"http://127.0.0.1:{first + 2}" in (tmp_path / "etcd.yml").read_text()
+
+
+def test_a_named_port_that_is_in_use_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fixed_ports() as first:
+        pass
+    with socket.create_server(("127.0.0.1", first + 12)):
+        assert run(["cluster", "up", "--dir", str(tmp_path), "--port", str(first)]) == 69
+    said = capsys.readouterr().err
+    assert said == f"ha: can't use port {first + 12}: Address already in use; choose another --port\n"
+    assert not list(tmp_path.glob("*.conf"))
+
+
 def test_one_replica_is_an_async_master(tmp_path: Path) -> None:
     [_, only] = add_nodes(tmp_path, 1, 1, failover=False)
     assert only.keys["brokerRole"] == "ASYNC_MASTER"
@@ -188,6 +295,7 @@ def test_members_of_a_failover_group_know_etcd(tmp_path: Path) -> None:
         (["up", "--groups", "0"], "--groups must be from 1 to 26"),
         (["up", "--replicas", "10"], "--replicas must be from 1 to 9"),
         (["up", "--timeout", "0"], "--timeout must be greater than 0"),
+        (["up", "--port", "0"], "--port must be from 1 to 65535"),
         (["up"], "contains other files"),
         (["status"], "namesrv.conf is missing"),
     ],

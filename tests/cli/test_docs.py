@@ -63,7 +63,7 @@ def test_every_command_does_what_the_page_says(
 def test_the_page_s_commands_for_several_groups_are_valid() -> None:
     """tests/docs/test_commands.py runs those of docs/scaling.md, and test_cluster.py runs clusters."""
     lines = [line for line in LINES if line.startswith(("ha broker ", "ha cluster "))]
-    assert len(lines) == 7
+    assert len(lines) == 9
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
         application(words).parse_args(words, exit_on_error=False, print_error=False)

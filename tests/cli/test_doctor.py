@@ -16,6 +16,7 @@ from ha.cli.admin_pages import NodeStatus, Page, difference
 from ha.cli.doctor import machine
 from ha.cli.doctor.checks import examine
 from ha.cli.doctor.findings import Finding, Weight
+from ha.cli.doctor.topics import examine_topics
 from ha.cli.nodes import BrokerFacts, Facts, Outcome, Reach, clock_ahead_s, properties, reach
 from ha.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
 from tests.cli.cluster import cluster
@@ -116,6 +117,23 @@ def facts(*brokers: BrokerFacts, **changes: Any) -> Facts:
 
 def test_sound_facts_have_nothing_wrong() -> None:
     assert examine(facts(broker(), broker(1))) == []
+
+
+def group(name: str, *topics: str, **changes: Any) -> BrokerFacts:
+    return broker(name=name, topics=frozenset(topics), **changes)
+
+
+def test_a_group_without_topics_is_not_used() -> None:
+    groups = group("a", "orders", "news"), group("b", "orders"), group("c"), group("d", cluster="D")
+    [only] = examine_topics(facts(*groups))
+    assert only.check == "no-topics"
+    assert (only.weight, only.where, only.cure) == (Weight.WARNING, "c:0 (10.0.0.1:10911)", "ha broker join c")
+    assert "none of the 2 topics" in only.what
+
+
+def test_a_drained_group_is_a_note() -> None:
+    [only] = examine_topics(facts(group("a", "orders"), group("b", is_drained=True)))
+    assert (only.check, only.weight, only.where) == ("drained", Weight.NOTE, "b:0 (10.0.0.1:10911)")
 
 
 def test_a_firewall_is_told_from_a_wrong_port() -> None:

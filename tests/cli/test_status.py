@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for shown in ("broker-a:0", "SYNC_MASTER", "127.0.0.1:10911", "5,000,000", " 1,000 ", "1 h 1 min"):
         assert shown in out
-    assert "12 sends are waiting for a slave" in out
+    assert "broker-a:0: 12 sends are waiting for a slave" in out
     assert "no: it requests offset 7" in " ".join(out.split())
     assert "WARNING disk_slow [red]x" in out
 
@@ -105,7 +105,31 @@ def test_a_slave_that_is_behind_is_looked_at_twice(capsys: pytest.CaptureFixture
         assert run(["status", "--admin", address, "--sample", "0.1"]) == 0
     assert len(asked) == 2
     [row] = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(" s ")]
-    assert row[1:] == ["transfer", "1,000", "4,000", "?", "0.0", "–", "0.2", "s", "ago", "no:"]
+    assert row[1:] == ["broker-a:0", "transfer", "1,000", "4,000", "?", "0.0", "–", "0.2", "s", "ago", "no:"]
+
+
+def test_the_members_of_all_groups_are_rows_of_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pages: list[dict[str, Any]] = [
+        MASTER,
+        SLAVE | {"is_ready": True, "commitlog": {"max_offset": 4_999_000}},
+        MASTER | {"broker_name": "broker-b", "commitlog": {"max_offset": 700}, "ha": {}},
+        SLAVE | {"is_ready": True, "broker_name": "broker-b", "commitlog": {"max_offset": 700}},
+        SLAVE | {"is_ready": True, "broker_name": "broker-c"},
+    ]
+    with ExitStack() as stack:
+        admins = [stack.enter_context(admin_port(json.dumps(page).encode())) for page in pages]
+        assert run(["status", "--sample", "0", *(word for admin in admins for word in ("--admin", admin))]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+
+    def column(name: str) -> list[str]:
+        return [line[head.index(name) :].split("  ")[0] for line in lines[: len(pages)]]
+
+    assert column("node") == ["broker-a:0", "broker-a:1", "broker-b:0", "broker-b:1", "broker-c:1"]
+    assert column("in sync") == ["1 of 2", "–", "–", "–", "–"]
+    assert column("behind") == ["–", "1,000", "–", "0", "–"]  # the master of broker-c is not shown
+    rows = [line.split() for line in lines]
+    assert [row[:2] for row in rows if "transfer" in row] == [["10.0.0.2", "broker-a:0"]]
+    assert [row[:2] for row in rows if "out_of_range" in row] == [["10.0.0.3", "broker-a:0"]]
 
 
 def test_a_slave_that_is_not_ready_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

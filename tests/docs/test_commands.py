@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ha.cli import run
 from scripts.demo import FLIGHT_COUNT
 from tests.docs import tutorial
 from tests.docs.pages import OWN_NETWORK, blocks, run_script, traced
@@ -42,13 +43,17 @@ def test_failover_page(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_scaling_page(tmp_path: Path) -> None:
     """With a shorter time to settle: tests/cli/test_broker.py has producers, on a virtual clock."""
-    start, grow, drain, stop = blocks("scaling.md")
+    start, grow, drain, undrain, stop = blocks("scaling.md")
     assert drain == "ha broker drain broker-c\n"
     show = "ha topic describe orders --json\n"
-    told = run_script(traced([start, grow, show, drain.replace("\n", " --settle 0 --wait 200\n"), stop]), tmp_path)
+    steps = traced([start, grow, show, drain, undrain, stop])
+    try:
+        told = run_script(steps.replace(drain, "ha broker drain broker-c --settle 0 --wait 200\n"), tmp_path)
+    finally:
+        run(["cluster", "down", "--dir", str(tmp_path / "cluster")])
     assert "broker-c: 1 topics and 1 groups created" in told
     assert told.count('"broker": "broker-c"') == 4
-    assert "broker-c: drained; it can be stopped" in told
+    assert told.count("broker-c: drained; it can be stopped") == 2
     assert "broker-c: producers may send to its " in told
 
 

@@ -214,6 +214,21 @@ async def test_producers_are_asked_about_transactions(tmp_path: Path) -> None:
             assert await bodies(site) == [b"asked"]
 
 
+async def test_producers_are_asked_about_half_messages_of_a_drained_broker(tmp_path: Path) -> None:
+    """Its topics take no more messages, and it can't be stopped before the half messages are decided."""
+    options = FrontOptions(heartbeat_interval_s=0.02)
+    async with open_site(tmp_path, options, transaction_timeout_s=1.0, transaction_check_interval_s=0.5) as site:
+        client = Client(site.address)
+        await site.topic("t", "TRANSACTION")
+        async with chatting(client) as chat:
+            await chat.tell(producer())
+            await half(site, client, b"asked")
+            await site.topic("t", "TRANSACTION", write=0)
+            with trio.fail_after(20):
+                asked = (await chat.answers.receive()).recover_orphaned_transaction_command
+            assert asked.message.body == b"asked"
+
+
 async def test_clients_of_a_connection_are_limited(tmp_path: Path) -> None:
     async with open_site(tmp_path, FrontOptions(sessions_per_connection_max=2)) as site:
         client = Client(site.address)

@@ -17,7 +17,17 @@ from rich.table import Table
 
 from ha.cli.admin_pages import AdminFlags
 from ha.cli.asking import Json
-from ha.cli.cluster.layout import GROUPS_MAX, REPLICAS_MAX, LocalNode, add_nodes, name_server_of, read_nodes
+from ha.cli.cluster.background import Background, fork_to_background
+from ha.cli.cluster.layout import (
+    GROUPS_MAX,
+    OUTPUT_FILE,
+    PORT_MAX,
+    REPLICAS_MAX,
+    LocalNode,
+    add_nodes,
+    name_server_of,
+    read_nodes,
+)
 from ha.cli.cluster.processes import NodeError
 from ha.cli.cluster.running import (
     START_MISSING,
@@ -25,11 +35,12 @@ from ha.cli.cluster.running import (
     etcd_program,
     locked,
     runner_of,
+    stop_nodes,
     stop_runner,
     wait_settled,
 )
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
-from ha.cli.showing import notices, output, print_json
+from ha.cli.showing import notices, output, print_json, safe
 from ha.cli.status import status as show_status
 
 app = cyclopts.App(name="cluster", help="Run several broker groups on this machine.", help_format="markdown")
@@ -50,33 +61,50 @@ def up(
     failover: Annotated[
         bool, Parameter(negative=(), help="Let each group elect its master, with an etcd that this command starts.")
     ] = False,
+    detach: Annotated[
+        bool, Parameter(name=("--detach", "-d"), negative=(), help="Return when the cluster is ready; it goes on.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="Port of the name server. Brokers get the ports from 11 to 13, 21 to 23 and so on above it. Give it "
+            "again with a higher number of groups. Default: random free ports."
+        ),
+    ] = None,
     dir_: Directory = _DIRECTORY,
     timeout: Timeout = 120.0,
     json: Json = False,
 ) -> int:
     """Run a name server and broker groups on this machine until Ctrl-C or `ha cluster down`.
 
-    The first start creates the directory with a configuration per node, on free ports of 127.0.0.1. Later starts use
-    the same ports, data, and your changes to the configurations. With a higher number of groups or replicas, nodes are
+    The first start creates the directory with a configuration per node, on ports of 127.0.0.1. Later starts use the
+    same ports, data, and your changes to the configurations. With a higher number of groups or replicas, nodes are
     added. If the cluster already runs, the process that runs it starts the nodes that are missing, and this command
-    ends when they are ready.
+    ends when they are ready. With --detach, what it would print later is in the directory's cluster.log.
 
-    Exit codes: 0 stopped, or the missing nodes run; 1 a node did not start, or all ended; 2 usage; 69 a port is in use.
+    Exit codes: 0 stopped, or with --detach ready, or the missing nodes run; 1 a node did not start, or all ended; 2
+    usage; 69 a port is in use.
     """
     for name, value, limit in (("groups", groups, GROUPS_MAX), ("replicas", replicas, REPLICAS_MAX)):
         if value is not None and not 1 <= value <= limit:
             raise UsageError(f"--{name} must be from 1 to {limit}")
     _check(timeout)
+    if port is not None and not 1 <= port <= PORT_MAX:
+        raise UsageError(f"--port must be from 1 to {PORT_MAX}")
     if failover:
         etcd_program()  # before the directory becomes one of failover groups
     dir_.mkdir(parents=True, exist_ok=True)
     try:
         runner = runner_of(dir_)
         if runner is None:
+            background = fork_to_background(dir_ / OUTPUT_FILE) if detach else None
+            if isinstance(background, int):
+                return background  # the exit code of this process; the other one goes on
             with _interruptible() as wakeup, locked(dir_):
-                return _run(dir_, add_nodes(dir_, groups, replicas, failover=failover), wakeup, timeout, json=json)
+                add_nodes(dir_, groups, replicas, failover=failover, first_port=port)
+                return _run(dir_, wakeup, timeout, background, json=json)
         try:
-            nodes = add_nodes(dir_, groups, replicas, failover=failover)
+            nodes = add_nodes(dir_, groups, replicas, failover=failover, first_port=port)
             signal.pidfd_send_signal(runner, START_MISSING)
         finally:
             os.close(runner)
@@ -88,7 +116,7 @@ def up(
     return EXIT_DONE
 
 
-def _run(directory: Path, nodes: list[LocalNode], wakeup: int, timeout_s: float, *, json: bool) -> int:
+def _run(directory: Path, wakeup: int, timeout_s: float, background: Background | None, *, json: bool) -> int:
     cluster = LocalCluster(directory.absolute(), lambda line: notices().print(f"ha: {line}"))
 
     def start_missing() -> None:
@@ -102,6 +130,8 @@ def _run(directory: Path, nodes: list[LocalNode], wakeup: int, timeout_s: float,
         nodes = cluster.start(timeout_s)
         wait_settled(nodes, timeout_s - (time.monotonic() - started))
         _show(nodes, json=json)
+        if background is not None:
+            background.detach()
         cluster.serve(wakeup, start_missing)
     except KeyboardInterrupt:
         return EXIT_DONE
@@ -150,12 +180,24 @@ def _show(nodes: list[LocalNode], *, json: bool) -> None:
 
 
 @app.command
-def down(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 60.0, json: Json = False) -> int:
+def down(
+    *,
+    group: Annotated[
+        str | None, Parameter(help="Stop only the nodes of this group, for example after `ha broker drain`.")
+    ] = None,
+    dir_: Directory = _DIRECTORY,
+    timeout: Timeout = 60.0,
+    json: Json = False,
+) -> int:
     """Stop the cluster that `ha cluster up` runs. Its data stays.
+
+    A group that is stopped starts again with the next `ha cluster up`, unless you delete its files NAME-*.
 
     Exit codes: 0 it has stopped, or did not run; 2 usage; 69 it is still stopping after --timeout.
     """
     _check(timeout)
+    if group is not None:
+        return _stop_group(dir_, group, timeout, json=json)
     runner = runner_of(dir_)
     is_stopped = runner is None or stop_runner(runner, timeout)
     if json:
@@ -165,6 +207,22 @@ def down(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 60.0, json: Json = 
     if not is_stopped:
         notices().print(f"ha: the cluster in {dir_} is still stopping after {timeout:g} s")
         return EXIT_UNREACHABLE
+    return EXIT_DONE
+
+
+def _stop_group(directory: Path, group: str, timeout_s: float, *, json: bool) -> int:
+    nodes = [node for node in read_nodes(directory) if node.is_broker and node.keys.get("brokerName") == group]
+    if not nodes:
+        raise UsageError(f"no group {safe(group)} in {directory}")
+    try:
+        count = stop_nodes(directory, nodes, timeout_s)
+    except NodeError as error:
+        notices().print(f"ha: {error.what}")
+        return EXIT_UNREACHABLE
+    if json:
+        print_json({"was_running": count > 0, "is_stopped": True})
+    elif count == 0:
+        notices().print(f"ha: no node of {safe(group)} runs")
     return EXIT_DONE
 
 

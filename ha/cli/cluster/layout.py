@@ -5,6 +5,7 @@
     broker-a-0.conf, broker-a-1.conf master and slave of the first group; with failover, IDs start at 1
     NAME.log, NAME/                  log and store of a node
     cluster.lock                     held by the process that runs the cluster
+    cluster.log                      its output in the background
 
 A configuration is written once, with ports that were free, and then belongs to the user. So a cluster has the same
 addresses and settings whenever it runs.
@@ -14,19 +15,22 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence, Set
+from contextlib import AbstractContextManager
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
 
-from ha.cli.cluster.processes import reserved_ports
+from ha.cli.cluster.processes import reserved_exactly, reserved_ports
 from ha.cli.exits import UsageError
 from ha.config.properties_file import parse_properties
 
 GROUPS_MAX = len(string.ascii_lowercase)
 REPLICAS_MAX = 9
+PORT_MAX = 65535
 LOCK_FILE = "cluster.lock"
+OUTPUT_FILE = "cluster.log"
 NAME_SERVER = "namesrv"
 ETCD = "etcd"
 _SEGMENT_SIZE = 128 << 20
@@ -87,10 +91,13 @@ def name_server_of(nodes: Sequence[LocalNode]) -> str:
     raise UsageError(f"{NAME_SERVER}.conf is missing; ha cluster up creates a cluster in an empty directory")
 
 
-def add_nodes(directory: Path, groups: int | None, replicas: int | None, *, failover: bool) -> list[LocalNode]:
-    """Writes the configurations that are missing for this many groups, and returns all nodes. UsageError.
+def add_nodes(
+    directory: Path, groups: int | None, replicas: int | None, *, failover: bool, first_port: int | None = None
+) -> list[LocalNode]:
+    """Writes the configurations that are missing for this many groups, and returns all nodes. UsageError, NodeError.
 
     None: as many as there are, in a new directory 1 group of 2 replicas (3 with failover). Nodes are never removed.
+    New nodes get ports from `first_port` on; None: random ones that are free.
     """
     known = read_nodes(directory)
     if known:
@@ -107,14 +114,16 @@ def add_nodes(directory: Path, groups: int | None, replicas: int | None, *, fail
     groups = max(1, len(ids_of)) if groups is None else groups
     if ids_of and (groups < len(ids_of) or replicas < held):
         raise UsageError(
-            f"{directory} has {len(ids_of)} groups of {held} replicas; to remove a node, stop the cluster and delete "
-            "its files"
+            f"{directory} has {len(ids_of)} groups of {held} replicas; to remove a group, stop it with ha cluster down "
+            "--group NAME and delete its files"
         )
     free = (f"broker-{letter}" for letter in string.ascii_lowercase if f"broker-{letter}" not in ids_of)
     names = [*ids_of, *islice(free, groups - len(ids_of))]
     ids = [str(number) for number in (range(1, replicas + 1) if failover else range(replicas))]
     missing = [(name, id_) for name in names for id_ in ids if id_ not in ids_of.get(name, ())]
-    with reserved_ports(3 * len(missing) + (0 if known else 3), _ports_of(known, directory)) as ports:
+    service_count = 0 if known else 3 if failover else 1
+    with _ports_for(service_count, len(missing), _ports_of(known, directory), first_port) as reserved:
+        ports = iter(reserved)
         if not known:
             known = _add_services(directory, ports, failover=failover)
         for name, broker_id in missing:
@@ -125,9 +134,9 @@ def add_nodes(directory: Path, groups: int | None, replicas: int | None, *, fail
                 "brokerRole": role,
                 "namesrvAddr": name_server_of(known),
                 **({"etcdEndpoints": etcd_url(directory)} if failover else {}),
-                "listenPort": str(ports.pop()),
-                "haListenPort": str(ports.pop()),
-                "adminListenPort": str(ports.pop()),
+                "listenPort": str(next(ports)),
+                "haListenPort": str(next(ports)),
+                "adminListenPort": str(next(ports)),
                 "storePathRootDir": f"{name}-{broker_id}",
                 "mappedFileSizeCommitLog": str(_SEGMENT_SIZE),
             }
@@ -135,11 +144,29 @@ def add_nodes(directory: Path, groups: int | None, replicas: int | None, *, fail
     return read_nodes(directory)
 
 
-def _add_services(directory: Path, ports: list[int], *, failover: bool) -> list[LocalNode]:
-    """Writes the configurations of the name server and etcd, whose ports are the last ones of `ports`."""
-    keys = {"bindAddress": _HOST, "listenPort": str(ports.pop())}
-    client, peer = ports.pop(), ports.pop()
+def _ports_for(
+    service_count: int, broker_count: int, others: Set[int], first: int | None
+) -> AbstractContextManager[list[int]]:
+    """Reserves one port for each service and three for each broker, none of `others`. UsageError, NodeError.
+
+    From `first` on, the services have the first ports, and a broker the first three after a multiple of ten further:
+    10911 to 10913, 10921 to 10923 and so on for 10900.
+    """
+    if first is None:
+        return reserved_ports(service_count + 3 * broker_count, others)
+    blocks = (range(begin, begin + 3) for begin in count(first + 11, 10))
+    free = islice((block for block in blocks if others.isdisjoint(block)), broker_count)
+    ports = [*range(first, first + service_count), *(port for block in free for port in block)]
+    if ports and ports[-1] > PORT_MAX:
+        raise UsageError(f"--port {first}: the last node would have port {ports[-1]}")
+    return reserved_exactly(ports)
+
+
+def _add_services(directory: Path, ports: Iterator[int], *, failover: bool) -> list[LocalNode]:
+    """Writes the configurations of the name server, and of etcd with failover."""
+    keys = {"bindAddress": _HOST, "listenPort": str(next(ports))}
     if failover:
+        client, peer = next(ports), next(ports)
         urls = {"client": f"http://{_HOST}:{client}", "peer": f"http://{_HOST}:{peer}"}
         lines = [f"name: {ETCD}", f"data-dir: {ETCD}", f"initial-cluster: {ETCD}={urls['peer']}"]
         lines.append("enable-grpc-gateway: true")  # members use its JSON API; 3.4 disables it with a configuration file

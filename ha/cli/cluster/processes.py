@@ -18,6 +18,7 @@ STOP_TIMEOUT_S = 20.0
 _LINE_SIZE_MAX = 65536
 _LOG_TAIL_SIZE_MAX = 16384
 _PORTS = range(20_000, 25_000, 4)  # a broker opens listenPort - 2, too
+_HOST = "127.0.0.1"
 
 _END_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -175,12 +176,35 @@ def reserved_ports(count: int, others: Collection[int] = ()) -> Iterator[list[in
                 break
             if port in others:
                 continue
-            with suppress(OSError), ExitStack() as claim, socket.socket() as probe:
-                held = claim.enter_context(socket.socket(type=socket.SOCK_DGRAM))
-                held.bind(("127.0.0.1", port))
-                probe.bind(("127.0.0.1", port))
-                stack.enter_context(claim.pop_all())
+            with suppress(OSError):
+                stack.enter_context(_reserved(port))
                 found.append(port)
         if len(found) < count:
             raise NodeError(f"fewer than {count} free ports between {_PORTS[0]} and {_PORTS[-1]}")
         yield found
+
+
+@contextmanager
+def reserved_exactly(ports: Sequence[int]) -> Iterator[list[int]]:
+    """Yields these ports on 127.0.0.1, reserved as by `reserved_ports`. NodeError with code 69 if one is in use."""
+    with ExitStack() as stack:
+        for port in ports:
+            try:
+                stack.enter_context(_reserved(port))
+            except OSError as error:
+                what = f"can't use port {port}: {error.strerror}; choose another --port"
+                raise NodeError(what, exit_code=os.EX_UNAVAILABLE) from None
+        yield list(ports)
+
+
+@contextmanager
+def _reserved(port: int) -> Iterator[None]:
+    """Reserves a port during the block. OSError if it is in use or reserved."""
+    with socket.socket(type=socket.SOCK_DGRAM) as held:
+        held.bind((_HOST, port))
+        with socket.socket() as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as nodes do: connections that ended don't count
+            probe.bind((_HOST, port))
+        yield

@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from itertools import groupby
 from pathlib import Path
@@ -68,6 +68,48 @@ def stop_runner(descriptor: int, timeout_s: float) -> bool:
         return bool(select.select([descriptor], [], [], timeout_s)[0])
     finally:
         os.close(descriptor)
+
+
+def stop_nodes(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) -> int:
+    """Stops these nodes of a cluster that runs, in order, and returns how many ran. NodeError if one does not stop."""
+    deadline = time.monotonic() + timeout_s
+    count = 0
+    for _, stage in groupby(sorted(nodes, key=lambda node: -node.stage), key=lambda node: node.stage):
+        with ExitStack() as stack:
+            found = {node.name: _process_of(directory, node) for node in stage}
+            running = {name: descriptor for name, descriptor in found.items() if descriptor is not None}
+            for descriptor in running.values():
+                stack.callback(os.close, descriptor)
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            for name, descriptor in running.items():
+                if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise NodeError(f"{name} is still stopping after {timeout_s:g} s", exit_code=os.EX_UNAVAILABLE)
+            count += len(running)
+    return count
+
+
+def _process_of(directory: Path, node: LocalNode) -> int | None:
+    """Returns a pidfd of the process that runs a node of the cluster in `directory`, for the caller to close; or None.
+
+    Found by its directory and command, which Linux tells, since a node does not write its process ID.
+    """
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and _runs(process, directory, node):
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(int(process.name))
+                if _runs(process, directory, node):  # the ID was not reused before the pidfd was opened
+                    return descriptor
+                os.close(descriptor)
+    return None
+
+
+def _runs(process: Path, directory: Path, node: LocalNode) -> bool:
+    with suppress(OSError):  # it has ended, or belongs to another user
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        command = ["--config", f"{node.name}.conf", ""]
+        return words[-3:] == command and (process / "cwd").readlink() == directory.resolve()
+    return False
 
 
 def etcd_program() -> str:

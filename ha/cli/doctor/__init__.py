@@ -1,7 +1,7 @@
 """`ha doctor`: checks a cluster and reports each finding with a solution.
 
 It connects to name servers, each broker's ports and halog's admin ports, and asks brokers for their state (requests 28,
-26, 906 and 907, which RocketMQ supports, too). It changes nothing.
+26, 906, 907, and with several groups 21, which RocketMQ supports, too). It changes nothing.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def doctor(
     """
     if write_test and store is None:
         raise UsageError("--write-test requires --store, the directory to write to")
+    from ha.cli.doctor.topics import ask_topics
     from ha.cli.nodes import check_ha_ports, gather
 
     facts = gather(cluster, admins, tls)
     check_ha_ports(facts, admins.timeout)
+    ask_topics(facts, cluster, tls, admins.timeout)
     pages = {address: page for address, page in facts.admins.items() if isinstance(page, Page)}
     findings, speed = _examine(facts, pages, store, write_test=write_test)
     if json:
@@ -69,10 +71,10 @@ def _examine(
     facts: Facts, pages: dict[str, Page], store: Path | None, *, write_test: bool
 ) -> tuple[list[Finding], dict[str, float] | None]:
     """Returns the findings, and the speed of the disk if it was measured."""
-    from ha.cli.doctor import machine
+    from ha.cli.doctor import machine, topics
     from ha.cli.doctor.checks import examine
 
-    findings = examine(facts)
+    findings = [*examine(facts), *topics.examine_topics(facts)]
     for address, page in pages.items():
         if page.node.pid and address.rpartition(":")[0] in ("127.0.0.1", "localhost"):
             findings += machine.examine_process(page.node.pid, page.node.name)

@@ -2,10 +2,10 @@
 //
 // A command is one line `ID NAME key=value ...` (values without spaces); each runs in its own thread and answers with JSON
 // lines {"id":ID,"event":...}: any number of events, then one "done" or "failed". The end of stdin ends the process.
-//   produce  nameServer topic count [first] [batch] [threads] [queues] [timeoutMs] [limitS] acks=FILE
+//   produce  nameServer topic count [first] [batch] [threads] [queues] [timeoutMs] [limitS] [pauseMs] [until=FILE] acks=FILE
 //            sends messages first..first+count-1, each again and again until the broker has stored it; one line an
 //            acknowledged message goes to FILE: status sequence physicalOffset queueId queueOffset size crc storeHost msgId
-//            ("progress" about every thousand messages)
+//            ("progress" about every thousand messages). Each thread pauses after a send, and stops when `until` exists
 //   send     nameServer topic count [first] [size] [queues] [timeoutMs] [mode=sync|async] [wait=true|false] [compress]
 //            [delay=LEVEL]   one try each, one "sent" event each with status or error
 //   consume  nameServer topic out=FILE [brokerId] [queue] [group]    pulls every queue from its start to its end; a line a message:
@@ -199,6 +199,8 @@ public class InteropClient {
         long count = number("count", 0), first = number("first", 0);
         int batch = number("batch", 1), threads = number("threads", 1);
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(number("limitS", 300));
+        int pauseMs = number("pauseMs", 0);
+        File until = options.containsKey("until") ? new File(text("until")) : null;
         DefaultMQProducer producer = producer(false);
         AtomicLong next = new AtomicLong(first), acked = new AtomicLong(), reported = new AtomicLong();
         AtomicLong errors = new AtomicLong(), bytes = new AtomicLong();
@@ -208,7 +210,7 @@ public class InteropClient {
         try (PrintWriter acks = new PrintWriter(new BufferedWriter(new FileWriter(text("acks")), 1 << 20))) {
             for (int t = 0; t < threads; t++) {
                 Thread worker = new Thread(() -> {
-                    while (System.nanoTime() < deadline) {
+                    while (System.nanoTime() < deadline && (until == null || !until.exists())) {
                         long from = next.getAndAdd(batch), to = Math.min(from + batch, first + count);
                         if (from >= to) return;
                         SendResult result = null;
@@ -228,6 +230,9 @@ public class InteropClient {
                         statuses.computeIfAbsent(result.getSendStatus().name(), k -> new LongAdder()).add(to - from);
                         long done = acked.addAndGet(to - from), last = reported.get();
                         if (done >= last + 1000 && reported.compareAndSet(last, done)) emit("progress", "acked", done);
+                        if (pauseMs > 0) {
+                            try { Thread.sleep(pauseMs); } catch (InterruptedException i) { return; }
+                        }
                     }
                 });
                 worker.start();

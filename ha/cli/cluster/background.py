@@ -1,0 +1,60 @@
+"""Moves a command to the background once it is ready, so that whoever started it waits only until then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ha.cli.exits import EXIT_DONE, EXIT_REFUSED
+
+
+class Background:
+    """The process that goes to the background. Until then, its output is that of the one in the foreground."""
+
+    def __init__(self, ready: int, log_file: Path) -> None:
+        self._ready = ready
+        self._log_file = log_file
+
+    def detach(self) -> None:
+        """Ends the process in the foreground with EXIT_DONE. From now on, output goes to the log."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        log = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        with suppress(BrokenPipeError):  # the process in the foreground was killed
+            os.write(self._ready, b"!")
+        os.close(self._ready)
+
+
+def fork_to_background(log_file: Path) -> Background | int:
+    """Forks. Returns a Background to the new process, and to this one, when it has detached or ended, the exit code.
+
+    Ctrl-C stops the new process with SIGTERM, and is raised when it has ended. Must be called before threads start.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    readable, writable = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(readable)
+        os.setsid()  # signals of the terminal don't reach it
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        return Background(writable, log_file)
+    os.close(writable)
+    try:
+        if os.read(readable, 1):
+            return EXIT_DONE
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        return code if code >= 0 else EXIT_REFUSED
+    except KeyboardInterrupt:
+        os.kill(process, signal.SIGTERM)
+        os.waitpid(process, 0)
+        raise
+    finally:
+        os.close(readable)
