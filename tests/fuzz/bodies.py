@@ -257,9 +257,7 @@ def _field_names() -> tuple[bytes, ...]:
 
 
 HARNESSES = {
-    "java_json": Harness(about=text.__doc__ or "", run=text, seeds=text_seeds, words=WORDS, memory_max=16 << 20),
-    "bodies": Harness(about=bodies.__doc__ or "", run=bodies, seeds=body_seeds, words=(*WORDS, *_field_names())),
-    "registration": Harness(
-        about=registration.__doc__ or "", run=registration, seeds=registration_seeds, memory_max=96 << 20
-    ),
+    "java_json": Harness(run=text, seeds=text_seeds, words=WORDS, memory_max=16 << 20),
+    "bodies": Harness(run=bodies, seeds=body_seeds, words=(*WORDS, *_field_names())),
+    "registration": Harness(run=registration, seeds=registration_seeds, memory_max=96 << 20),
 }

@@ -207,7 +207,6 @@ def signed_seeds() -> list[bytes]:
 
 HARNESSES = {
     "broker_access": Harness(
-        about=answer_with_access_control.__doc__ or "",
         run=answer_with_access_control,
         seeds=signed_seeds,
         words=(*_words(), b"AccessKey\x1f", b"Signature\x1f", b"limited-one", b"administrator", b"\x1etopic\x1fTT"),
@@ -216,12 +215,6 @@ HARNESSES = {
         memory_max=32 << 20,
     ),
     "broker": Harness(
-        about=answer_requests.__doc__ or "",
-        run=answer_requests,
-        seeds=seeds,
-        words=_words(),
-        size_max=3000,
-        seconds_max=5.0,
-        memory_max=32 << 20,
+        run=answer_requests, seeds=seeds, words=_words(), size_max=3000, seconds_max=5.0, memory_max=32 << 20
     ),
 }

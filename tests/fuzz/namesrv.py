@@ -113,12 +113,6 @@ WORDS = (
 
 HARNESSES = {
     "name_server": Harness(
-        about=answer_requests.__doc__ or "",
-        run=answer_requests,
-        seeds=seeds,
-        words=WORDS,
-        size_max=3000,
-        seconds_max=5.0,
-        memory_max=32 << 20,
+        run=answer_requests, seeds=seeds, words=WORDS, size_max=3000, seconds_max=5.0, memory_max=32 << 20
     )
 }

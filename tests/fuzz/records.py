@@ -233,23 +233,18 @@ WORDS = (
 )
 
 HARNESSES = {
-    "records": Harness(about=records.__doc__ or "", run=records, seeds=record_seeds, words=WORDS),
+    "records": Harness(run=records, seeds=record_seeds, words=WORDS),
     "record_fields": Harness(
-        about=record_fields.__doc__ or "",
-        run=record_fields,
-        seeds=lambda: [bytes([3]) + raw for raw in record_seeds()],
-        words=WORDS,
+        run=record_fields, seeds=lambda: [bytes([3]) + raw for raw in record_seeds()], words=WORDS
     ),
-    "batch": Harness(about=batch.__doc__ or "", run=batch, seeds=batch_seeds, words=WORDS),
-    "properties": Harness(about=properties.__doc__ or "", run=properties, seeds=property_seeds, words=WORDS),
+    "batch": Harness(run=batch, seeds=batch_seeds, words=WORDS),
+    "properties": Harness(run=properties, seeds=property_seeds, words=WORDS),
     "message_id": Harness(
-        about=message_id.__doc__ or "",
         run=message_id,
         seeds=lambda: [encode_message_id(host, 12345).encode() for host in (V4, V6)] + ["٣".encode() * 32],
         size_max=128,
     ),
     "recall_handle": Harness(
-        about=recall_handle.__doc__ or "",
         run=recall_handle,
         seeds=lambda: [encode_recall_handle(RecallHandle("T", "b", 1, "k")).encode(), b"djEgVCBiIHggaw"],
         size_max=256,

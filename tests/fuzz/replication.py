@@ -226,9 +226,7 @@ WORDS = (
 )
 
 HARNESSES = {
-    "ha_frames": Harness(about=parsers.__doc__ or "", run=parsers, seeds=frame_seeds, words=WORDS),
-    "ha_master": Harness(
-        about=master_side.__doc__ or "", run=master_side, seeds=master_seeds, words=WORDS, size_max=400
-    ),
-    "ha_slave": Harness(about=slave_side.__doc__ or "", run=slave_side, seeds=slave_seeds, words=WORDS, size_max=2000),
+    "ha_frames": Harness(run=parsers, seeds=frame_seeds, words=WORDS),
+    "ha_master": Harness(run=master_side, seeds=master_seeds, words=WORDS, size_max=400),
+    "ha_slave": Harness(run=slave_side, seeds=slave_seeds, words=WORDS, size_max=2000),
 }

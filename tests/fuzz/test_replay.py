@@ -51,11 +51,11 @@ def test_excessive_time_or_memory_is_a_finding() -> None:
     def hoard(data: bytes) -> None:
         bytearray(len(data) * 1_000_000)
 
-    slow = Harness(about="", run=spin, seeds=list, seconds_max=0.01)
+    slow = Harness(run=spin, seeds=list, seconds_max=0.01)
     run_timed(slow, b"")
     with pytest.raises(TooSlowError):
         run_timed(slow, b"x" * 50)
-    greedy = Harness(about="", run=hoard, seeds=list, memory_max=10_000_000)
+    greedy = Harness(run=hoard, seeds=list, memory_max=10_000_000)
     run_measured(greedy, b"x" * 9)
     with pytest.raises(TooMuchMemoryError):
         run_measured(greedy, b"x" * 11)
