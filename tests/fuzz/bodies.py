@@ -59,6 +59,15 @@ ANSWERS: tuple[Callable[[bytes], object], ...] = (
     decode_consume_stats,
 )
 """What brokers and clients answer with objects as keys: read, or the one error"""
+INVALID_ANSWERS = (
+    b"[]",
+    b'{"offsetTable":5}',
+    b'{"offsetTable":{"a":1}}',
+    b'{"offsetTable":{{"queueId":"x"}:1}}',
+    b'{"offsetTable":[5]}',
+    b'{"mqTable":[1]}',
+    b'{"consumerTable":{"c":5}}',
+)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -218,6 +227,7 @@ def answer_seeds() -> list[bytes]:
         b"\x0c" + info,
         b'\x0d{"offsetTable":%b{"lastUpdateTimestamp":1,"maxOffset":9,"minOffset":0}}}' % queue,
         b'\x0e{"consumeTps":1.5,"offsetTable":%b{"brokerOffset":9,"consumerOffset":4,"lastTimestamp":1}}}' % queue,
+        *(bytes([number]) + body for number in range(0x0A, 0x0F) for body in INVALID_ANSWERS),
     ]
 
 
