@@ -4,8 +4,9 @@ Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) in flight, spread ev
 over the brokers; it opens no more connections than requests, and at least one per broker. It works with any broker that
 speaks RocketMQ's protocol. A frame is a template in which only the ten digits of the opaque change, so a message costs
 a join and a search; the code of every response is still checked. For k responses it writes k new requests at once.
-Prints one line of JSON. Latencies are measured from just before the write to just after the read; the gap is the longest
-time without a response. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still per request.
+Prints one line of JSON. Latencies are measured from just before the write to just after the read; the gap is the
+longest time without a response. With `--batch` each request is a
+SEND_BATCH_MESSAGE, and all figures are still per request.
 """
 
 from __future__ import annotations

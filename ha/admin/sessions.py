@@ -103,7 +103,7 @@ class Sessions:
         expiry = signed.partition(".")[0]
         if not (expiry.isascii() and expiry.isdecimal() and len(expiry) <= 12):
             return False
-        is_ours = hmac.compare_digest(self._proof(purpose, signed).encode(), proof.encode())
+        is_ours = proof.isascii() and hmac.compare_digest(self._proof(purpose, signed), proof)
         return is_ours and (time.time() if now_s is None else now_s) < int(expiry)
 
     def _proof(self, purpose: str, signed: str) -> str:

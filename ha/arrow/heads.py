@@ -73,7 +73,7 @@ class Heads:
         self.raw = raw
         self.positions = positions
         size = len(raw)
-        room = positions + RECORD_SIZE_MIN <= size
+        room = (positions >= 0) & (positions <= size - RECORD_SIZE_MIN)  # a damaged entry may point anywhere
         safe = positions if bool(room.all()) else np.where(room, positions, 0)
         if size < HEAD.itemsize:
             self._fields = np.zeros(len(positions), HEAD)

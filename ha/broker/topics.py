@@ -200,9 +200,9 @@ class Topics(ConfigTable[TopicConfig]):
         count = max(0, min(queue_count, pattern.write_queue_nums))
         return await self._create(_topic(topic, count, perm & ~Permission.INHERIT))
 
-    async def ensure(self, topic: str, queue_count: int, perm: int = _READ_WRITE) -> TopicConfig | str:
+    async def ensure(self, topic: str, queue_count: int) -> TopicConfig | str:
         """The topic, created with `queue_count` queues if it doesn't exist; or the reason why it can't be created."""
-        return self._table.get(topic) or await self._create(_topic(topic, queue_count, perm))
+        return self._table.get(topic) or await self._create(_topic(topic, queue_count, _READ_WRITE))
 
     async def update(self, config: TopicConfig) -> str:
         """Creates or changes a topic. Returns why it is not possible, or ""."""

@@ -217,14 +217,12 @@ class Admin(ClientUser):
             perm=permission,
             attributes=",".join(f"+{name}={value}" for name, value in attributes.items()) if attributes else None,
         )
-        for address in await self._masters(broker_names):
-            await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._ask_masters(RequestCode.UPDATE_AND_CREATE_TOPIC, header, broker_names=broker_names)
         self._routes.mark_stale(topic)
 
     async def delete_topic(self, topic: str) -> None:
         """Deletes `topic` on all brokers and name servers; its messages become unreachable at once."""
-        for address in await self._masters(None):
-            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
+        await self._ask_masters(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
         for address in self._client.name_servers:
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
         self._routes.forget(topic)
@@ -243,64 +241,57 @@ class Admin(ClientUser):
     async def users(self) -> list[UserInfo]:
         """All users of the masters, sorted by name; with passwords only for super users."""
         found: dict[str, UserInfo] = {}
-        for address in await self._masters(None):
-            answer = await self._ask(address, RequestCode.AUTH_LIST_USER)
+        for answer in await self._ask_masters(RequestCode.AUTH_LIST_USER):
             found |= {user.username or "": user for user in _list_of(list[UserInfo], answer.body)}
         return [found[name] for name in sorted(found)]
 
     async def policies(self) -> dict[str, list[PolicyInfo]]:
         """The policies of the masters' users, by name."""
         found: dict[str, list[PolicyInfo]] = {}
-        for address in await self._masters(None):
-            answer = await self._ask(address, RequestCode.AUTH_LIST_ACL)
+        for answer in await self._ask_masters(RequestCode.AUTH_LIST_ACL):
             found |= {username_of(acl.subject): acl.policies or [] for acl in _list_of(list[AclInfo], answer.body)}
         return found
 
     async def create_user(self, user: UserInfo) -> None:
         """Creates a user on all masters."""
-        for address in await self._masters(None):
-            header = UserRequest(username=user.username or "")
-            await self._ask(address, RequestCode.AUTH_CREATE_USER, header, java_json.dumps(user))
+        header = UserRequest(username=user.username or "")
+        await self._ask_masters(RequestCode.AUTH_CREATE_USER, header, java_json.dumps(user))
 
     async def delete_user(self, name: str) -> None:
         """Deletes a user and its policies on all masters."""
-        for address in await self._masters(None):
-            await self._ask(address, RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
+        await self._ask_masters(RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
     async def update_policies(self, name: str, policies: list[PolicyInfo]) -> None:
         """Adds policy entries to those of a user, or replaces the ones of the same resources, on all masters."""
         acl = AclInfo(subject=subject_of(name), policies=policies)
-        for address in await self._masters(None):
-            header = SubjectRequest(subject=subject_of(name))
-            await self._ask(address, RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
+        header = SubjectRequest(subject=subject_of(name))
+        await self._ask_masters(RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
         """Deletes the policy entry of a user for `resource` on all masters."""
         header = DeleteAclRequest(subject=subject_of(name), resource=resource, policy_type=policy_type)
-        for address in await self._masters(None):
-            await self._ask(address, RequestCode.AUTH_DELETE_ACL, header)
+        await self._ask_masters(RequestCode.AUTH_DELETE_ACL, header)
 
     # Groups
 
     async def groups(self, *, broker_names: Sequence[str] | None = None) -> dict[str, GroupConfig]:
         """All consumer groups known to a master of the named broker sets, by default of all, sorted by name."""
         found: dict[str, GroupConfig] = {}
-        for address in await self._masters(broker_names):
-            answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        for answer in await self._ask_masters(code, broker_names=broker_names):
             found |= read_as(GroupTable, answer.body).subscription_group_table
         return dict(sorted(found.items()))
 
     async def create_group(self, config: GroupConfig, *, broker_names: Sequence[str] | None = None) -> None:
         """Creates or changes a consumer group on the named broker sets, by default on all. 5.x keeps its attributes."""
         config = msgspec.structs.replace(config, attributes={})  # 5.x expects changes here: `+name` and `-name`
-        for address in await self._masters(broker_names):
-            await self._ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=java_json.dumps(config))
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._ask_masters(code, body=java_json.dumps(config), broker_names=broker_names)
 
     async def delete_group(self, group: str, *, forget_offsets: bool = True) -> None:
         """Deletes a consumer group on all brokers."""
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_offsets)
-        for address in await self._masters(None):
-            await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._ask_masters(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of(self, topic: str) -> list[str]:
         """The groups that consume or have consumed `topic`, sorted. RouteNotFound."""
@@ -314,8 +305,7 @@ class Admin(ClientUser):
         """The topics that `group` consumes or has consumed, sorted. Not supported by RocketMQ 4.9 (BrokerError, code
         3)."""
         found: set[str] = set()
-        for address in await self._masters(None):
-            answer = await self._ask(address, RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group=group))
+        for answer in await self._ask_masters(RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group=group)):
             found |= set(read_as(TopicList, answer.body).topic_list)
         return sorted(found)
 
@@ -383,8 +373,7 @@ class Admin(ClientUser):
         queues: list[QueueProgress] = []
         rate = 0.0
         header = ConsumeStatsRequest(consumer_group=group, topic=topic)
-        for address in await self._masters(broker_names):
-            answer = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
+        for answer in await self._ask_masters(RequestCode.GET_CONSUME_STATS, header, broker_names=broker_names):
             table, consumed_per_s = decode_consume_stats(answer.body)
             rate += consumed_per_s
             for queue, each in table.items():
@@ -494,6 +483,17 @@ class Admin(ClientUser):
                 for record in decode_records(answer.body):
                     found.append(self._received(record, MessageQueue(record.topic, name, record.queue_id)))
         return sorted(found, key=lambda message: message.store_timestamp_ms)
+
+    async def _ask_masters(
+        self,
+        code: RequestCode,
+        header: Header | None = None,
+        body: bytes = b"",
+        *,
+        broker_names: Sequence[str] | None = None,
+    ) -> list[RemotingCommand]:
+        """The successful responses of these masters, asked one after the other. BrokerError at the first that fails."""
+        return [await self._ask(address, code, header, body) for address in await self._masters(broker_names)]
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
         """Returns the response of the first master that succeeds. BrokerError of the last one if none does."""

@@ -236,9 +236,9 @@ def read_queue_map(value: Any) -> dict[QueueKey, Any]:
     return found
 
 
-def encode_queue_offsets(offsets: Mapping[QueueKey, int], name: str = "offsetTable") -> bytes:
+def encode_queue_offsets(offsets: Mapping[QueueKey, int]) -> bytes:
     """Return `{"offsetTable":{queue:offset,…}}`: the body of 220, and the offset file of a broadcasting consumer."""
-    return java_json.dumps({name: {queue_key(*queue): offset for queue, offset in offsets.items()}})
+    return java_json.dumps({"offsetTable": {queue_key(*queue): offset for queue, offset in offsets.items()}})
 
 
 def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:

@@ -298,9 +298,9 @@ def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = Tru
     )
 
 
-def record_properties(buffer: Readable, position: int = 0) -> bytes:
-    """Return the raw property string of the record at `position`. RemoteProtocolError if there is no record."""
-    layout = _record_at(buffer, position, verify_crc=False)
+def record_properties(buffer: Readable) -> bytes:
+    """Return the raw property string of the record that `buffer` begins with. RemoteProtocolError if there is none."""
+    layout = _record_at(buffer, 0, verify_crc=False)
     return bytes(buffer[layout.properties_at : layout.end])
 
 

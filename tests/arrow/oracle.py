@@ -12,7 +12,6 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_record, encode_host
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -1,26 +1,24 @@
 """Stores that RocketMQ brokers wrote, read as Arrow: each record and column as the manifest and the plain codec say."""
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions, RowFilter, arrow_schema, read_arrow
-from tests.arrow.oracle import FIXTURES, plain_rows, rows_of
+from tests.arrow.oracle import plain_rows, rows_of
+from tests.protocol.golden import STORES, manifest
 from tests.unpacking import unpack_store
 
-VERSIONS = ("4.9.7", "5.5.0")
 ALL = ReadOptions(columns=tuple(COLUMNS))
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=STORES)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """The store, and what was found in it when it was made."""
     version: str = request.param
-    manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
-    return unpack_store(version, tmp_path / "broker-a"), manifest
+    return unpack_store(version, tmp_path / "broker-a"), manifest(version)
 
 
 def test_queued_messages_equal_the_reference_decoder(golden: tuple[Path, dict[str, Any]]) -> None:

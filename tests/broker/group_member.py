@@ -23,8 +23,9 @@ from ha.broker.world import World
 from ha.protocol.record import Message
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
-from tests.broker.node import WallClock, inline
-from tests.store.disks import MemoryDisk
+from tests.broker.node import WallClock
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import reached
 
 
 class Member:
@@ -100,10 +101,10 @@ async def open_member(
     options = msgspec.structs.replace(OPTIONS, broker_id=member_id)
     clock = WallClock()
     async with open_message_store(
-        store_options(**store_changes), disk=disk, run_blocking=inline, wall_clock_ms=clock
+        store_options(**store_changes), disk=disk, run_blocking=run_inline, wall_clock_ms=clock
     ) as store:
         standing = Standing("b0", member_id, is_slave=True, is_elected=True)
-        world = World(unique_id=lambda: "", wall_clock_ms=clock, disk=disk, run_blocking=inline)
+        world = World(unique_id=lambda: "", wall_clock_ms=clock, disk=disk, run_blocking=run_inline)
         tables = Tables(store, options, world, standing)
         puts = PutService(store, None, options, standing)
         group_log = GroupLog(BrokerCore(options=options, store=store, tables=tables, puts=puts, world=world))
@@ -133,15 +134,15 @@ async def copy_log(source: MessageStore, target: MessageStore, end: int, *, disp
         chunk = bytes(await source.log.read(at, min(end, segment_end) - at))
         await target.log.append_raw(at, chunk)
         at = target.log.max_offset.value
-    while dispatch and target.log.dispatched_offset.value < end:
-        await target.log.dispatched_offset.wait_beyond(target.log.dispatched_offset.value)
+    if dispatch:
+        await reached(target.log.dispatched_offset, end)
 
 
 async def cut_copy(source: MessageStore, end: int, files: MemoryDisk | None) -> MemoryDisk:
     """A disk with `source`'s log up to `end`, and table files from another moment."""
     disk = MemoryDisk()
     options = store_options(segment_size=source.options.segment_size)
-    async with open_message_store(options, disk=disk, run_blocking=inline, wall_clock_ms=WallClock()) as store:
+    async with open_message_store(options, disk=disk, run_blocking=run_inline, wall_clock_ms=WallClock()) as store:
         await copy_log(source, store, end)
     if files is not None:
         for path, inode in files.kill().inodes.items():

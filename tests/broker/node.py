@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import trio
-from trio.testing import memory_stream_pair
 
 from ha.acl import AclGuard, AclPolicy
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
@@ -31,15 +30,12 @@ from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
+from tests.remoting.wire import MemoryListener
+from tests.store.disks import run_inline
+from tests.store.stores import dispatched
 
 HOST, PORT = "10.0.0.1", 10911
 CLIENT_VERSION = 479
-
-
-async def inline(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a blocking call inline."""
-    await trio.lowlevel.checkpoint()
-    return call(*arguments)
 
 
 class StalledSync:
@@ -51,7 +47,7 @@ class StalledSync:
     async def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "sync":
             await trio.sleep(self.stall_s)
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
 
 class WallClock:
@@ -62,25 +58,6 @@ class WallClock:
 
     def __call__(self) -> int:
         return self.start_ms + int(trio.current_time() * 1000) % 1_000_000_000
-
-
-class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
-    """Accepts streams opened by `connect`."""
-
-    def __init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
-
-    async def accept(self) -> trio.abc.Stream:
-        return await self._receive.receive()
-
-    async def aclose(self) -> None:
-        self._receive.close()
-        await trio.lowlevel.checkpoint()
-
-    async def connect(self, address: str = "") -> trio.abc.Stream:
-        ours, theirs = memory_stream_pair()
-        await self._send.send(theirs)
-        return ours
 
 
 class Node:
@@ -97,6 +74,11 @@ class Node:
         self.serialize_type = 0
         self.received: list[RemotingCommand] = []
         self.address = "broker"
+
+    async def connect(self, address: str = "") -> trio.abc.Stream:
+        """Opens another connection."""
+        await trio.lowlevel.checkpoint()
+        return self.listener.connect()
 
     async def ask(self, code: int, body: bytes = b"", *, version: int = CLIENT_VERSION, **ext: Any) -> RemotingCommand:
         """Sends a request; ext values become strings, None is omitted."""
@@ -118,10 +100,17 @@ class Node:
         """Pulls from queue 0 of TT, with the subscription in the request."""
         return await self.ask(code, **{**PULL, "queueOffset": offset, **changes})
 
+    async def arrivals(self, count: int = 1, offset: int = 0, **changes: Any) -> list[tuple[float, MessageRecord]]:
+        """The next `count` messages of queue 0 of TT, each with the time at which it came."""
+        found: list[tuple[float, MessageRecord]] = []
+        while len(found) < count:
+            answer = await self.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=100_000, **changes)
+            found += [(trio.current_time(), record) for record in self.records(answer)]
+        return found
+
     async def dispatched(self) -> None:
         """Waits until every message is dispatched."""
-        while self.store.log.dispatched_offset.value < self.store.log.max_offset.value:
-            await self.store.log.dispatched_offset.wait_beyond(self.store.log.dispatched_offset.value)
+        await dispatched(self.store)
 
     def records(self, answer: RemotingCommand) -> list[MessageRecord]:
         """The records in a pull's answer."""
@@ -211,7 +200,7 @@ async def open_node(
     ha_options: HAOptions | None = None,
     store_changes: dict[str, Any] | None = None,
     disk: Disk | None = None,
-    run_blocking: RunBlocking = inline,
+    run_blocking: RunBlocking = run_inline,
     acl_policy: AclPolicy | None = None,
     wall_clock_ms: Callable[[], int] | None = None,
     standing: Standing | None = None,
@@ -233,7 +222,8 @@ async def open_node(
     listener, fast_listener = MemoryListener(), MemoryListener()
 
     async def connect(address: str) -> trio.abc.Stream:
-        return await (fast_listener if address == "fast" else listener).connect()
+        await trio.lowlevel.checkpoint()
+        return (fast_listener if address == "fast" else listener).connect()
 
     received: list[RemotingCommand] = []
 
@@ -262,7 +252,7 @@ async def open_node(
                 World(
                     unique_id=lambda: f"UNIQUE{next(numbers):026d}",
                     wall_clock_ms=wall_clock_ms,
-                    run_blocking=inline,
+                    run_blocking=run_inline,
                     poller=poller,
                 ),
                 acl_guard=None if acl_policy is None else AclGuard(acl_policy),

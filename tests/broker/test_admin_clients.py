@@ -53,7 +53,7 @@ async def member(node: Node, client_id: str, answer: Answer | None = None) -> As
                 connection.reply(command, response)
 
     async def connect(address: str) -> trio.abc.Stream:
-        return await node.listener.connect()
+        return node.listener.connect()
 
     async with open_remoting_client(connect=connect, handler=on_requests) as client:
         command = RemotingCommand(34, language=LanguageCode.GO, version=317, body=heartbeat(client_id))

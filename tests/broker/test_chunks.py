@@ -63,7 +63,7 @@ def frame(opaque: int, code: int = 310, body: bytes = b"x", flag: int = 0, **cha
 
 async def answers(node: Node, frames: list[bytes]) -> list[RemotingCommand]:
     """Sends all frames as one chunk and returns the answers in order of arrival."""
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     await stream.send_all(b"".join(frames))
     await wait_all_tasks_blocked()
     chunk = await stream.receive_some()
@@ -86,7 +86,7 @@ async def test_pipelined_sends(node: Node, puts: Puts, autojump_clock: object) -
 )
 async def test_template_answers_equal_encoded_commands(node: Node, unique_key: str, autojump_clock: object) -> None:
     properties = f"TAGS\x01a\x02UNIQ_KEY\x01{unique_key}\x02" if unique_key else ""
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     await stream.send_all(frame(1, i=properties) + frame(2**31 - 1, i=properties, e=1))
     await wait_all_tasks_blocked()
     sent = await stream.receive_some()
@@ -135,7 +135,7 @@ async def test_chunk_shares_one_wait(tmp_path: Path, autojump_clock: object) -> 
         await node.store.log.put([Message("TT", 0, b"first")])
         await node.send()
         async with slave_of(node) as slave:
-            stream = await node.listener.connect()
+            stream = node.listener.connect()
             await stream.send_all(b"".join(frame(opaque) for opaque in range(20)))
             await wait_all_tasks_blocked()
             assert node.ha.statistics().waiting_request_count == 1
@@ -149,7 +149,7 @@ async def test_chunks_acknowledged_together_are_answered_with_one_send(tmp_path:
     async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
         await node.store.log.put([Message("TT", 0, b"first")])
         async with slave_of(node) as slave:
-            stream = await node.listener.connect()
+            stream = node.listener.connect()
             for opaque in range(3):
                 await stream.send_all(frame(opaque))
                 await wait_all_tasks_blocked()
@@ -173,7 +173,7 @@ async def test_sends_of_one_poller_turn_share_one_append(tmp_path: Path, puts: P
     async with open_poller() as poller, open_node(tmp_path) as node:
         await node.send()
         for _ in range(2):
-            await node.listener.connect()
+            node.listener.connect()
         await wait_all_tasks_blocked()
         connections = node.broker.servers[0].connections
         sender = SendProcessor(
@@ -209,7 +209,7 @@ async def busy_node(folder: Path) -> AsyncIterator[tuple[Node, Slave]]:
     async with open_node(folder, role=BrokerRole.SYNC_MASTER) as node:
         await node.store.log.put([Message("TT", 0, b"first")])
         async with slave_of(node) as slave:
-            stream = await node.listener.connect()
+            stream = node.listener.connect()
             await stream.send_all(b"".join(frame(opaque) for opaque in range(4)))
             await wait_all_tasks_blocked()
             yield node, slave
@@ -217,7 +217,7 @@ async def busy_node(folder: Path) -> AsyncIterator[tuple[Node, Slave]]:
 
 async def test_sends_of_many_connections_share_appends(tmp_path: Path, puts: Puts, autojump_clock: object) -> None:
     async with busy_node(tmp_path) as (node, slave):
-        streams = [await node.listener.connect() for _ in range(5)]
+        streams = [node.listener.connect() for _ in range(5)]
         await send_at_once(streams, [frame(10 * n) + frame(10 * n + 1, e=99) + frame(10 * n + 2) for n in range(5)])
         await wait_all_tasks_blocked()
         assert puts[-2:] == [4, 10]
@@ -239,7 +239,7 @@ async def test_sends_are_put_although_another_connection_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
     async with busy_node(tmp_path) as (node, slave):
-        streams = [await node.listener.connect() for _ in range(3)]
+        streams = [node.listener.connect() for _ in range(3)]
         await wait_all_tasks_blocked()
         connections = [each for each in node.broker.servers[0].connections if not each.in_flight]
         service = node.broker.put_service
@@ -274,7 +274,7 @@ async def test_stopping_broker_answers_sends_in_flight(tmp_path: Path, autojump_
             nursery.start_soon(node.ha.handle, theirs, "10.0.0.2:5555")
             await slave.send_all(encode_report(node.store.log.max_offset.value))
             await wait_all_tasks_blocked()
-            stream = await node.listener.connect()
+            stream = node.listener.connect()
             await stream.send_all(frame(1))
             await wait_all_tasks_blocked()
             assert node.ha.statistics().waiting_request_count == 1
@@ -287,7 +287,7 @@ async def test_order_is_kept_while_sends_wait_for_a_segment(tmp_path: Path, puts
     async with open_node(tmp_path) as node:
         await node.send()
         body = bytes(60_000)  # the node's segments have 1 MiB: seventeen of these
-        stream = await node.listener.connect()
+        stream = node.listener.connect()
         async with trio.open_nursery() as nursery:
             for begin in range(0, 60, 20):
                 chunk = b"".join(frame(opaque, body=body, e=0) for opaque in range(begin, begin + 20))

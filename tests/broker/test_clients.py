@@ -48,7 +48,7 @@ class Client:
 
 
 async def client(node: Node, client_id: str) -> Client:
-    return Client(await node.listener.connect(), client_id)
+    return Client(node.listener.connect(), client_id)
 
 
 def codes(commands: list[RemotingCommand]) -> list[int]:

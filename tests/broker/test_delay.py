@@ -24,12 +24,13 @@ from ha.protocol.batch import encode_batch
 from ha.protocol.bodies import DelayOffsets
 from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.properties import encode_properties
-from ha.protocol.record import Message, MessageRecord
+from ha.protocol.record import Message
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
-from tests.broker.node import Node, WallClock, inline, open_node
+from tests.broker.node import Node, WallClock, open_node
 from tests.broker.test_put import slave_of
+from tests.store.disks import run_inline
 
 DELAY_3 = "TAGS\x01TagA\x02DELAY\x013\x02"
 LEVELS: dict[str, Any] = {"store_changes": {"delay_levels_ms": (1_000, 5_000, 10_000)}}
@@ -45,16 +46,6 @@ def delay(level: int | str, **more: str) -> str:
     return encode_properties({"DELAY": str(level), **more}).decode()
 
 
-async def arrivals(node: Node, count: int = 1, **changes: Any) -> list[tuple[float, MessageRecord]]:
-    """The next `count` messages of queue 0 of TT, with their times of arrival."""
-    found: list[tuple[float, MessageRecord]] = []
-    offset = changes.pop("offset", 0)
-    while len(found) < count:
-        answer = await node.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=100_000, **changes)
-        found += [(trio.current_time(), record) for record in node.records(answer)]
-    return found
-
-
 def waiting(node: Node, level: int) -> list[Any]:
     queue = node.store.queues.get(SCHEDULE_TOPIC, level - 1)
     return [] if queue is None else queue.read(queue.min_offset, 100)
@@ -68,7 +59,7 @@ async def test_message_is_delivered_when_due(tmp_path: Path, autojump_clock: obj
         await node.dispatched()
         [entry] = waiting(node, 3)
         scheduled = await node.store.log.read_all(entry.physical_offset, entry.size)
-        [(at, record)] = await arrivals(node, queueId=1)
+        [(at, record)] = await node.arrivals(queueId=1)
         assert at - began == pytest.approx(10, abs=0.01)
         assert record.store_timestamp_ms - entry.tags_code in range(10)
         assert (record.topic, record.queue_id, record.body, record.flag, record.sys_flag) == ("TT", 1, b"later", 7, 1)
@@ -88,7 +79,7 @@ async def test_levels_are_independent_and_in_order(tmp_path: Path, autojump_cloc
         for number in range(9):
             assert (await node.send(b"%d" % number, i=delay((3, 1, 2)[number % 3]))).code == 0
             await trio.sleep(0.1)
-        found = await arrivals(node, 9)
+        found = await node.arrivals(9)
     assert [record.body for _, record in found] == [b"1", b"4", b"7", b"2", b"5", b"8", b"0", b"3", b"6"]
     for at, record in found:
         number = int(record.body)
@@ -99,7 +90,7 @@ async def test_levels_are_independent_and_in_order(tmp_path: Path, autojump_cloc
 async def test_levels_beyond_the_last_become_the_last(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
     assert (await node.send(i=delay(99))).code == 0
-    [(at, record)] = await arrivals(node)
+    [(at, record)] = await node.arrivals()
     assert at - began == pytest.approx(10, abs=0.01)
     assert record.property_map()["DELAY"] == "3"
 
@@ -132,7 +123,7 @@ async def test_batches_are_not_delayed(tmp_path: Path, autojump_clock: object) -
         assert answer.code == 13
         assert node.store.log.max_offset.value == 0
         assert (await node.send(body, code=320, m=True, i="")).code == 0  # RocketMQ doesn't look at the parts
-        assert len(await arrivals(node, 2)) == 2
+        assert len(await node.arrivals(2)) == 2
 
 
 async def test_system_topics_take_no_sends(tmp_path: Path, autojump_clock: object) -> None:
@@ -147,7 +138,7 @@ async def test_thousand_messages_due_at_once(node: Node, autojump_clock: object)
         messages.append(Message(SCHEDULE_TOPIC, 1, b"%d" % number + bytes(500), properties))
     await node.broker.topics.ensure("TT", 1)
     await node.broker.put_service.put(messages)
-    found = await arrivals(node, 1000)
+    found = await node.arrivals(1000)
     assert [int(record.body.rstrip(b"\x00")) for _, record in found] == list(range(1000))
     assert node.broker.delay.statistics().delivered_count == 1000
     assert node.broker.delay.statistics().waiting_counts == {}
@@ -172,7 +163,7 @@ async def test_large_messages(tmp_path: Path, autojump_clock: object) -> None:
         for size in sizes:
             assert (await node.send(bytes(size), i=delay(1))).code == 0
         node.broker.put_service.submit = note  # type: ignore[method-assign]
-        assert len(await arrivals(node, len(sizes), maxMsgNums=1)) == len(sizes)
+        assert len(await node.arrivals(len(sizes), maxMsgNums=1)) == len(sizes)
     assert batches == [[700_000], [700_000], [2_000_000], [100, 300_000, 300_000]]
 
 
@@ -191,7 +182,7 @@ async def note_arrivals(node: Node, into: dict[bytes, list[float]]) -> None:
     """Records the arrival times of messages in queue 0 of TT, until cancelled."""
     offset = 0
     while True:
-        for at, record in await arrivals(node, offset=offset):
+        for at, record in await node.arrivals(offset=offset):
             into.setdefault(record.body, []).append(at)
             offset += 1
 
@@ -224,11 +215,11 @@ async def test_restart_neither_loses_nor_repeats_messages(tmp_path: Path, autoju
             due[number] = trio.current_time() + (1, 5, 10)[level - 1]
             await node.send(b"%d" % number, i=delay(level))
             await trio.sleep(0.1)
-        assert len(await arrivals(node, 8)) == 8
+        assert len(await node.arrivals(8)) == 8
     stopped = trio.current_time()
     await trio.sleep(4)
     async with open_node(tmp_path, **LEVELS) as node:
-        found = await arrivals(node, 30)
+        found = await node.arrivals(30)
         await trio.sleep(30)
         assert node.store.queues.get("TT", 0).max_offset == 30  # type: ignore[union-attr]
         assert {int(record.body) for _, record in found} == set(range(30))
@@ -248,7 +239,7 @@ async def test_kill_repeats_only_the_last_seconds(tmp_path: Path, autojump_clock
         await trio.sleep(5)
         queue = node.store.queues.get("TT", 0)
         assert queue is not None
-        found = [int(record.body) for _, record in await arrivals(node, queue.max_offset)]
+        found = [int(record.body) for _, record in await node.arrivals(queue.max_offset)]
         assert set(found) == set(range(275))
         again = [number for number in found if found.count(number) > 1]
         assert len(again) == 2 * (len(found) - 275) > 0
@@ -285,13 +276,13 @@ async def test_deleted_messages_are_skipped(tmp_path: Path, autojump_clock: obje
         queue = node.store.queues.get(SCHEDULE_TOPIC, 1)
         assert queue is not None
         queue.min_offset = 3
-        found = await arrivals(node, 2)
+        found = await node.arrivals(2)
         assert [record.body for _, record in found] == [b"3", b"4"]
         assert found[0][0] == pytest.approx(trio.current_time(), abs=0.1)
     (tmp_path / "config" / "delayOffset.json").write_text('{"offsetTable":{2:77}}')
     async with open_node(tmp_path, **LEVELS) as node:
         await node.send(b"next", i=delay(2))
-        [(_, record)] = await arrivals(node, offset=2)
+        [(_, record)] = await node.arrivals(offset=2)
         assert record.body == b"next"
 
 
@@ -302,7 +293,7 @@ async def test_a_lost_log_hides_no_new_message(tmp_path: Path, autojump_clock: o
     async with open_node(tmp_path, **LEVELS) as node:
         await node.send(b"new", i=delay(2))
         with trio.fail_after(60):
-            [(_, record)] = await arrivals(node)
+            [(_, record)] = await node.arrivals()
         assert record.body == b"new"
 
 
@@ -323,7 +314,7 @@ async def test_refused_put_is_retried(node: Node, autojump_clock: object, monkey
         return results
 
     monkeypatch.setattr(node.store.log, "append", refuse_some)
-    found = await arrivals(node, 5)
+    found = await node.arrivals(5)
     assert [record.body for _, record in found] == [b"0", b"2", b"4", b"1", b"5"]
     assert found[2][0] - began == pytest.approx(1, abs=0.01)
     assert 5 <= found[3][0] - began < 7.1
@@ -342,7 +333,7 @@ async def test_delivery_waits_while_the_store_is_not_writable(
         await trio.sleep(30)
         assert node.store.queues.get("TT", 0) is None
     began = trio.current_time()
-    [(at, _)] = await arrivals(node)
+    [(at, _)] = await node.arrivals()
     assert at - began <= 2.01
 
 
@@ -374,7 +365,7 @@ async def test_delivery_waits_for_repairable_damage(node: Node, autojump_clock: 
     assert 140 < reads.count < 160  # every 2 s
     began = trio.current_time()
     node.store.damage.healed(damage, "a peer")
-    found = await arrivals(node, 3)
+    found = await node.arrivals(3)
     assert [record.body for _, record in found] == [b"0", b"1", b"2"]
     assert found[-1][0] - began < 0.1
     assert node.broker.delay.statistics().dropped_count == 0
@@ -386,7 +377,7 @@ async def test_unreadable_message_is_dropped_after_a_minute(node: Node, autojump
     BadReads(node, lambda offset: unreadable(offset) if offset == 0 else None)
     began = trio.current_time()
     await trio.sleep(30)
-    found = await arrivals(node, 2)
+    found = await node.arrivals(2)
     assert [record.body for _, record in found] == [b"1", b"2"]
     assert 61 <= found[0][0] - began < 64
     assert node.broker.delay.statistics().dropped_count == 1
@@ -401,7 +392,7 @@ async def test_failed_reads_of_the_disk_are_retried(node: Node, autojump_clock: 
             raise OSError(errno.EIO, "a bad sector")
 
     reads = BadReads(node, fail)
-    [(at, _)] = await arrivals(node)
+    [(at, _)] = await node.arrivals()
     assert 30 <= at - began <= 32
     assert reads.count < 25
 
@@ -411,7 +402,7 @@ async def test_messages_deleted_by_retention_are_counted(node: Node, autojump_cl
         await node.send(b"%d" % number, i=delay(1))
     gone = QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 3, 0, 4)
     BadReads(node, lambda offset: gone if offset == 0 else None)
-    [(_, record)] = await arrivals(node)
+    [(_, record)] = await node.arrivals()
     assert record.body == b"3"
     assert node.broker.delay.statistics().dropped_count == 3
 
@@ -424,7 +415,7 @@ async def test_undeliverable_messages_are_dropped(node: Node, autojump_clock: ob
     ]
     await node.broker.put_service.put(messages)
     await node.broker.topics.ensure("TT", 1)
-    assert len(await arrivals(node)) == 1
+    assert len(await node.arrivals()) == 1
     assert node.broker.delay.statistics().dropped_count == 6
     assert node.broker.delay_offsets.get(1) == 7
 
@@ -435,7 +426,7 @@ async def test_levels_no_longer_configured_are_delivered(tmp_path: Path, autojum
         await node.send(b"2", i=delay(2))
     async with open_node(tmp_path, store_changes={"delay_levels_ms": (1_000, 2_000)}) as node:
         began = trio.current_time()
-        found = await arrivals(node, 2)
+        found = await node.arrivals(2)
         assert [record.body for _, record in found] == [b"2", b"3"]
         assert found[0][0] - began < 0.1  # more to go than its level's delay: at once, as in RocketMQ
         assert found[1][0] == pytest.approx(10, abs=0.1)
@@ -449,7 +440,7 @@ async def test_slaves_copy_only_offsets_of_replicated_messages(tmp_path: Path, a
             await node.send(b"a", i=delay(1))
             await node.dispatched()
             before_delivery = node.store.log.max_offset.value
-            assert len(await arrivals(node, offset=1)) == 1
+            assert len(await node.arrivals(offset=1)) == 1
 
             async def told() -> dict[int, int] | None:
                 answer = await node.ask(45)
@@ -474,7 +465,9 @@ async def test_slaves_copy_only_offsets_of_replicated_messages(tmp_path: Path, a
 
 
 async def test_offset_marks(tmp_path: Path) -> None:
-    table = DelayOffsetTable(ConfigFile(tmp_path / "delayOffset.json", run_blocking=inline), wall_clock_ms=lambda: 7)
+    table = DelayOffsetTable(
+        ConfigFile(tmp_path / "delayOffset.json", run_blocking=run_inline), wall_clock_ms=lambda: 7
+    )
     await table.load(100)
     assert table.settled(0) is not None
     for end in range(1, 1000):
@@ -489,7 +482,9 @@ async def test_offset_marks(tmp_path: Path) -> None:
     await table.save(500)
     assert not (tmp_path / "delayOffset.json").exists()
     await table.save(998)
-    again = DelayOffsetTable(ConfigFile(tmp_path / "delayOffset.json", run_blocking=inline), wall_clock_ms=lambda: 7)
+    again = DelayOffsetTable(
+        ConfigFile(tmp_path / "delayOffset.json", run_blocking=run_inline), wall_clock_ms=lambda: 7
+    )
     await again.load(2000)
     assert again.get(1) == 998
     assert settled(again, 1999) is None

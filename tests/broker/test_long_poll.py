@@ -135,7 +135,7 @@ async def test_held_pulls_are_bounded(node: Node, autojump_clock: object) -> Non
 
 
 async def test_closed_connection_leaves_no_holds(node: Node, autojump_clock: object) -> None:
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     for opaque in range(2):
         command = RemotingCommand(
             11, opaque=opaque, ext_fields={n: text(v) for n, v in {**PULL, **SUSPEND, "queueOffset": 2}.items()}

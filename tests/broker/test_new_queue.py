@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import Node, inline, open_node
+from tests.broker.node import Node, open_node
+from tests.store.disks import run_inline
 
 
 async def pull(node: Node, topic: str) -> RemotingCommand:
@@ -35,7 +36,7 @@ async def test_new_queue_is_known_at_once(tmp_path: Path, autojump_clock: object
         if getattr(call, "__name__", "") == "_make_next_files":
             await trio.sleep(1)
             made_s.append(trio.current_time())
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
     async with open_node(tmp_path, run_blocking=make_slowly) as node:
         for topic in [f"T{number}" for number in range(20)]:  # in which order tasks run is chance
@@ -55,7 +56,7 @@ async def test_query_does_not_wait_for_the_whole_log(tmp_path: Path, autojump_cl
     async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make_next_files":
             await trio.sleep(60)
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
     async with open_node(tmp_path, run_blocking=make_slowly) as node:
         await node.send(b"first")

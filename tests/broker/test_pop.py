@@ -87,7 +87,7 @@ async def test_queue_from_which_another_pop_reads_is_skipped(
         found.extend(await pop_messages(node, queueId=0))
 
     async with (
-        open_remoting_client(connect=node.listener.connect) as client,
+        open_remoting_client(connect=node.connect) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(pop_first)
@@ -463,7 +463,7 @@ async def test_closed_connection_passes_its_turn_on(
     """A woken request whose connection has closed meanwhile wakes the next one."""
     await send(node, b"a")
     await pop_messages(node, invisibleTime=100_000)
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     fields = {name: text(value) for name, value in {**POP, "pollTime": 50_000}.items()}
     await stream.send_all(encode_command(RemotingCommand(200050, opaque=1, ext_fields=fields)))
     await wait_all_tasks_blocked()

@@ -37,7 +37,7 @@ async def acks_of_one_chunk(node: Node) -> list[RemotingCommand]:
         )
         for number, each in enumerate(await pop_messages(node))
     ]
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     await stream.send_all(b"".join(map(encode_command, commands)))
     await wait_all_tasks_blocked()
     answers = RemotingParser().feed(await stream.receive_some())
@@ -64,7 +64,7 @@ async def test_acks_of_one_chunk_are_one_record_however_long_they_take(
 async def test_acks_are_served_at_once_unless_the_pop_log_is_being_read(node: Node, autojump_clock: object) -> None:
     await send(node, b"a")
     [message] = await pop_messages(node)
-    await node.listener.connect()
+    node.listener.connect()
     await wait_all_tasks_blocked()
     *_, connection = node.broker.servers[0].connections
     fields = {name: text(value) for name, value in ack_fields(message).items()}

@@ -62,9 +62,9 @@ async def test_pull_mode_shares_the_queues_out(node: Node, autojump_clock: objec
     everything = {("b0", 0), ("b0", 1), ("b0", 2), ("b0", 3), ("b1", 0), ("b1", 1)}
     assert await assigned(node, "c1") == (everything, {"PULL"})
     async with (
-        open_remoting_client(connect=node.listener.connect) as second,
-        open_remoting_client(connect=node.listener.connect) as third,
-        open_remoting_client(connect=node.listener.connect) as fourth,
+        open_remoting_client(connect=node.connect) as second,
+        open_remoting_client(connect=node.connect) as third,
+        open_remoting_client(connect=node.connect) as fourth,
     ):
         for number, client in enumerate((second, third, fourth), 2):
             await join(Node(node.store, node.ha, node.broker, client, node.listener), f"c{number}")

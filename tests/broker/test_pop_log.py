@@ -197,7 +197,7 @@ async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path,
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
         await put_many(node, 100)
         old = await pop_messages(node)
-        stream = await node.listener.connect()
+        stream = node.listener.connect()
         await wait_all_tasks_blocked()
         *_, connection = node.broker.servers[0].connections
         log = node.store.log
@@ -223,7 +223,7 @@ async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
         await put_many(node, 100)
         old = await pop_messages(node)
-        stream = await node.listener.connect()
+        stream = node.listener.connect()
         await wait_all_tasks_blocked()
         *_, connection = node.broker.servers[0].connections
         before = node.store.log.next_queue_offset(POP_TOPIC, 0)

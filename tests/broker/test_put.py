@@ -21,7 +21,8 @@ from ha.replication.group_transfer import AckRequest
 from ha.store.commitlog import CommitLog
 from ha.store.files import File, OsDisk
 from ha.store.message_store import MessageStore
-from tests.broker.node import SEND_V2, Node, StalledSync, inline, open_node, text
+from tests.broker.node import SEND_V2, Node, StalledSync, open_node, text
+from tests.store.disks import run_inline
 
 SYNC = {"role": BrokerRole.SYNC_MASTER}
 
@@ -69,8 +70,7 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
 async def log_records(node: Node) -> list[MessageRecord]:
     """The records of queue 0 of topic TT."""
     log = node.store.log
-    while log.dispatched_offset.value < log.max_offset.value:
-        await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+    await node.dispatched()
     queue = node.store.queues.get("TT", 0)
     assert queue is not None
     return [decode_record(await log.read_all(offset, size, "pull")) for offset, size, _ in queue.read(0, 100)]
@@ -306,7 +306,7 @@ async def test_order_is_kept_while_the_log_waits_for_a_segment(
         if getattr(call, "__name__", "") == "_make" and arguments != (0,):
             begun.set()
             await trio.sleep(1)
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
     async with seeded(run_blocking=make_slowly, store_changes={"segment_size": 65536}) as node:
         service = node.broker.put_service
@@ -343,7 +343,7 @@ async def test_puts_waiting_for_a_segment_are_refused_at_shutdown(tmp_path: Path
     async def never_again(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make" and arguments != (0,):
             await trio.sleep_forever()
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
     requests = [PutRequest(messages=(message(b"x" * 20_000),)) for _ in range(5)]
     changes = {"segment_size": 65536, "segment_wait_s": 600.0}

@@ -56,7 +56,7 @@ async def test_only_the_holder_can_unlock(node: Node, autojump_clock: object) ->
 async def test_oneway_unlock(node: Node, autojump_clock: object) -> None:
     """The Java client sends it at shutdown."""
     await lock(node, "c1", 1)
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     await stream.send_all(encode_command(RemotingCommand(42, flag=FLAG_ONEWAY, body=body("c1", 1))))
     await trio.sleep(1)
     assert await lock(node, "c2", 1) == [1]
@@ -77,7 +77,7 @@ async def test_lock_expires_60_seconds_after_its_last_renewal(node: Node, autoju
 
 async def test_closed_connection_keeps_its_locks(node: Node, autojump_clock: object) -> None:
     """Its client may return, and still be working on the messages."""
-    stream = await node.listener.connect()
+    stream = node.listener.connect()
     await stream.send_all(encode_command(RemotingCommand(41, body=body("c1", 1))))
     await stream.receive_some()
     await stream.aclose()

@@ -24,7 +24,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TIMER_TOPIC
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.test_terms import member
-from tests.broker.test_timers import arrivals, properties
+from tests.broker.test_timers import properties
 
 RECALL = 370
 DAY_MS = 86_400_000
@@ -92,7 +92,7 @@ async def test_a_recalled_message_is_not_delivered(tmp_path: Path, autojump_cloc
         assert (answer.code, answer.ext_fields["msgId"]) == (0, "K1")
         again = await recall(node, first.ext_fields["recallHandle"])
         assert again.code == 0
-        [(_, record)] = await arrivals(node)
+        [(_, record)] = await node.arrivals()
         assert record.body == b"yes"
         statistics = node.broker.timers.statistics()
         assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
@@ -190,7 +190,7 @@ async def test_a_recall_that_comes_too_late_is_not_answered_with_success(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
-            [(_, record)] = await arrivals(node)
+            [(_, record)] = await node.arrivals()
         assert record.body == b"later"
         [answer] = found
         assert answer.code == 604
@@ -233,7 +233,7 @@ async def test_a_restart_keeps_recalls(tmp_path: Path, autojump_clock: object) -
         await node.send(b"yes", i=properties(TIMER_DELAY_SEC=601), e=0)
         assert (await recall(node, sent.ext_fields["recallHandle"])).code == 0
     async with open_node(tmp_path) as node:
-        [(_, record)] = await arrivals(node)
+        [(_, record)] = await node.arrivals()
         assert record.body == b"yes"
         assert node.broker.timers.statistics().recalled_count == 1
 

@@ -46,7 +46,7 @@ class Asker:
 
 
 async def asking(node: Node, *groups: str, client_id: str = "asker") -> Asker:
-    asker = Asker(await node.listener.connect())
+    asker = Asker(node.listener.connect())
     await asker.heartbeat(*groups, client_id=client_id)
     return asker
 

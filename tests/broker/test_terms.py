@@ -25,9 +25,10 @@ from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBo
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import OP_TOPIC
 from ha.store.commitlog import UNLIMITED
-from tests.broker.node import Node, StalledSync, inline, open_node
+from tests.broker.node import Node, StalledSync, open_node
 from tests.broker.test_put import message, put, slave_of
 from tests.replication.members import MemberSide, lead
+from tests.store.disks import run_inline
 
 Step = Callable[..., Awaitable[None]]
 
@@ -50,7 +51,7 @@ class Hold:
 
     async def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
         await self._go_on.wait()
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
 
 class TermSteps:

@@ -14,7 +14,7 @@ import trio
 
 from ha.protocol.codes import RequestCode
 from tests.broker.node import Node, WallClock, open_node
-from tests.broker.test_timers import HOUR_MS, arrivals, properties
+from tests.broker.test_timers import HOUR_MS, properties
 
 
 async def check_point(node: Node) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ async def test_the_check_point_is_the_replicated_progress(tmp_path: Path, autoju
         due_ms = WallClock()() + 5_500
         await node.send(b"due", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
         await node.send(b"later", i=properties(TIMER_DELIVER_MS=due_ms + HOUR_MS), e=0)
-        await arrivals(node)
+        await node.arrivals()
         await trio.sleep(1)
         assert (await check_point(node))[:4] == (0, 0, 0, 0), "the delivered message is not flushed"
         await node.store.flusher.flush()
@@ -46,7 +46,7 @@ async def test_the_check_point_is_not_ahead_of_slaves(
         acknowledgements = type(node.broker.put_service.acknowledgements)
         monkeypatch.setattr(acknowledgements, "replicated_offset", property(lambda self: 0))
         await node.send(b"due", i=properties(TIMER_DELAY_SEC=5), e=0)
-        await arrivals(node)
+        await node.arrivals()
         assert (await check_point(node))[:4] == (0, 0, 0, 0)
 
 
@@ -99,7 +99,7 @@ async def test_the_broker_status_has_the_figures_of_timers(tmp_path: Path, autoj
     async with open_node(tmp_path) as node:
         for delay_s in (5, 500):
             await node.send(b"x", i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        await arrivals(node)
+        await node.arrivals()
         table = json.loads(bytes((await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body))["table"]
         assert (table["timerCongestNum"], table["timerOffsetBehind"], table["timerReadBehind"]) == ("1", "0", "0")
         statistics = node.broker.timers.statistics()

@@ -19,7 +19,7 @@ import trio
 from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
 from ha.protocol.properties import encode_properties, java_hash
-from ha.protocol.record import MessageRecord, timer_code
+from ha.protocol.record import timer_code
 from ha.protocol.topic_names import TIMER_TOPIC
 from ha.store.files import DiskUsage, OsDisk
 from tests.broker.node import Node, WallClock, open_node
@@ -30,15 +30,6 @@ HOUR_MS = 3_600_000
 
 def properties(**named: object) -> str:
     return encode_properties({name: str(value) for name, value in named.items()}).decode()
-
-
-async def arrivals(node: Node, count: int = 1, offset: int = 0) -> list[tuple[float, MessageRecord]]:
-    """The next `count` messages of queue 0 of TT, each with the time at which it came."""
-    found: list[tuple[float, MessageRecord]] = []
-    while len(found) < count:
-        answer = await node.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=50_000)
-        found += [(trio.current_time(), record) for record in node.records(answer)]
-    return found
 
 
 @pytest.mark.parametrize(
@@ -57,7 +48,7 @@ async def test_it_arrives_when_it_is_due(
         began = trio.current_time()
         answer = await node.send(b"later", i=properties(TAGS="TagA", **asked), h=7, j=2, e=0)
         assert answer.code == 0, answer.remark
-        [(at, record)] = await arrivals(node)
+        [(at, record)] = await node.arrivals()
         assert delay_s <= at - began < delay_s + 0.1
         assert (record.topic, record.queue_id, record.body, record.flag) == ("TT", 0, b"later", 7)
         assert record.reconsume_times == 2
@@ -73,7 +64,7 @@ async def test_a_time_that_has_come_makes_an_ordinary_message(tmp_path: Path, au
     async with open_node(tmp_path) as node:
         await node.send(b"now", i=properties(TIMER_DELIVER_MS=1_000), e=0)
         await node.dispatched()
-        [(_, record)] = await arrivals(node)
+        [(_, record)] = await node.arrivals()
         assert record.property_map()["TIMER_DELIVER_MS"] == "1000"
         assert node.store.queues.get(TIMER_TOPIC, 0) is None
 
@@ -106,7 +97,7 @@ async def test_a_delay_by_level_takes_precedence(tmp_path: Path, autojump_clock:
     async with open_node(tmp_path, store_changes={"delay_levels_ms": (5_000,)}) as node:
         began = trio.current_time()
         await node.send(b"level", i=properties(DELAY=1, TIMER_DELAY_SEC=60), e=0)
-        [(at, _)] = await arrivals(node)
+        [(at, _)] = await node.arrivals()
         assert at - began == pytest.approx(5, abs=0.01)
 
 
@@ -116,7 +107,7 @@ async def test_messages_arrive_in_the_order_of_time(tmp_path: Path, autojump_clo
     async with open_node(tmp_path) as node:
         for delay_s in delays_s:
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        found = await arrivals(node, len(delays_s))
+        found = await node.arrivals(len(delays_s))
         assert [int(record.body) for _, record in found] == sorted(delays_s)
 
 
@@ -124,11 +115,11 @@ async def test_a_restart_goes_on_where_delivery_was(tmp_path: Path, autojump_clo
     async with open_node(tmp_path) as node:
         for delay_s in (5, 500, 1000):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        await arrivals(node)
+        await node.arrivals()
     await trio.sleep(600)
     async with open_node(tmp_path) as node:
         began = trio.current_time()
-        found = await arrivals(node, 3)
+        found = await node.arrivals(3)
         assert [record.body for _, record in found] == [b"5", b"500", b"1000"]
         assert found[1][0] - began < 0.1, "due while the node was down"
         assert found[2][0] - began == pytest.approx(1000 - 600 - 5, abs=1)
@@ -142,7 +133,7 @@ async def test_a_recalled_message_is_not_delivered(tmp_path: Path, autojump_cloc
         await node.send(b"yes", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
         key = recalled.ext_fields["transactionId"]
         await node.send(b"0", i=properties(TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key), e=0)
-        [(_, record)] = await arrivals(node)
+        [(_, record)] = await node.arrivals()
         assert record.body == b"yes"
         statistics = node.broker.timers.statistics()
         assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
@@ -155,7 +146,7 @@ async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path,
         await node.send(b"later", i=properties(TIMER_DELAY_SEC=3600), e=0)
         await trio.sleep(10)
         clock.start_ms += HOUR_MS
-        [(at, _)] = await arrivals(node)
+        [(at, _)] = await node.arrivals()
         assert at - began <= 11.1
 
 
@@ -167,10 +158,10 @@ async def test_a_message_is_delivered_that_is_due_before_what_was_delivered(
     async with open_node(tmp_path, wall_clock_ms=clock) as node:
         clock.start_ms += HOUR_MS
         await node.send(b"ahead", i=properties(TIMER_DELAY_SEC=5), e=0)
-        await arrivals(node)
+        await node.arrivals()
         clock.start_ms -= HOUR_MS
         await node.send(b"now", i=properties(TIMER_DELAY_SEC=5), e=0)
-        [(_, record)] = await arrivals(node, offset=1)
+        [(_, record)] = await node.arrivals(offset=1)
         assert record.body == b"now"
 
 
@@ -183,11 +174,11 @@ async def test_a_restart_after_the_clock_was_set_back_repeats_nothing_that_was_d
         await node.send(b"far", i=properties(TIMER_DELAY_SEC=3600), e=0)
         clock.start_ms += 60_000
         await node.send(b"ahead", i=properties(TIMER_DELAY_SEC=5), e=0)
-        await arrivals(node)
+        await node.arrivals()
         clock.start_ms -= 60_000
         for delay_s in (5, 40):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        await arrivals(node, offset=1)
+        await node.arrivals(offset=1)
     async with open_node(tmp_path, wall_clock_ms=clock) as node:
         await trio.sleep(80)
         await node.dispatched()
@@ -215,12 +206,12 @@ async def test_what_could_not_be_read_when_it_was_due_is_delivered_after_a_resta
             return await read(queue, offset, count_max)
 
         monkeypatch.setattr(node.broker.timers._reader, "read", read_others)
-        [(at, record)] = await arrivals(node)
+        [(at, record)] = await node.arrivals()
         assert record.body == b"10"
         assert at - began == pytest.approx(10, abs=0.01)
     async with open_node(tmp_path) as node:
         with trio.fail_after(60):
-            found = await arrivals(node, offset=1)
+            found = await node.arrivals(offset=1)
         assert found[0][1].body == b"5"
 
 
@@ -242,7 +233,7 @@ async def test_a_message_is_pending_until_it_is_delivered(
         statistics = node.broker.timers.statistics()
         assert (statistics.pending_count, statistics.due_counts["1h"], statistics.next_due_ms) == (1, 1, due_ms)
         assert node.broker.timers.figures()["timerCongestNum"] == "1"
-        await arrivals(node)
+        await node.arrivals()
         await trio.sleep(1)
         statistics = node.broker.timers.statistics()
         assert (statistics.pending_count, statistics.next_due_ms) == (0, None)
@@ -260,7 +251,7 @@ async def test_a_lost_end_of_the_log_hides_no_new_message(
             await node.send(b"left", i=properties(TIMER_DELAY_SEC=7200), e=0)
         for _ in range(3):
             await node.send(b"lost", i=properties(TIMER_DELAY_SEC=1), e=0)
-        await arrivals(node, 3)
+        await node.arrivals(3)
     clock.start_ms -= HOUR_MS
     async with open_node(tmp_path / "after", wall_clock_ms=clock) as node:
         for _ in range(left_count):
@@ -269,7 +260,7 @@ async def test_a_lost_end_of_the_log_hides_no_new_message(
     async with open_node(tmp_path / "after", wall_clock_ms=clock) as node:
         await node.send(b"new", i=properties(TIMER_DELAY_SEC=5), e=0)
         with trio.fail_after(60):
-            [(_, record)] = await arrivals(node)
+            [(_, record)] = await node.arrivals()
         assert record.body == b"new"
 
 
@@ -284,7 +275,7 @@ async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restar
         await trio.sleep(100)
         assert node.broker.timers.statistics().delivered_count == 0
     async with open_node(tmp_path) as node:
-        [(_, record)] = await arrivals(node)
+        [(_, record)] = await node.arrivals()
         assert record.body == b"late"
 
 
@@ -317,7 +308,7 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         began = trio.current_time()
         for delay_s in (10, 500, 700):
             await node.send(b"%d" % delay_s, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        await arrivals(node)
+        await node.arrivals()
         await fill_segments(node)
         assert await node.store.retention.clean(at_any_hour=True) >= 1
         assert node.store.log.min_offset > 0
@@ -325,7 +316,7 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         await node.dispatched()
         await trio.sleep(1)
         assert node.broker.timers.statistics().pending_count == 2
-        [(at, record), (_, last)] = await arrivals(node, 2, offset=1)
+        [(at, record), (_, last)] = await node.arrivals(2, offset=1)
         assert (record.body, last.body) == (b"500", b"700")
         assert at - began == pytest.approx(500, abs=0.2)
         assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
@@ -349,7 +340,7 @@ async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_f
         assert node.store.retention.deleted_count >= 1
         disk.free_share = 0.5
         await node.store.retention.check_disk()
-        assert [record.body for _, record in await arrivals(node, 2)] == [b"100", b"5000"]
+        assert [record.body for _, record in await node.arrivals(2)] == [b"100", b"5000"]
         await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 2
 
@@ -500,7 +491,7 @@ async def test_an_hour_is_sorted_with_other_tasks_in_between(
             return is_advancing
 
         monkeypatch.setattr(TimerIndex, "advance", advance_counted)
-        found = await arrivals(node, 20)
+        found = await node.arrivals(20)
         assert [int(record.body) for _, record in found] == list(range(20))
         assert len(steps) == 2 * 9
         assert steps == [False, True] * 9, "the event loop ran between two steps"
@@ -550,7 +541,7 @@ async def test_what_a_real_broker_stored_is_taken_over(tmp_path: Path, autojump_
         await node.dispatched()
     write_hashes(tmp_path, "TagA", "")
     async with open_node(tmp_path) as node:
-        assert [record.body for _, record in await arrivals(node, 2)] == [b"early", b"late"]
+        assert [record.body for _, record in await node.arrivals(2)] == [b"early", b"late"]
 
 
 async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(
@@ -571,6 +562,6 @@ async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(
         assert node.broker.timers.statistics().delivered_count == 0, "the damage may still be repaired"
         for damage in node.store.damage.open:
             node.store.damage.failed(damage, "no peer has it", is_hopeless=True)
-        [(_, record)] = await arrivals(node)
+        [(_, record)] = await node.arrivals()
         assert record.body == b"intact"
         assert node.broker.timers.statistics().dropped_count == 1

@@ -1,11 +1,8 @@
 """The checkers accept stores of real RocketMQ brokers, and find damage in them."""
 
-import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import Any
 
 import pytest
 
@@ -13,29 +10,22 @@ from tests.checkers import derived, queue_offsets, soundness
 from tests.checkers.derived import INDEX_ENTRY, INDEX_HEADER, QUEUE_ENTRY
 from tests.checkers.store import StoreImage
 from tests.checkers.violation import Violation
+from tests.protocol.golden import STORES, manifest, store_files
 from tests.unpacking import unpack_store
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = ["4.9.7", "5.5.0"]
 SLOTS = 1000
 ENTRIES_AT = INDEX_HEADER.size + 4 * SLOTS
 _INT32 = Struct(">i")
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=STORES)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def files(version: str) -> dict[str, bytearray]:
-    found = {}
-    with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
-        for member in archive:
-            opened = archive.extractfile(member)
-            if opened is not None:
-                found[member.name.removeprefix("./")] = bytearray(opened.read())
-    return found
+    return {name: bytearray(content) for name, content in store_files(version).items()}
 
 
 @pytest.fixture
@@ -67,8 +57,7 @@ def test_real_store_is_valid(judge: Judge) -> None:
 
 
 def test_parser_agrees_with_the_manifest(version: str, files: dict[str, bytearray]) -> None:
-    manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
-    expected = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
+    expected = [entry for entry in manifest(version)["commitlog"] if entry["kind"] == "message"]
     found = StoreImage(files).records()
     assert [
         (r.physical_offset, r.size, r.topic, r.queue_id, r.queue_offset, r.store_ms, r.property_map) for r in found

@@ -21,10 +21,11 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message
 from tests.arrow.stores import StoreWriter
+from tests.corruption.harm import flip
+from tests.protocol.golden import STORES, manifest
 from tests.spark.stores import live_store, make_store, message
 from tests.unpacking import unpack_store
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEGMENT = 16_384
 FIRST = "commitlog/00000000000000000000"
 
@@ -34,7 +35,7 @@ class Golden:
 
     def __init__(self, version: str, path: Path) -> None:
         self.path = path
-        self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
+        self.manifest = manifest(version)
         self.records = [entry for entry in self.manifest["commitlog"] if entry["kind"] == "message"]
         unpack_store(version, path)
 
@@ -50,15 +51,7 @@ class Golden:
         )
 
 
-def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 0x40]))
-
-
-@pytest.fixture(params=["4.9.7", "5.5.0"])
+@pytest.fixture(params=STORES)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
     return Golden(request.param, tmp_path / "store")
 

@@ -59,7 +59,7 @@ def run_with_our_broker(folder: Path, body: Callable[[Node, ClientOptions], Awai
 
             async def connect(host: str, port: int) -> ByteStream:
                 if host == HOST:
-                    return OverTrio(await node.listener.connect())
+                    return OverTrio(node.listener.connect())
                 ours, theirs = memory_stream_pair()
                 nursery.start_soon(_answer_routes, theirs, node)
                 return OverTrio(ours)

@@ -5,15 +5,15 @@ same Python version, and etcd's image by Debian's etcd. Docker Compose is Debian
 images that have Debian and nothing else.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.interop.releases import locked
 
 RELEASE = "trixie"
 PROGRAMS = ("debootstrap", "unshare", "chroot", "dpkg-deb", "tar")
@@ -72,7 +72,7 @@ def _cached(name: str, recipe: bytes, make: Callable[[Path], None]) -> Path:
     cache = Path.home() / ".cache" / "halog" / "containers"
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{name}-{hashlib.sha256(recipe).hexdigest()[:12]}"
-    with _locked(cache / "lock"):
+    with locked(cache / "lock"):
         if not folder.exists():
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -80,13 +80,6 @@ def _cached(name: str, recipe: bytes, make: Callable[[Path], None]) -> Path:
             make(partial)
             partial.rename(folder)  # the final name is given only to a complete folder
     return folder
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _make(folder: Path, trusted: bytes) -> None:

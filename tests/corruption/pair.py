@@ -20,6 +20,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.progress import SlaveState
 from tests.interop.processes import free_ports
+from tests.store.stores import reached
 
 SEGMENT = 256 << 10
 SLOT_COUNT = 500
@@ -119,8 +120,7 @@ async def followed(master: Node, slave: Node) -> None:
     """Waits until a slave has received and dispatched everything."""
     end = master.store.log.max_offset.value
     for offset in (slave.store.log.max_offset, slave.store.log.dispatched_offset, master.store.log.dispatched_offset):
-        while offset.value < end:
-            await offset.wait_beyond(offset.value)
+        await reached(offset, end)
 
 
 async def healed(node: Node) -> None:

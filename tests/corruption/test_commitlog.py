@@ -13,6 +13,7 @@ from ha.replication import healer
 from tests.corruption.harm import HARMS
 from tests.corruption.pair import SEGMENT, Pair, bodies, consumer_of, contents, followed, healed, split
 from tests.interop.processes import free_ports
+from tests.store.stores import reached
 
 NAME = f"{SEGMENT:020d}"
 POSITION = 100_000
@@ -135,8 +136,7 @@ async def test_a_slave_waits_at_damage_and_the_remark_explains_it(pair: Pair, tm
                 while not master.store.damage.open:
                     await master.store.damage.wait_changed()
                 begin = master.store.damage.open[0].begin
-                while fresh.store.log.max_offset.value < begin:
-                    await fresh.store.log.max_offset.wait_beyond(fresh.store.log.max_offset.value)
+                await reached(fresh.store.log.max_offset, begin)
                 await trio.sleep(1.2)  # two heartbeats
             assert fresh.store.log.max_offset.value == begin
             reason = master.ha_service.explain(master.store.log.max_offset.value)

@@ -10,21 +10,17 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.errors import RemoteProtocolError
 from ha.failover.agreement import AgreementUnavailable, GroupView, Seen, SwitchRequest
 from ha.failover.etcd import EtcdAgreement, open_etcd_agreement
 from ha.failover.etcd_client import ANSWER_SIZE_MAX, EtcdClient, EtcdOptions, open_etcd_client
 from ha.failover.etcd_values import (
     KeyValue,
-    by_key,
-    decode,
     group_prefix,
-    read_view,
     value_of,
 )
 from ha.failover.etcd_watch import QUEUE_COUNT_MAX, EtcdWatch
 from tests.failover.contract import EMPTY, MEMBER, master
-from tests.fuzz.agreement import ANSWERS, PREFIX
+from tests.fuzz.agreement import PREFIX
 
 
 def text(raw: bytes) -> str:
@@ -164,23 +160,6 @@ async def test_a_read_older_than_the_published_view_shows_nothing() -> None:
     watch = watch_at(4)
     assert watch._take(STREAM)
     assert not watch._went_back(key_value("group", EMPTY, 5), 5)
-
-
-@given(st.binary(max_size=200), st.sampled_from(ANSWERS))
-def test_arbitrary_bytes_give_an_answer_or_a_protocol_error(raw: bytes, kind: type[Any]) -> None:
-    try:
-        assert isinstance(decode(raw, kind), kind)
-    except RemoteProtocolError:
-        pass
-
-
-@given(st.dictionaries(st.sampled_from(["group", "master", "switch", "members/1", "members/x", "x"]), st.binary()))
-def test_arbitrary_keys_give_a_view_or_a_protocol_error(values: dict[str, bytes]) -> None:
-    keys = by_key(KeyValue(key=PREFIX + name.encode(), value=value) for name, value in values.items())
-    try:
-        assert read_view(PREFIX, keys, 1).revision == 1
-    except RemoteProtocolError:
-        pass
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))

@@ -14,6 +14,7 @@ import pytest
 from ha.protocol.codes import ResponseCode
 from tests.faults.checking import check_run
 from tests.faults.producing import JournaledProducer
+from tests.load.footprint import cpu_s
 from tests.scenarios.brokers import Broker, eventually, slave_of, wait_caught_up, wait_in_sync
 from tests.scenarios.producing import Client
 
@@ -55,10 +56,10 @@ def test_faults_leak_no_file_descriptor(tmp_path: Path) -> None:
     with pair(tmp_path, 1024) as (master, _, producer):
         resource.prlimit(master.pid, resource.RLIMIT_NOFILE, (descriptor_count(master), 1024))
         with crowd(master.addresses["remoting"], 3):
-            used_s, began, logged = cpu_s(master), time.monotonic(), len(master.log().splitlines())
+            used_s, began, logged = cpu_s(master.pid), time.monotonic(), len(master.log().splitlines())
             marked = len(producer.answered)
             time.sleep(WATCHED_S)
-            share = (cpu_s(master) - used_s) / (time.monotonic() - began)
+            share = (cpu_s(master.pid) - used_s) / (time.monotonic() - began)
             log_lines = len(master.log().splitlines()) - logged
             codes = {each.answer.code for each in producer.answered[marked:]}
             print(f"CPU {share:.0%}, {log_lines} lines logged, {len(producer.answered) - marked} answers {codes}")
@@ -99,12 +100,6 @@ def crowd(address: str, count: int) -> Iterator[None]:
 
 def descriptor_count(broker: Broker) -> int:
     return len(os.listdir(f"/proc/{broker.pid}/fd"))
-
-
-def cpu_s(broker: Broker) -> float:
-    """CPU time of the process."""
-    fields = Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_served(broker: Broker) -> bool:

@@ -9,9 +9,9 @@ import pytest
 from ha.protocol.codes import ResponseCode
 from tests.faults.checking import check_run
 from tests.faults.producing import JournaledProducer, count_statuses
+from tests.load.footprint import own_bytes
 from tests.scenarios.brokers import Broker, eventually, slave_of, wait_caught_up, wait_in_sync
 from tests.scenarios.test_full_disk import EVEN_WHEN_FULL, Ballast, small_disk
-from tests.scenarios.test_strangers import anonymous_bytes
 
 pytestmark = pytest.mark.processes
 
@@ -86,7 +86,7 @@ def test_slave_with_a_slow_disk(tmp_path: Path) -> None:
             wait_in_sync(master, 2)
             producer = JournaledProducer(0, lambda: master.addresses["remoting"], seed=3, window=64, pause_s=0.02)
             assert producer.wait_answers(200, 20.0)
-            memory = {broker: anonymous_bytes(broker.pid) for broker in (master, slow)}
+            memory = {broker: own_bytes(broker.pid) for broker in (master, slow)}
             mark, marked_s = len(producer.answered), time.monotonic()
             eventually("the slow one is seen behind", lambda: lag_of_last(master) > 0)
             assert producer.wait_answers(300, 30.0)
@@ -106,7 +106,7 @@ def test_slave_with_a_slow_disk(tmp_path: Path) -> None:
                 assert answer.code in (ResponseCode.SUCCESS, ResponseCode.FLUSH_SLAVE_TIMEOUT)
                 if answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT:
                     assert at_s - sent_s[answer.sequence] >= SLAVE_TIMEOUT_S
-            grown = {broker.directory.name: anonymous_bytes(broker.pid) - size for broker, size in memory.items()}
+            grown = {broker.directory.name: own_bytes(broker.pid) - size for broker, size in memory.items()}
             print(f"{grown} bytes grown in {time.monotonic() - marked_s:.1f} s, {len(producer.answered)} answers")
             assert max(grown.values()) < GROWTH_MAX
             producer.stop()

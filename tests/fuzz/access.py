@@ -268,21 +268,18 @@ def credential_seeds() -> list[bytes]:
 
 HARNESSES = {
     "ha_handshake": Harness(
-        about=handshake.__doc__ or "",
         run=handshake,
         seeds=handshake_seeds,
         words=(HELLO, PAUSE, encode_handshake_frame(bytes(32))[:12], encode_transfer_header(0, 0)),
         size_max=300,
     ),
     "heal_fetch": Harness(
-        about=heal.__doc__ or "",
         run=heal,
         seeds=heal_seeds,
         words=(PAUSE, encode_transfer_header(100, 200), encode_transfer_header(1, 99), encode_transfer_header(1, 0)),
         size_max=1000,
     ),
     "acl_files": Harness(
-        about=acl_files.__doc__ or "",
         run=acl_files,
         seeds=acl_seeds,
         words=(
@@ -300,7 +297,6 @@ HARNESSES = {
         seconds_max=5.0,
     ),
     "user_policies": Harness(
-        about=user_policies.__doc__ or "",
         run=user_policies,
         seeds=policy_seeds,
         words=(
@@ -319,14 +315,12 @@ HARNESSES = {
         size_max=1000,
     ),
     "grpc_signature": Harness(
-        about=grpc_signature.__doc__ or "",
         run=grpc_signature,
         seeds=signature_seeds,
         words=(b"Credential=", b"Signature=", b", ", b"=", b"/", b"\n"),
         size_max=300,
     ),
     "admin_credentials": Harness(
-        about=admin_credentials.__doc__ or "",
         run=admin_credentials,
         seeds=credential_seeds,
         words=(b"Basic ", b"Bearer ", b"==", b"token=", b"&next=/dashboard", b"9999999999.", b"%ff", b"\xd9\xa3"),

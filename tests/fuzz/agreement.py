@@ -139,8 +139,6 @@ WORDS = (
 )
 
 HARNESSES = {
-    "etcd_answers": Harness(
-        about=etcd_answers.__doc__ or "", run=etcd_answers, seeds=answer_seeds, words=WORDS, size_max=8192
-    ),
-    "tables_records": Harness(about=tables_records.__doc__ or "", run=tables_records, seeds=record_seeds, words=WORDS),
+    "etcd_answers": Harness(run=etcd_answers, seeds=answer_seeds, words=WORDS, size_max=8192),
+    "tables_records": Harness(run=tables_records, seeds=record_seeds, words=WORDS),
 }

@@ -198,8 +198,6 @@ WORDS = (
 )
 
 HARNESSES = {
-    "arrow_records": Harness(
-        about=records.__doc__ or "", run=records, seeds=record_seeds, words=WORDS, size_max=2000, memory_max=160 << 20
-    ),
-    "arrow_store": Harness(about=store.__doc__ or "", run=store, seeds=store_seeds, words=WORDS, seconds_max=5.0),
+    "arrow_records": Harness(run=records, seeds=record_seeds, words=WORDS, size_max=2000, memory_max=160 << 20),
+    "arrow_store": Harness(run=store, seeds=store_seeds, words=WORDS, seconds_max=5.0),
 }

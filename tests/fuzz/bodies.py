@@ -59,6 +59,15 @@ ANSWERS: tuple[Callable[[bytes], object], ...] = (
     decode_consume_stats,
 )
 """What brokers and clients answer with objects as keys: read, or the one error"""
+INVALID_ANSWERS = (
+    b"[]",
+    b'{"offsetTable":5}',
+    b'{"offsetTable":{"a":1}}',
+    b'{"offsetTable":{{"queueId":"x"}:1}}',
+    b'{"offsetTable":[5]}',
+    b'{"mqTable":[1]}',
+    b'{"consumerTable":{"c":5}}',
+)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -218,6 +227,7 @@ def answer_seeds() -> list[bytes]:
         b"\x0c" + info,
         b'\x0d{"offsetTable":%b{"lastUpdateTimestamp":1,"maxOffset":9,"minOffset":0}}}' % queue,
         b'\x0e{"consumeTps":1.5,"offsetTable":%b{"brokerOffset":9,"consumerOffset":4,"lastTimestamp":1}}}' % queue,
+        *(bytes([number]) + body for number in range(0x0A, 0x0F) for body in INVALID_ANSWERS),
     ]
 
 
@@ -257,9 +267,7 @@ def _field_names() -> tuple[bytes, ...]:
 
 
 HARNESSES = {
-    "java_json": Harness(about=text.__doc__ or "", run=text, seeds=text_seeds, words=WORDS, memory_max=16 << 20),
-    "bodies": Harness(about=bodies.__doc__ or "", run=bodies, seeds=body_seeds, words=(*WORDS, *_field_names())),
-    "registration": Harness(
-        about=registration.__doc__ or "", run=registration, seeds=registration_seeds, memory_max=96 << 20
-    ),
+    "java_json": Harness(run=text, seeds=text_seeds, words=WORDS, memory_max=16 << 20),
+    "bodies": Harness(run=bodies, seeds=body_seeds, words=(*WORDS, *_field_names())),
+    "registration": Harness(run=registration, seeds=registration_seeds, memory_max=96 << 20),
 }

@@ -1,7 +1,7 @@
 """The requests of a broker: its processors over a store in memory, behind a real connection."""
 
 import functools
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import trio
@@ -22,11 +22,12 @@ from ha.protocol.topic_names import TRACE_TOPIC
 from ha.remoting import RemotingServerOptions
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
-from tests.broker.node import PULL, SEND_V2, MemoryListener
+from tests.broker.node import PULL, SEND_V2
 from tests.broker.test_headers import HEADERS
 from tests.fuzz import requests
 from tests.fuzz.harness import Harness
 from tests.fuzz.replication import run_virtually
+from tests.remoting.wire import MemoryListener
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import WallClock, message, records
 
@@ -64,6 +65,34 @@ POLICY = AclPolicy(
 )
 ALLOWED_TOPICS = {"TT", TRACE_TOPIC, "%RETRY%g", "%DLQ%g"}
 """A client that may read as a group may return messages; those returned too often become dead letters."""
+STORED = {0, 10, 11, 12}
+"""Codes that need no remark."""
+ADMIN_CODES = (
+    *(12, 17, 25, 26, 28, 33, 200, 202, 203, 204, 207, 208, 215, 222, 223, 225, 300, 303, 305, 306, 307, 308, 309),
+    *(314, 315, 316, 317, 321, 328, 329, 343, 345, 351, 352, 906),
+)
+ADMIN_FIELDS = {
+    **dict.fromkeys(("group", "consumerGroup", "producerGroup", "groupName", "srcGroup", "compareGroup"), "g"),
+    **dict.fromkeys(("queueId", "offset", "index", "timestamp", "beginTimestamp", "topicSysFlag"), "0"),
+    **dict.fromkeys(("isForce", "cleanOffset", "offline"), "true"),
+    **dict.fromkeys(("order", "isOrder"), "false"),
+    **dict.fromkeys(("attributes", "clientAddr", "filterGroups"), ""),
+    "topic": "TT",
+    "key": "k",
+    "maxNum": "9",
+    "count": "5",
+    "endTimestamp": "9223372036854775807",
+    "perm": "6",
+    "readQueueNums": "2",
+    "writeQueueNums": "2",
+    "topicFilterType": "SINGLE_TAG",
+    "clientId": "c",
+    "destGroup": "h",
+    "msgId": "0A00000100002A9F0000000000000000",
+    "statsName": "TOPIC_PUT_NUMS",
+    "statsKey": "TT",
+}
+"""What makes every request of an administrator a good one."""
 ANSWER_S_MAX = 8.0
 """Virtual time after which the longest long poll is over."""
 
@@ -128,8 +157,7 @@ def serve(chunks: list[list[RemotingCommand]], policy: AclPolicy | None) -> list
                 acl_guard=None if policy is None else AclGuard(policy),
             ) as broker,
         ):
-            client = requests.Client()
-            await listener._send.send(client.servers_end)
+            client = requests.Client(listener.connect())
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.receive)
                 asked = []
@@ -140,6 +168,8 @@ def serve(chunks: list[list[RemotingCommand]], policy: AclPolicy | None) -> list
                 if not client.is_closed:
                     unanswered = [request for request in asked if request.opaque not in client.answers]
                     assert not unanswered, unanswered
+                for answer in client.answers.values():
+                    assert answer.code in STORED or answer.remark, answer
                 assert len(broker.puller.holds) == 0
                 await client.stream.aclose()
                 nursery.cancel_scope.cancel()
@@ -179,12 +209,13 @@ def seeds() -> list[bytes]:
     after_heartbeat = [single[list(fields).index(34)], requests.to_bytes(11, {**pull, "sysFlag": 3, "subVersion": 7})]
     after_heartbeat.append(requests.to_bytes(38, {"consumerGroup": "g"}))
     after_heartbeat.append(requests.to_bytes(35, {"clientID": "c", "consumerGroup": "g", "producerGroup": "p"}))
-    return [*single, requests.NEXT.join(single), waiting, retry, *special, requests.NEXT.join(after_heartbeat)]
+    admin = [after_heartbeat[0] + requests.NEXT + requests.to_bytes(code, ADMIN_FIELDS) for code in ADMIN_CODES]
+    return [*admin, *single, requests.NEXT.join(single), waiting, retry, *special, requests.NEXT.join(after_heartbeat)]
 
 
 def _words() -> tuple[bytes, ...]:
-    codes = {int(code).to_bytes(2, "big") for code in HEADERS}
-    names = {name.encode() + b"\x1f" for found in HEADERS.values() for name in found}
+    codes = {int(code).to_bytes(2, "big") for code in (*HEADERS, *ADMIN_CODES)}
+    names = {name.encode() + b"\x1f" for name in chain(*HEADERS.values(), ADMIN_FIELDS)}
     texts = ("TT", "TBW102", "%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "*", "||", "SQL92", "-1", "2147483648")
     pairs = ("WAIT\x01false\x02", "DELAY\x013\x02", "UNIQ_KEY\x01a\x02", "INNER_NUM\x012\x02", "TAGS\x01x\x02")
     found = [*sorted(codes), *sorted(names), requests.NEXT, requests.PAUSE, requests.BODY]
@@ -207,7 +238,6 @@ def signed_seeds() -> list[bytes]:
 
 HARNESSES = {
     "broker_access": Harness(
-        about=answer_with_access_control.__doc__ or "",
         run=answer_with_access_control,
         seeds=signed_seeds,
         words=(*_words(), b"AccessKey\x1f", b"Signature\x1f", b"limited-one", b"administrator", b"\x1etopic\x1fTT"),
@@ -216,12 +246,6 @@ HARNESSES = {
         memory_max=32 << 20,
     ),
     "broker": Harness(
-        about=answer_requests.__doc__ or "",
-        run=answer_requests,
-        seeds=seeds,
-        words=_words(),
-        size_max=3000,
-        seconds_max=5.0,
-        memory_max=32 << 20,
+        run=answer_requests, seeds=seeds, words=_words(), size_max=3000, seconds_max=5.0, memory_max=32 << 20
     ),
 }

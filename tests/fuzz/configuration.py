@@ -99,12 +99,7 @@ def _keys() -> tuple[bytes, ...]:
 
 HARNESSES = {
     "configuration": Harness(
-        about=configuration.__doc__ or "",
-        run=configuration,
-        seeds=configuration_seeds,
-        words=_keys(),
-        size_max=600,
-        seconds_max=10.0,
+        run=configuration, seeds=configuration_seeds, words=_keys(), size_max=600, seconds_max=10.0
     ),
-    "spark_options": Harness(about=spark_options.__doc__ or "", run=spark_options, seeds=option_seeds, words=_keys()),
+    "spark_options": Harness(run=spark_options, seeds=option_seeds, words=_keys()),
 }

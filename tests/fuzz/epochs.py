@@ -105,9 +105,8 @@ WORDS = (
 )
 
 HARNESSES = {
-    "auto_switch_frames": Harness(about=parsers.__doc__ or "", run=parsers, seeds=frame_seeds, words=WORDS),
+    "auto_switch_frames": Harness(run=parsers, seeds=frame_seeds, words=WORDS),
     "epoch_file": Harness(
-        about=epoch_file.__doc__ or "",
         run=epoch_file,
         seeds=lambda: [encode_epoch_file(HISTORY), encode_epoch_file([]), b"1\n0\n3-70\n"],
         words=(b"\n", b"-", b"1\n0\n", b"2\n0\n", b"9223372036854775807"),

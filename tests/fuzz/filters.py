@@ -50,7 +50,5 @@ WORDS = (
 )
 
 HARNESSES = {
-    "filter_expressions": Harness(
-        about=expressions.__doc__ or "", run=expressions, seeds=seeds, words=WORDS, seconds_max=4.0, memory_max=16 << 20
-    )
+    "filter_expressions": Harness(run=expressions, seeds=seeds, words=WORDS, seconds_max=4.0, memory_max=16 << 20)
 }

@@ -103,6 +103,6 @@ def header_seeds() -> list[bytes]:
 
 
 HARNESSES = {
-    "grpc_frames": Harness(about="HTTP/2 frames of gRPC calls", run=frames, seeds=frame_seeds, memory_max=16 << 20),
-    "grpc_headers": Harness(about="HPACK header blocks", run=headers, seeds=header_seeds),
+    "grpc_frames": Harness(run=frames, seeds=frame_seeds, memory_max=16 << 20),
+    "grpc_headers": Harness(run=headers, seeds=header_seeds),
 }

@@ -22,7 +22,6 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     code. `memory_max` is the peak of Python's allocations for one input, in bytes.
     """
 
-    about: str
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
     words: tuple[bytes, ...] = ()

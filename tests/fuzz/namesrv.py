@@ -9,11 +9,11 @@ from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingServerOptions
-from tests.broker.node import MemoryListener
 from tests.fuzz import requests
 from tests.fuzz.harness import Harness
 from tests.fuzz.replication import run_virtually
 from tests.namesrv.brokers import compressed_body, register_body
+from tests.remoting.wire import MemoryListener
 
 OPTIONS = NameServerOptions(
     brokers_max=6, topics_max=12, config_entries_max=4, remoting=RemotingServerOptions(idle_timeout_s=1000.0)
@@ -29,8 +29,7 @@ def answer_requests(data: bytes) -> None:
         listener = MemoryListener()
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, [listener])
-            client = requests.Client()
-            await listener._send.send(client.servers_end)
+            client = requests.Client(listener.connect())
             nursery.start_soon(client.receive)
             asked = []
             for chunk in chunks:
@@ -39,11 +38,11 @@ def answer_requests(data: bytes) -> None:
             if not client.is_closed:
                 unanswered = [request for request in asked if request.opaque not in client.answers]
                 assert not unanswered, unanswered
+            assert {answer.code for answer in client.answers.values()} <= {0, 1, 3, 16, 17, 22}
             found = server.statistics()
             assert found.brokers <= OPTIONS.brokers_max
             assert found.topics <= OPTIONS.topics_max
-            witness = requests.Client()
-            await listener._send.send(witness.servers_end)
+            witness = requests.Client(listener.connect())
             nursery.start_soon(witness.receive)
             topics = [
                 RemotingCommand(105, opaque=n, ext_fields={"topic": t}) for n, t in enumerate(server.routes.topics())
@@ -51,6 +50,7 @@ def answer_requests(data: bytes) -> None:
             await witness.send([*topics, RemotingCommand(106, opaque=100), RemotingCommand(206, opaque=101)])
             await wait_all_tasks_blocked()
             assert len(witness.answers) == len(topics) + 2
+            assert {answer.code for answer in witness.answers.values()} <= {0, 17}
             await client.stream.aclose()
             await wait_all_tasks_blocked()
             # They spoke over that connection only.
@@ -100,8 +100,9 @@ def seeds() -> list[bytes]:
     ]
 
 
+CODES = (103, 104, 105, 106, 205, 206, 216, 217, 219, 224, 304, 318, 319, 322, 327, 901, 904)
 WORDS = (
-    *(int(code).to_bytes(2, "big") for code in (103, 104, 105, 106, 205, 206, 216, 219, 224, 304, 322, 327, 901, 904)),
+    *(int(code).to_bytes(2, "big") for code in CODES),
     *(name.encode() + b"\x1f" for name in (*BROKER, "topic", "namespace", "key", "value", "cluster", "compressed")),
     requests.NEXT,
     requests.PAUSE,
@@ -113,12 +114,6 @@ WORDS = (
 
 HARNESSES = {
     "name_server": Harness(
-        about=answer_requests.__doc__ or "",
-        run=answer_requests,
-        seeds=seeds,
-        words=WORDS,
-        size_max=3000,
-        seconds_max=5.0,
-        memory_max=32 << 20,
+        run=answer_requests, seeds=seeds, words=WORDS, size_max=3000, seconds_max=5.0, memory_max=32 << 20
     )
 }

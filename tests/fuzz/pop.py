@@ -118,7 +118,7 @@ def ack_seeds() -> list[bytes]:
 WORDS = (b'"queues":[', b'"first":', b'"so":', b'"b":"', b" 999 ", b"9223372036854775808", b"-1", b"null", b"[[[[")
 
 HARNESSES = {
-    "pop_records": Harness(about=pop_records.__doc__ or "", run=pop_records, seeds=record_seeds, words=WORDS),
-    "pop_handles": Harness(about=pop_handles.__doc__ or "", run=pop_handles, seeds=handle_seeds, words=WORDS),
-    "batch_acks": Harness(about=batch_acks.__doc__ or "", run=batch_acks, seeds=ack_seeds, words=WORDS),
+    "pop_records": Harness(run=pop_records, seeds=record_seeds, words=WORDS),
+    "pop_handles": Harness(run=pop_handles, seeds=handle_seeds, words=WORDS),
+    "batch_acks": Harness(run=batch_acks, seeds=ack_seeds, words=WORDS),
 }

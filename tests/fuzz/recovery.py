@@ -146,13 +146,5 @@ WORDS = (
 )
 
 HARNESSES = {
-    "recovery": Harness(
-        about=recover.__doc__ or "",
-        run=recover,
-        seeds=seeds,
-        words=WORDS,
-        size_max=1000,
-        seconds_max=5.0,
-        memory_max=32 << 20,
-    )
+    "recovery": Harness(run=recover, seeds=seeds, words=WORDS, size_max=1000, seconds_max=5.0, memory_max=32 << 20)
 }

@@ -38,6 +38,8 @@ REGRESSIONS: list[tuple[str, str, bytes]] = [
         "a body of a few bytes made 64 MiB be allocated before it was inflated",
         _record(Message("t", 0, b"\x04\x22M\x18`@\x82", sys_flag=SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4)),
     ),
+    ("arrow_store", "a queue entry that points before the log: IndexError", b"\x0e\x00]7O\x01\r\x80"),
+    ("admin_credentials", "a form token whose proof is no UTF-8: UnicodeEncodeError", b"999999999999..\xff"),
     ("queue_ends", "content with a guard that is right, but none that was written: an exception at the start", b""),
     ("queue_ends", "the same, no UTF-8", b'{"\x94T":{}'),
 ]

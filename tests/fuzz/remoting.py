@@ -241,9 +241,7 @@ JSON_WORDS = (
 )
 
 HARNESSES = {
-    "remoting_frames": Harness(about=frames.__doc__ or "", run=frames, seeds=frame_seeds, words=JSON_WORDS),
-    "remoting_header": Harness(about=header.__doc__ or "", run=header, seeds=header_seeds, words=JSON_WORDS),
-    "request_fields": Harness(
-        about=request_fields.__doc__ or "", run=request_fields, seeds=field_seeds, words=_names()
-    ),
+    "remoting_frames": Harness(run=frames, seeds=frame_seeds, words=JSON_WORDS),
+    "remoting_header": Harness(run=header, seeds=header_seeds, words=JSON_WORDS),
+    "request_fields": Harness(run=request_fields, seeds=field_seeds, words=_names()),
 }

@@ -9,7 +9,6 @@ two.
 from typing import Any
 
 import trio
-from trio.testing import memory_stream_pair
 
 from ha.errors import LocalProtocolError
 from ha.protocol.acl import AclCredentials
@@ -60,10 +59,9 @@ def decode(data: bytes, credentials: AclCredentials | None = None) -> list[list[
 class Client:
     """The peer of a server's connection: sends chunks and gathers what comes back."""
 
-    def __init__(self) -> None:
-        self.stream, self.servers_end = memory_stream_pair()
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
         self.answers: dict[int, RemotingCommand] = {}
-        self.told: list[RemotingCommand] = []
         self.is_closed = False
 
     async def receive(self) -> None:
@@ -72,11 +70,9 @@ class Client:
         try:
             while chunk := await self.stream.receive_some(65536):
                 for command in parser.feed(bytes(chunk)):
-                    if not command.is_response:
-                        self.told.append(command)
-                        continue
-                    assert command.opaque not in self.answers, command
-                    self.answers[command.opaque] = command
+                    if command.is_response:
+                        assert command.opaque not in self.answers, command
+                        self.answers[command.opaque] = command
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         self.is_closed = True

@@ -217,11 +217,8 @@ WORDS = (
 )
 
 HARNESSES = {
-    "queue_and_index_files": Harness(
-        about=queues_and_index.__doc__ or "", run=queues_and_index, seeds=file_seeds, words=WORDS, size_max=1100
-    ),
+    "queue_and_index_files": Harness(run=queues_and_index, seeds=file_seeds, words=WORDS, size_max=1100),
     "checksum_files": Harness(
-        about=checksum_files.__doc__ or "",
         run=checksum_files,
         seeds=lambda: [
             ChecksumHead(4096, 1 << 20, 0).pack(),
@@ -232,12 +229,9 @@ HARNESSES = {
         size_max=1024,
     ),
     "queue_ends": Harness(
-        about=queue_ends.__doc__ or "",
         run=queue_ends,
         seeds=lambda: [b"{}", b'{"T":{"0":7,"1":0}}', b'00000000\n{"T":{"0":7}}', b"4096"],
         words=(b'{"T":', b'"0":', b"9223372036854775808", b"-1", b"}}"),
     ),
-    "config_files": Harness(
-        about=tables.__doc__ or "", run=tables, seeds=table_seeds, words=WORDS, memory_max=16 << 20
-    ),
+    "config_files": Harness(run=tables, seeds=table_seeds, words=WORDS, memory_max=16 << 20),
 }

@@ -1,11 +1,15 @@
 """Every seed, every kept input and every input that once was a finding, through its harness: no error, in bounded time
-and memory. And a target of each module for a moment under the fuzzer itself; the others are long tests."""
+and memory. Also seeds with random changes, which the fuzzer's dictionary makes likely to be read far; and a target of
+each module for a moment under the fuzzer itself; the others are long tests."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.fuzz import corpus, registry
 from tests.fuzz.harness import Harness, TooMuchMemoryError, TooSlowError, run_measured, run_timed
@@ -19,14 +23,32 @@ FUZZ_S = 1
 SEED_COUNT_MAX = 20
 
 
+@functools.cache
+def seeds_of(target: str) -> list[bytes]:
+    return list(registry.load(target).seeds())
+
+
 @pytest.mark.parametrize("target", registry.MODULES)
 def test_known_inputs(target: str) -> None:
     harness = registry.load(target)
-    inputs = [*harness.seeds(), *corpus.load(target)]
+    inputs = [*seeds_of(target), *corpus.load(target)]
     for number, data in enumerate(inputs):
         run_timed(harness, data)
         if number % MEASURED_EACH == 0:
             run_measured(harness, data)
+
+
+@pytest.mark.parametrize("target", registry.MODULES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_changed_inputs(target: str, data: st.DataObject) -> None:
+    harness = registry.load(target)
+    changed = bytearray(data.draw(st.binary(max_size=100) | st.sampled_from(seeds_of(target))))
+    words = st.binary(max_size=4) | (st.sampled_from(harness.words) if harness.words else st.nothing())
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(changed)))
+        changed[at : at + data.draw(st.integers(0, 6))] = data.draw(words)
+    run_timed(harness, bytes(changed))
 
 
 @pytest.mark.parametrize(
@@ -51,11 +73,11 @@ def test_excessive_time_or_memory_is_a_finding() -> None:
     def hoard(data: bytes) -> None:
         bytearray(len(data) * 1_000_000)
 
-    slow = Harness(about="", run=spin, seeds=list, seconds_max=0.01)
+    slow = Harness(run=spin, seeds=list, seconds_max=0.01)
     run_timed(slow, b"")
     with pytest.raises(TooSlowError):
         run_timed(slow, b"x" * 50)
-    greedy = Harness(about="", run=hoard, seeds=list, memory_max=10_000_000)
+    greedy = Harness(run=hoard, seeds=list, memory_max=10_000_000)
     run_measured(greedy, b"x" * 9)
     with pytest.raises(TooMuchMemoryError):
         run_measured(greedy, b"x" * 11)
@@ -75,7 +97,7 @@ def test_short_fuzzing_run(target: str, tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="the extra fuzz is not installed: no wheel for this Python or machine")
     seeds = tmp_path / "seeds"
     seeds.mkdir()
-    known = list(registry.load(target).seeds())
+    known = seeds_of(target)
     for number, data in enumerate(known[:: 1 + len(known) // SEED_COUNT_MAX]):
         (seeds / str(number)).write_bytes(data)
     ended = subprocess.run(

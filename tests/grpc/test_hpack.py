@@ -46,14 +46,6 @@ def test_headers_beyond_the_limit() -> None:
     assert decoder.decode(encoder.encode([(b"a", b"x" * 50)])) == [(b"a", b"x" * 50)]
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
-    try:
-        HeaderDecoder(1 << 16).decode(data)
-    except RemoteProtocolError:
-        pass
-
-
 @pytest.mark.parametrize(
     "code",
     [b"\xff\xff\xff\xff", b"\xff", b"\x00"],

@@ -21,9 +21,9 @@ from ha.grpc.frames import PREFACE
 from ha.poller import open_poller
 from ha.remoting import PortTls
 from ha.tls.handshake import Handshakes
-from tests.broker.node import MemoryListener
 from tests.grpc.http2_client import HEADERS, framed
 from tests.limits.sockets import until
+from tests.remoting.wire import MemoryListener
 
 TIMEOUT_S = 20.0
 
@@ -253,7 +253,7 @@ async def test_idle_connections_are_closed(autojump_clock: trio.testing.MockCloc
     async with trio.open_nursery() as nursery:
         listener = MemoryListener()
         await nursery.start(server.serve, [listener])
-        stream = await listener.connect()
+        stream = listener.connect()
         started = trio.current_time()
         assert await stream.receive_some(1) == b""
         assert 60 <= trio.current_time() - started <= 62

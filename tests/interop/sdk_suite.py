@@ -52,14 +52,6 @@ async def send_all(cluster: SdkCluster, topic: str, bodies: list[bytes], **field
             tasks.start_soon(producer.send, Message(topic, body, **fields))
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Polls a condition that has no event."""
-    while True:
-        if condition():
-            return
-        await anyio.sleep(0.05)
-
-
 async def read_until(cluster: SdkCluster, topic: str, count: int) -> list[ReceivedMessage]:
     """Waits until `topic` has `count` messages, and returns them."""
     async with PullConsumer(cluster.name_server) as pull:

@@ -29,8 +29,9 @@ from ha.errors import BrokerError, RouteNotFound
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.recall_handle import decode_recall_handle
 from tests.client.backends import on_both_backends
+from tests.client.push_world import until
 from tests.interop.sdk_cluster import SdkCluster
-from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all, until
+from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all
 
 __all__ = ["cluster"]
 

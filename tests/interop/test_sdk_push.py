@@ -33,10 +33,11 @@ from ha.client import (
 )
 from ha.errors import BrokerError, ClientError
 from tests.client.backends import on_both_backends
+from tests.client.push_world import until
 from tests.interop.processes import Child
 from tests.interop.releases import resolve
 from tests.interop.sdk_cluster import SdkCluster
-from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all, until
+from tests.interop.sdk_suite import Inbox, cluster, read_until, send_all
 
 __all__ = ["cluster"]
 

@@ -12,12 +12,12 @@ from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.statistics import Condition
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
-from ha.store.watched_offset import WatchedOffset
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.stored_files import compare_commitlogs, log_range
+from tests.store.stores import reached
 
 SEGMENT_SIZE = 1 << 20
 
@@ -41,9 +41,9 @@ async def test_an_empty_slave_gets_the_whole_log_of_a_real_master(
             slave.set_master(master.ha_address)
             async with trio.open_nursery() as nursery:
                 await nursery.start(slave.run)
-                await reach(held.end, store.log.max_offset)
+                await reached(store.log.max_offset, held.end)
                 await client.run("produce", topic="mixed", first=6_000, count=1_000, batch=50, acks=tmp_path / "more")
-                await reach(log_range(master.commitlog).end, store.log.max_offset)
+                await reached(store.log.max_offset, log_range(master.commitlog).end)
                 assert slave.statistics().condition is Condition.CONNECTED
                 assert slave.statistics().connection_count == 1, slave.statistics()
                 nursery.cancel_scope.cancel()
@@ -63,9 +63,3 @@ async def check_that_the_question_is_ignored(master: RocketMqBroker) -> None:
         await stream.send_all(encode_report(100))
         with trio.fail_after(10):
             assert (await stream.receive_some(8))[:8] == encode_report(100)
-
-
-async def reach(end: int, max_offset: WatchedOffset) -> None:
-    with trio.fail_after(60):
-        while max_offset.value < end:
-            await max_offset.wait_beyond(max_offset.value)

@@ -22,6 +22,7 @@ from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
 from ha.replication.reconnect import FIRST_S, JITTER_SHARE
 from ha.replication.statistics import Condition
+from tests.load.footprint import cpu_s
 from tests.replication.link import following
 from tests.replication.master_side import MasterSide
 from tests.replication.memory_log import MemoryLog
@@ -137,12 +138,6 @@ def closing_master(close: Callable[[socket.socket], None]) -> Iterator[tuple[str
         yield f"127.0.0.1:{server.getsockname()[1]}", accepted
         server.shutdown(socket.SHUT_RDWR)
         thread.join(5)
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 @pytest.mark.processes

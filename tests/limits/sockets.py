@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Self
 
 import trio
@@ -14,6 +13,7 @@ import trio.testing
 from ha.protocol.codes import RequestCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import Handler, RemotingServer, RemotingServerOptions
+from tests.load.footprint import own_bytes
 from tests.remoting.wire import Peer
 
 TIMEOUT_S = 20.0
@@ -117,5 +117,4 @@ class Witness:
 def anonymous_bytes() -> int:
     """This process's private memory, after a garbage collection."""
     gc.collect()
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
-    return int(line.split()[1]) * 1024
+    return own_bytes("self")

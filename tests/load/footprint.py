@@ -1,4 +1,4 @@
-"""Resources of a process from /proc: private memory, descriptors by kind."""
+"""Resources of a process from /proc: private memory, CPU time, descriptors by kind."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,20 @@ class Footprint(NamedTuple):
     socket_count: int
 
 
+def own_bytes(pid: int | str) -> int:
+    """Memory of a process but for the files that it has mapped, such as the log that it writes."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def footprint(pid: int, store: Path) -> Footprint:
     """Measure a process whose store is at `store`."""
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
     others = sockets = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -25,4 +36,4 @@ def footprint(pid: int, store: Path) -> Footprint:
             continue  # closed meanwhile
         sockets += target.startswith("socket:")
         others += not target.startswith(str(store))
-    return Footprint(int(line.split()[1]) * 1024, others, sockets)
+    return Footprint(own_bytes(pid), others, sockets)

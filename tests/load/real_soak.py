@@ -11,7 +11,7 @@ import trio
 
 from tests.interop.stored_files import compare_commitlogs, heads_at, log_range
 from tests.load.fleet import Fleet
-from tests.load.footprint import footprint
+from tests.load.footprint import cpu_s, footprint
 from tests.scenarios.brokers import Broker, eventually, slave_of
 
 FILES: dict[str, Any] = {
@@ -153,9 +153,3 @@ def lost_on(node: Broker, fleet: Fleet) -> int:
     """How many acknowledged messages are not where they were said to be."""
     heads = heads_at(node.commitlog, fleet.acked_offsets)
     return sum(head.sequence != sequence for head, sequence in zip(heads, fleet.acked_sequences, strict=True))
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100

@@ -16,9 +16,10 @@ from ha.causes import Cause
 from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import GroupTransfer
 from ha.replication.options import HAOptions
-from tests.broker.node import Node, StalledSync, inline, open_node
+from tests.broker.node import Node, StalledSync, open_node
 from tests.broker.test_put import fill, message, put, slave_of
 from tests.broker.test_terms import leading, member, put_later
+from tests.store.disks import run_inline
 
 SYNC = {"role": BrokerRole.SYNC_MASTER}
 ALONE, UNKNOWN, UNFLUSHED = (
@@ -176,7 +177,7 @@ async def test_a_failed_disk(tmp_path: Path, autojump_clock: object) -> None:
     async def run(call: Callable[..., Any], *arguments: Any) -> Any:
         if is_broken and getattr(call, "__name__", "") == "sync":
             raise OSError(5, "Input/output error")
-        return await inline(call, *arguments)
+        return await run_inline(call, *arguments)
 
     request = PutRequest(messages=(message(),))
     with pytest.raises(BaseExceptionGroup):  # noqa: PT012

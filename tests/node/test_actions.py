@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import trio
 
 import ha
 from ha.admin.dashboard.source import DeadLetters, Missing, NewMessage, OffsetMove
@@ -12,13 +11,7 @@ from ha.protocol.codes import Permission
 from ha.protocol.properties import CRC32, decode_properties, encode_properties
 from ha.protocol.record import Message
 from tests.node.test_library import attached, config, slave_config
-
-
-async def dispatched(node: ha.Node) -> None:
-    log = node.store.log
-    with trio.fail_after(30):
-        while log.dispatched_offset.value < log.max_offset.value:
-            await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+from tests.store.stores import dispatched
 
 
 async def test_a_topic_is_created_and_changed(tmp_path: Path) -> None:
@@ -47,7 +40,7 @@ async def test_a_message_is_sent(tmp_path: Path) -> None:
         sent = NewMessage(topic="t", body="ü".encode(), keys="k l", tags="x", queue_id=1)
         outcome = await actions.send(sent)
         assert (outcome.is_done, outcome.text) == (True, "Stored in t, queue 1, offset 0.")
-        await dispatched(node)
+        await dispatched(node.store)
         [record] = (await node.read("t", 1, 0)).messages
         properties = decode_properties(record.properties)
         assert bytes(record.body) == "ü".encode()
@@ -72,7 +65,7 @@ async def test_offsets_are_reset_as_planned(tmp_path: Path) -> None:
         await actions.change_topic("t", 2, is_readable=True, is_writable=True)
         for _ in range(5):
             await node.put(Message(topic="t", queue_id=0, body=b"x"))
-        await dispatched(node)
+        await dispatched(node.store)
         assert await node.broker.groups.find_or_create("g") is not None
         offsets.commit("g", "t", 0, 3)
         assert await actions.planned_reset("g", "t", 0) == [OffsetMove(0, 3, 0, 5), OffsetMove(1, None, 0, 0)]
@@ -99,11 +92,11 @@ async def test_dead_letters_are_sent_back_to_their_group(tmp_path: Path) -> None
                 reconsume_times=16,
             )  # fmt: skip
             await node.put(dead)
-        await dispatched(node)
+        await dispatched(node.store)
         assert actions.dead_letters("g") == DeadLetters(0, 40)
         outcome = await actions.send_back("g", 3, 35)
         assert (outcome.is_done, outcome.text) == (True, "Sent back 35 messages to g.")
-        await dispatched(node)
+        await dispatched(node.store)
         back = (await node.read("%RETRY%g", 0, 0, count_max=64)).messages
         assert [bytes(record.body) for record in back] == [b"%d" % number for number in range(3, 38)]
         assert {record.reconsume_times for record in back} == {0}

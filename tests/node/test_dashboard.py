@@ -24,6 +24,7 @@ from ha.protocol.topic_names import TABLES_TOPIC
 from ha.replication import healer
 from ha.store.commitlog import UNLIMITED
 from tests.node.test_library import config
+from tests.store.stores import reached
 
 PLAIN = b"a body that a client compressed " * 100
 
@@ -41,9 +42,7 @@ async def master(root: Path) -> AsyncIterator[tuple[Node, NodeDashboard]]:
 async def put(node: Node, body: bytes, sys_flag: int = 0, *, topic: str = "t", queue_id: int = 0) -> int:
     """Put a message, and wait until readers may have it; its physical offset."""
     result = await node.put(Message(topic=topic, queue_id=queue_id, body=body, sys_flag=sys_flag))
-    with trio.fail_after(30):
-        while node.store.log.dispatched_offset.value <= result.physical_offset:
-            await node.store.log.dispatched_offset.wait_beyond(node.store.log.dispatched_offset.value)
+    await reached(node.store.log.dispatched_offset, result.physical_offset + 1)
     return result.physical_offset
 
 
@@ -271,9 +270,7 @@ async def test_a_key_is_found_in_all_topics(tmp_path: Path, monkeypatch: pytest.
         for topic in ("r", "s", "t"):
             message = Message(topic=topic, queue_id=0, body=topic.encode(), properties=b"KEYS\x01k\x02")
             result = await node.put(message)
-        with trio.fail_after(30):
-            while node.store.log.dispatched_offset.value <= result.physical_offset:
-                await node.store.log.dispatched_offset.wait_beyond(node.store.log.dispatched_offset.value)
+        await reached(node.store.log.dispatched_offset, result.physical_offset + 1)
         assert list(await dashboard.topic_names(2)) == ["r", "s"]
         found = await dashboard.with_key_anywhere("k", 10)
         assert ([line.topic for line in found.messages], found.is_cut) == (["t", "s", "r"], False)

@@ -28,6 +28,7 @@ from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from ha.replication.progress import SlaveState
 from tests.interop.processes import free_ports
+from tests.store.stores import dispatched
 
 
 def config(root: Path, **keys: Any) -> ha.Config:
@@ -65,10 +66,7 @@ async def test_the_status_shows_what_waits(tmp_path: Path) -> None:
         delayed = ha.LogMessage(topic=SCHEDULE_TOPIC, queue_id=17, body=b"x", properties=b"DELAY\x0118\x02")
         half = ha.LogMessage(topic=HALF_TOPIC, queue_id=0, body=b"x")
         await master.put_many([delayed, half, half])
-        log = master.store.log
-        with trio.fail_after(30):
-            while log.dispatched_offset.value < log.max_offset.value:
-                await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+        await dispatched(master.store)
         shown = msgspec.to_builtins(describe(master), str_keys=True)
         assert shown["delay"]["waiting_counts"] == {"18": 1}
         assert shown["transactions"]["open_count"] == 2

@@ -14,6 +14,7 @@ import trio.testing
 from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.loop_watch import HOLD_COUNT_MAX, LONG_S, LoopReport, LoopWatch
 from ha.node.ports import BoundPort
+from tests.metrics import nodes as pages
 
 TOKEN = "a token that is long enough"
 
@@ -211,26 +212,21 @@ async def test_without_being_asked_nothing_is_watched() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def ask(port: int, text: str, token: str = TOKEN) -> tuple[int, str]:
-    headers = f"Host: x\r\nConnection: close\r\nContent-Length: 0\r\nAuthorization: Bearer {token}\r\n\r\n"
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        with trio.fail_after(20):
-            await stream.send_all(f"{text} HTTP/1.1\r\n{headers}".encode())
-            answer = b"".join([chunk async for chunk in stream])
-    head, _, body = answer.decode().partition("\r\n\r\n")
-    return int(head.split()[1]), body
+async def ask(port: BoundPort, path: str, token: str = TOKEN, *, method: str = "GET") -> tuple[int, str]:
+    status, _, body = await pages.ask(f"127.0.0.1:{port.port}", path, f"Authorization: Bearer {token}", method=method)
+    return status, body
 
 
 async def test_the_page() -> None:
     view = AdminView(status=dict, not_ready=lambda: "")
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
         async with open_admin(view, port.listen(), key=AdminKey(TOKEN)):
-            assert json.loads((await ask(port.port, "GET /loop"))[1])["is_watching"] is False
+            assert json.loads((await ask(port, "/loop"))[1])["is_watching"] is False
             for wrong in ("", "?seconds=0", "?seconds=nan", "?seconds=3601", "?seconds=long"):
-                assert (await ask(port.port, f"POST /loop{wrong}"))[0] == 400
-            assert (await ask(port.port, "POST /loop?seconds=60", token="another"))[0] == 401
-            assert (await ask(port.port, "POST /loop?seconds=60"))[0] == 200
-            report = json.loads((await ask(port.port, "GET /loop"))[1])
+                assert (await ask(port, f"/loop{wrong}", method="POST"))[0] == 400
+            assert (await ask(port, "/loop?seconds=60", "another", method="POST"))[0] == 401
+            assert (await ask(port, "/loop?seconds=60", method="POST"))[0] == 200
+            report = json.loads((await ask(port, "/loop"))[1])
             assert report["is_watching"] is True
 
 
@@ -238,5 +234,5 @@ async def test_who_has_no_token_starts_no_watch() -> None:
     view = AdminView(status=dict, not_ready=lambda: "")
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
         async with open_admin(view, port.listen()):
-            assert (await ask(port.port, "POST /loop?seconds=60"))[0] == 403
-            assert (await ask(port.port, "GET /loop"))[0] == 200
+            assert (await ask(port, "/loop?seconds=60", method="POST"))[0] == 403
+            assert (await ask(port, "/loop"))[0] == 200

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.auto_switch_frame import (
@@ -197,14 +195,3 @@ def test_invalid_values_cannot_be_encoded() -> None:
     for offset, size in ((-2, 0), (-1, 1), (0, -1)):
         with pytest.raises(LocalProtocolError):
             EpochFrameHeader(offset, size, 1, 0, 0).encode()
-
-
-@given(st.lists(st.binary(max_size=40), max_size=6))
-def test_any_bytes_are_parsed_or_refused(pieces: list[bytes]) -> None:
-    for parser in (MasterMessageParser(), SlaveMessageParser()):
-        try:
-            for piece in pieces:
-                for _ in parser.feed(piece):
-                    pass
-        except RemoteProtocolError:
-            pass

@@ -4,14 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.compiled import pure
-
-from .twins import outcome
 
 BATCH = bytes.fromhex(
     "00000034000000000000000000000000000000026869001c4b455953016b30025741495401747275650254414753015461674102"
@@ -69,30 +67,6 @@ def test_properties_have_a_maximum_size(encode: Callable[..., Any]) -> None:
     )
     with pytest.raises(LocalProtocolError, match="32768"):
         encode([(0, b"", b""), (0, b"a", b"p" * 32768)])
-
-
-@given(entries=entries, cut=st.integers(0, 60), change=st.tuples(st.integers(0, 400), st.integers(0, 255)))
-def test_twins_decode_valid_truncated_and_changed_batches_alike(
-    entries: list[tuple[int, bytes, bytes]], cut: int, change: tuple[int, int]
-) -> None:
-    raw = bytearray(encode_batch(entries))
-    if entries:
-        assert decode_batch(raw) == entries
-    if change[0] < len(raw):
-        raw[change[0]] = change[1]
-    for got in (bytes(raw), bytes(raw[: max(0, len(raw) - cut)])):
-        assert outcome(decode_batch, got) == outcome(pure(decode_batch), got)
-        assert outcome(decode_batch, memoryview(got), count_max=2) == outcome(pure(decode_batch), got, count_max=2)
-
-
-@given(raw=st.binary(max_size=200))
-@example(b"\x80\x00\x00\x00" * 8)
-@example(b"\x7f\xff\xff\xff" * 8)
-@example(b"\x00\x00\x00\x16" + bytes(12) + b"\x7f\xff\xff\xff" + bytes(2))
-@example(b"\x00\x00\x00\x16" + bytes(12) + b"\xff\xff\xff\xff" + bytes(2))
-@example(b"\x00\x00\x00\x16" + bytes(16) + b"\xff\xff" + bytes(40))
-def test_twins_decode_any_bytes_alike(raw: bytes) -> None:
-    assert outcome(decode_batch, raw) == outcome(pure(decode_batch), raw)
 
 
 @BOTH

@@ -1,13 +1,5 @@
 """What groups and administrators ask: the JVM's exact bodies (vectors of 5.3.3), and bytes that are none."""
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
-
-from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     ConsumerConnections,
@@ -115,27 +107,3 @@ def test_connections() -> None:
     assert java_json.dumps(found) == text
     assert java_json.read_as(ProducerConnections, text).connection_set == found.connection_set
     assert java_json.read_as(ConsumerList, b'{"consumerIdList":["a"]}').consumer_id_list == ["a"]
-
-
-@pytest.mark.parametrize(
-    "decode",
-    [decode_queue_offsets, decode_running_info, decode_consumer_status, decode_consume_stats, decode_topic_stats],
-)
-@given(
-    raw=st.one_of(
-        st.binary(max_size=60),
-        st.text(alphabet='{}[]:,"0123456789.-truefalsn offsetTablqcM', max_size=80).map(str.encode),
-    )
-)
-@example(raw=b"[]")
-@example(raw=b'{"offsetTable":5}')
-@example(raw=b'{"offsetTable":{"a":1}}')
-@example(raw=b'{"offsetTable":{{"queueId":"x"}:1}}')
-@example(raw=b'{"offsetTable":[5]}')
-@example(raw=b'{"mqTable":[1]}')
-@example(raw=b'{"consumerTable":{"c":5}}')
-def test_invalid_bodies_are_remote_errors(decode: Callable[[bytes], Any], raw: bytes) -> None:
-    try:
-        decode(raw)
-    except RemoteProtocolError:
-        pass

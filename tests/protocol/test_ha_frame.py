@@ -175,23 +175,3 @@ def test_transfers_are_parsed_from_any_chunks(sent: list[tuple[int, bytes]], dat
     raw = b"".join(encode_transfer_header(offset, len(body)) + body for offset, body in sent)
     ends = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     assert frames_of(cut_at(raw, ends)) == sent
-
-
-@given(st.lists(st.binary(max_size=60), max_size=8))
-def test_any_bytes_are_events_more_or_an_error(chunks: list[bytes]) -> None:
-    transfers, reports = TransferParser(body_size_max=64), ReportParser()
-    try:
-        for chunk in chunks:
-            passed_on = sum(
-                12 if isinstance(event, TransferHeader) else len(event.chunk) for event in transfers.feed(chunk)
-            )
-            assert passed_on <= len(chunk) + 11
-    except RemoteProtocolError:
-        pass
-    try:
-        for chunk in chunks:
-            reports.feed(chunk)
-    except RemoteProtocolError:
-        pass
-    assert len(transfers._partial) < 12
-    assert len(reports._partial) < 8

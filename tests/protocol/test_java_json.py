@@ -163,17 +163,3 @@ def test_values_round_trip_in_each_form(value: Any) -> None:
     assert loads(dumps_pretty(value)) == expected
     assert loads(dumps(value, bare_integer_keys=False)) == expected
     assert json.loads(dumps(value, bare_integer_keys=False)) == expected
-
-
-fragments = st.sampled_from(
-    [*list('{}[]:,"\\ 01-.eE'), '"a"', '"$ref"', '"$.a"', "true", "null", '{"a":1}:', '{"$ref":"$.a"}', "\x01", "é"]
-)
-
-
-@given(st.binary(max_size=30) | st.lists(fragments, max_size=14).map("".join).map(str.encode))
-def test_any_bytes_are_a_value_or_an_error(raw: bytes) -> None:
-    try:
-        value = read_as(Inner, raw)
-    except RemoteProtocolError:
-        return
-    assert read_as(Inner, dumps(value)) == value

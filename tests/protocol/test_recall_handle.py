@@ -3,8 +3,6 @@
 import base64
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.recall_handle import RecallHandle, decode_recall_handle, encode_recall_handle
@@ -30,12 +28,3 @@ def test_other_words_are_refused(words: str) -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="recall handle is invalid"):
         decode_recall_handle(text)
-
-
-@given(st.text() | st.binary().map(lambda raw: base64.urlsafe_b64encode(b"v1 " + raw).decode()))
-def test_any_text_is_a_handle_or_refused(text: str) -> None:
-    try:
-        handle = decode_recall_handle(text)
-    except RemoteProtocolError:
-        return
-    assert -(10**18) < handle.timestamp_ms < 10**18

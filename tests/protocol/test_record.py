@@ -377,34 +377,6 @@ def test_any_message_round_trips(
         assert head.tags_code == tags_code(properties.get("TAGS"))
 
 
-@given(st.binary(max_size=400))
-def test_any_bytes_are_a_record_or_not(raw: bytes) -> None:
-    scan_outcome = scan_record(raw, 0, len(raw))
-    assert scan_outcome is None or isinstance(scan_outcome, RecordHead | Filler | Unparsable)
-    try:
-        assert isinstance(decode_records(raw), list)
-    except RemoteProtocolError:
-        pass
-
-
-@given(st.sampled_from([R1, R2, R3]), st.data())
-def test_scan_and_verification_agree_on_any_damage(record: bytes, data: st.DataObject) -> None:
-    damaged = bytearray(record)
-    for position in data.draw(st.lists(st.integers(0, len(record) - 1), min_size=1, max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
-    head = scan_record(damaged, 0, len(damaged))
-    try:
-        verified: int | Filler | None = verify_record(damaged, 0, len(damaged), verify_crc=False)
-    except RemoteProtocolError:
-        verified = None
-    if isinstance(head, RecordHead):
-        assert verified == head.total_size
-    elif isinstance(head, Filler):
-        assert verified == head
-    else:
-        assert verified is None
-
-
 @given(st.lists(st.sampled_from([R1, R2, R3]), max_size=4), st.booleans(), st.data())
 def test_split_records_equal_decoded_records(records: list[bytes], verify_crc: bool, data: st.DataObject) -> None:
     raw = bytearray(b"".join(records))

@@ -304,45 +304,6 @@ def test_commands_are_parsed_from_any_chunks(sent: list[RemotingCommand], data: 
     assert parser.is_between_frames
 
 
-headers = st.binary(max_size=60) | st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
-).map(lambda value: b'{"code":1,"extFields":{"a":' + repr(value).replace("'", '"').encode("utf-8", "replace") + b"}}")
-
-
-@given(st.lists(st.binary(max_size=40), max_size=6))
-def test_any_bytes_are_commands_more_or_an_error(chunks: list[bytes]) -> None:
-    parser = RemotingParser(frame_size_max=128)
-    try:
-        for chunk in chunks:
-            assert all(isinstance(command, RemotingCommand) for command in parser.feed(chunk))
-            assert len(parser._buffer) < 128 + 40
-    except RemoteProtocolError:
-        pass
-
-
-@given(headers, st.sampled_from([SERIALIZE_JSON, SERIALIZE_ROCKETMQ]), st.binary(max_size=10))
-def test_any_header_is_a_command_or_an_error(header: bytes, serialize_type: int, body: bytes) -> None:
-    frame = struct.pack(">ii", 4 + len(header) + len(body), serialize_type << 24 | len(header)) + header + body
-    try:
-        (command,) = RemotingParser().feed(frame)
-    except RemoteProtocolError:
-        return
-    assert bytes(command.body) == body
-    assert RemotingParser().feed(encode_command(command)) == [command]
-
-
-@given(st.sampled_from([SEND_BINARY, ROUTE_BINARY, RESPONSE_JSON]), st.data())
-def test_any_damage_is_a_command_more_or_an_error(frame: bytes, data: st.DataObject) -> None:
-    damaged = bytearray(frame)
-    for position in data.draw(st.lists(st.integers(0, len(frame) - 1), min_size=1, max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
-    try:
-        commands = RemotingParser().feed(damaged)
-    except RemoteProtocolError:
-        return
-    assert RemotingParser().feed(b"".join(map(encode_command, commands))) == commands
-
-
 @given(text=st.text(), number=st.integers(0, (1 << 63) - 1), opaque=st.integers(0, (1 << 31) - 1), fixed=st.text())
 def test_template_equals_encode_command(text: str, number: int, opaque: int, fixed: str) -> None:
     def answer(text: str, number: int, opaque: int) -> RemotingCommand:

@@ -3,8 +3,6 @@
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import PutStatus, ResponseCode
@@ -47,15 +45,6 @@ def test_offset_message_id() -> None:
         for offsets in ([0xABCDEF], [315, 0, 2**62]):
             ids = [encode_message_id(store_host, offset) for offset in offsets]
             assert encode_message_ids(store_host, offsets) == ",".join(ids)
-
-
-@given(st.text(max_size=60) | st.text("0123456789abcdefABCDEF \n", min_size=30, max_size=58))
-def test_any_text_is_a_message_id_or_an_error(text: str) -> None:
-    try:
-        host, port, offset = decode_message_id(text)
-    except RemoteProtocolError:
-        return
-    assert encode_message_id(encode_host(host, port), offset) == text.upper()
 
 
 @pytest.mark.parametrize("version", STORES)

@@ -5,8 +5,6 @@ did; what the master sends must be the real master's bytes. Slave side: the real
 what the slave sends must be the real slave's bytes. Both compare whole streams, heartbeats included.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +14,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
+from tests.protocol.golden import ha_connections
 from tests.replication.master_side import MasterSide
 from tests.replication.memory_log import MemoryLog
 from tests.replication.slave_side import SlaveSide
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 CAPTURES = [(version, number) for version in ("5.5.0", "4.9.7") for number in (0, 1)]
 AS_ROCKETMQ = HAOptions(transfer_batch_size_bytes=32768, overlap_bytes_max=0)
 SEGMENT = 1 << 30
@@ -30,10 +28,9 @@ class Capture:
     """One connection: its frames in order of time, and the two byte streams."""
 
     def __init__(self, version: str, number: int) -> None:
-        connection = json.loads((FIXTURES / f"ha-{version}-default.frames.json").read_text())["connections"][number]
-        stem = f"ha-{version}-default-conn{number}"
-        self.to_slave = (FIXTURES / f"{stem}.m2s.bin").read_bytes()
-        self.to_master = (FIXTURES / f"{stem}.s2m.bin").read_bytes()
+        connection = ha_connections(f"{version}-default")[number]
+        self.to_slave: bytes = connection["m2s"]
+        self.to_master: bytes = connection["s2m"]
         self.frames: list[dict[str, Any]] = connection["frames"]
         # Not the FIN: RocketMQ looks at its clock some 10 ms late each time, and one heartbeat more fits in before it.
         self.ends_at: float = self.frames[-1]["t"] + 1

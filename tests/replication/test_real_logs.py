@@ -22,6 +22,7 @@ from ha.replication.sync_state import SyncStateSet
 from ha.store.commitlog import CommitLog
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
+from tests.store.stores import reached
 
 SEGMENT_SIZE = 1 << 16
 
@@ -76,12 +77,6 @@ async def following(store: MessageStore, address: str, options: HAOptions | None
         nursery.cancel_scope.cancel()
 
 
-async def reached(offset: int, log: CommitLog) -> None:
-    with trio.fail_after(20):
-        while log.max_offset.value < offset:
-            await log.max_offset.wait_beyond(log.max_offset.value)
-
-
 @pytest.mark.parametrize("batch_size", [32768, 1 << 20])
 async def test_a_slave_copies_follows_and_comes_back(batch_size: int, tmp_path: Path) -> None:
     options = HAOptions(transfer_batch_size_bytes=batch_size, reconnect_interval_s=0.05)
@@ -94,14 +89,14 @@ async def test_a_slave_copies_follows_and_comes_back(batch_size: int, tmp_path: 
             first = await put(master.log, 100, seed=1)
             whole = HAOptions(start_from="first", reconnect_interval_s=0.05)
             async with following(slave, address, whole):
-                await reached(first, slave.log)
+                await reached(slave.log.max_offset, first)
                 second = await put(master.log, 100, seed=2)
-                await reached(second, slave.log)
+                await reached(slave.log.max_offset, second)
             with trio.fail_after(5):
                 await service.wait_state(SlaveState.SHUTDOWN)
             third = await put(master.log, 100, seed=3)
             async with following(slave, address, whole):
-                await reached(third, slave.log)
+                await reached(slave.log.max_offset, third)
             assert len(master.log.segments) > 5
         assert bytes_of(slave.log, 0, third) == bytes_of(master.log, 0, third)
     for file in sorted((tmp_path / "slave" / "commitlog").iterdir()):
@@ -168,7 +163,7 @@ async def test_a_former_master_truncates_what_was_not_acknowledged(tmp_path: Pat
                 await leadership.proposed_set.wait_value(lambda proposed: proposed == frozenset({1, 2}))
             leadership.confirm_set({1, 2})
             acknowledged = await put(first.log, 50, seed=2)
-            await reached(acknowledged, second.log)
+            await reached(second.log.max_offset, acknowledged)
             assert await answer_of_the_set(service, acknowledged) is PutStatus.PUT_OK
             follower.set_master(None)
             with trio.fail_after(20):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
 import socket
@@ -19,6 +18,7 @@ import pytest
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.ha_frame import encode_report, encode_transfer_header
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+from tests.load.footprint import footprint, own_bytes
 from tests.scenarios.brokers import Broker, assert_copy, eventually, slave_of, wait_in_sync
 from tests.scenarios.producing import Client, Load, assert_stored, send_command
 
@@ -92,23 +92,6 @@ def say(stranger: socket.socket, text: bytes) -> None:
         pass
 
 
-def anonymous_bytes(pid: int) -> int:
-    """Its memory but for the files that it has mapped, which are the log that it is writing."""
-    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
-    return int(line.split()[1]) * 1024
-
-
-def descriptor_count(master: Broker) -> int:
-    """Open descriptors but those of the store, whose files grow in number with the log."""
-    count = 0
-    for entry in Path(f"/proc/{master.pid}/fd").iterdir():
-        try:
-            count += not os.readlink(entry).startswith(str(master.root))
-        except FileNotFoundError:
-            pass  # closed meanwhile
-    return count
-
-
 def test_unknown_protocols_at_every_port(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"seed {SEED}")
@@ -123,7 +106,7 @@ def test_unknown_protocols_at_every_port(tmp_path: Path) -> None:
         firsts = expose(addresses, [b"\xff" * 64])
         wait_gone(master)
         assert [name for name in firsts if f"peer={name} " not in master.log()] == []
-        memory, descriptors = anonymous_bytes(master.pid), descriptor_count(master)
+        memory, descriptors, _ = footprint(master.pid, master.root)
         load = Load(master.addresses["remoting"], 0, random.Random(1), window=4)
 
         names = expose(addresses, list(hopeless(chance)))
@@ -143,8 +126,10 @@ def test_unknown_protocols_at_every_port(tmp_path: Path) -> None:
         alone = re.compile(r"no slave is connected(; the last one, .*)?|N connected, not yet reported an offset")
         assert [remark for remark in remarks if not alone.fullmatch(remark)] == []
         wait_gone(master)
-        eventually("every descriptor is back", lambda: descriptor_count(master) <= descriptors)
-        grown = anonymous_bytes(master.pid) - memory
+        eventually(
+            "every descriptor is back", lambda: footprint(master.pid, master.root).descriptor_count <= descriptors
+        )
+        grown = own_bytes(master.pid) - memory
         print(f"{len(answers)} answers meanwhile, {grown >> 10} KiB grown")
         assert grown < GROWTH_MAX
         assert "Traceback" not in master.log()

@@ -12,7 +12,7 @@ from ha.acl import AclGuard
 from ha.acl.policy_files import AclPolicyFiles
 from ha.errors import ConfigError
 from ha.store.files import OsDisk
-from tests.broker.node import inline
+from tests.store.disks import run_inline
 
 
 def files_in(folder: Path, is_open_to_others: Callable[[Path], bool] = lambda path: False) -> AclPolicyFiles:
@@ -21,7 +21,7 @@ def files_in(folder: Path, is_open_to_others: Callable[[Path], bool] = lambda pa
         folder / "plain_acl.yml",
         folder / "acl",
         disk=OsDisk(),
-        run_blocking=inline,
+        run_blocking=run_inline,
         is_open_to_others=is_open_to_others,
     )
 

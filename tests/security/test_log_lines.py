@@ -22,8 +22,8 @@ from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.text_log import TextFormatter, escape
 from tests.broker.node import SEND_V2, Node, open_node, text
-from tests.broker.test_any_admin_request import ADMIN_CODES, GOOD
 from tests.broker.test_headers import HEADERS
+from tests.fuzz.broker import ADMIN_CODES, ADMIN_FIELDS
 from tests.namesrv.brokers import open_site, register
 
 FORGED = "2026-01-01T00:00:00.000Z ERROR ha.forged all_is_lost"
@@ -113,7 +113,7 @@ async def test_requests_to_a_broker(tmp_path: Path, autojump_clock: object, line
     """Each name of each request, in header or body."""
     asked: dict[int, Mapping[str, object]] = dict(HEADERS)
     for code in ADMIN_CODES:
-        asked.setdefault(code, GOOD)
+        asked.setdefault(code, ADMIN_FIELDS)
     async with open_node(tmp_path, channel_expired_s=60.0) as node:
         await node.send()
         for code, fields in asked.items():

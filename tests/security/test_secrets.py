@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 
 import ha
 from ha.config import load_config, render
@@ -24,7 +23,9 @@ from ha.protocol.ha_handshake import HandshakeKey
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import open_remoting_client
 from ha.replication.statistics import Condition
+from tests.metrics.nodes import ask
 from tests.node.test_library import config, slave_config
+from tests.tls.nodes import until
 
 PACKAGE = Path(ha.__file__).parent
 CLIENT, BROKER = "client-secret-7f3a", "broker-secret-91bc"
@@ -62,24 +63,6 @@ def secure(make: Callable[..., ha.Config], folder: Path, *arguments: Any, **keys
     )
 
 
-async def status(address: str, *headers: str) -> str:
-    """The answer of /status."""
-    host, port = address.rsplit(":", 1)
-    request = "\r\n".join(("GET /status HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""))
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        await stream.send_all(request.encode())
-        return b"".join([bytes(chunk) async for chunk in stream]).decode()
-
-
-async def until(done: Callable[[], bool]) -> None:
-    """Polls a condition that has no event."""
-    for _ in range(1000):
-        if done():
-            return
-        await trio.sleep(0.02)
-    raise AssertionError("not within 20 s")
-
-
 async def test_node_output_has_no_secrets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,10 +83,11 @@ async def test_node_output_has_no_secrets(
             (tmp_path / "plain_acl.yml").write_text(ACCOUNTS + f"  - {{accessKey: {WRONG}")
             await until(lambda: "acl.reload_failed" in caplog.text)
             for node in (master, slave, stranger):
-                said.append(await status(node.admin_address, f"Authorization: Bearer {TOKEN}"))
-                assert '"is_ready"' in said[-1]
-                said.append(await status(node.admin_address, f"Authorization: Bearer {WRONG}"))
-                assert " 401 " in said[-1]
+                _, *shown = await ask(node.admin_address, "/status", f"Authorization: Bearer {TOKEN}")
+                assert '"is_ready"' in shown[1]
+                status, *refusal = await ask(node.admin_address, "/status", f"Authorization: Bearer {WRONG}")
+                assert status == 401
+                said += [*shown, *refusal]
                 said += [render(node.config), repr(node.config)]
                 said.append(repr(msgspec.to_builtins(node.broker.acl_guard.statistics())))  # type: ignore[union-attr]
             said.append(everything())

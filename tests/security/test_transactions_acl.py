@@ -61,7 +61,7 @@ async def producer(node: Node, name: str, client_id: str) -> AsyncIterator[tuple
     async def on_request(connection: object, commands: list[RemotingCommand]) -> None:
         received.extend(commands)
 
-    async with open_remoting_client(connect=node.listener.connect, handler=on_request) as remoting:
+    async with open_remoting_client(connect=node.connect, handler=on_request) as remoting:
         client = Client(Node(node.store, node.ha, node.broker, remoting, node.listener), credentials(name))
         body = json.dumps({"clientID": client_id, "producerDataSet": [{"groupName": "pg"}]}).encode()
         assert (await client.ask(RequestCode.HEART_BEAT, body)).code == 0

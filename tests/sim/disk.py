@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
-from ha.store.files import DiskUsage, write_all
+from ha.store.files import DiskUsage
+from tests.store.held import HeldFile, HeldFiles
 
 if TYPE_CHECKING:
     from random import Random
@@ -134,41 +134,23 @@ class DiskFaults:
             scope.cancel()
 
 
-class SimFile:
+class SimFile(HeldFile[Inode]):
     """Implements `ha.store.files.File`."""
 
-    __slots__ = ("_disk", "_inode", "_refusal", "path")
+    __slots__ = ("_disk", "_refusal")
 
     def __init__(self, disk: SimDisk, path: Path, inode: Inode) -> None:
-        self.path = path
+        super().__init__(path, inode)
         self._disk = disk
-        self._inode = inode
         self._refusal: OSError | None = None
         """Error for the rest of a partially accepted write"""
 
-    @property
-    def descriptor(self) -> int | None:
-        return None
-
-    def map(self, size: int) -> memoryview:
-        assert size <= len(self._inode.content)
-        return memoryview(self._inode.content)[:size]
-
-    def cool(self, position: int, size: int) -> None:
-        pass
-
     def pread(self, size: int, position: int) -> bytes:
         self._disk.step("read", self.path)
-        return bytes(self._inode.content[position : position + size])
+        return super().pread(size, position)
 
     def pread_nowait(self, size: int, position: int) -> bytes | None:
-        if self._disk.chance.random() < 0.5:
-            return None
-        return bytes(self._inode.content[position : position + size]) or None
-
-    def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
-        assert position + len(chunk) <= len(self._inode.content), "no file of the store grows by writing"
-        write_all(self._write, chunk, position)
+        return None if self._disk.chance.random() < 0.5 else super().pread(size, position) or None
 
     def _write(self, chunk: memoryview, position: int) -> int:
         """As pwrite(2): a write rejected in its middle is accepted in part, and the next call fails."""
@@ -200,10 +182,6 @@ class SimFile:
         inode.modified_ms = disk.wall_clock_ms()
         return taken
 
-    def next_range(self, position: int) -> tuple[int, int] | None:
-        end = len(self._inode.content)
-        return (position, end) if position < end else None
-
     def zero(self, position: int, size: int) -> None:
         self._disk.step("write", self.path)
         self._inode.content[position : position + size] = bytes(size)
@@ -229,7 +207,7 @@ class SimLock:
         self._disk.locked.discard(self._path)
 
 
-class SimDisk:
+class SimDisk(HeldFiles[Inode]):
     """Implements `ha.store.files.Disk` for one process of a node; its successor gets a copy of the files."""
 
     def __init__(
@@ -384,28 +362,6 @@ class SimDisk:
 
     # the seam
 
-    def make_dirs(self, path: Path) -> None:
-        pass
-
-    def list_dir(self, path: Path) -> list[str]:
-        depth, parts = len(path.parts), path.parts
-        return sorted({p.parts[depth] for p in self.inodes if len(p.parts) > depth and p.parts[:depth] == parts})
-
-    def exists(self, path: Path) -> bool:
-        return path in self.inodes or bool(self.list_dir(path))
-
-    def _inode(self, path: Path) -> Inode:
-        found = self.inodes.get(path)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-        return found
-
-    def size(self, path: Path) -> int:
-        return len(self._inode(path).content)
-
-    def modified_ms(self, path: Path) -> int:
-        return self._inode(path).modified_ms
-
     def create(self, path: Path, size: int, *, allocate: bool) -> SimFile:
         if path in self.inodes:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
@@ -416,16 +372,11 @@ class SimDisk:
         return SimFile(self, path, inode)
 
     def open(self, path: Path) -> SimFile:
-        return SimFile(self, path, self._inode(path))
-
-    def sync_all(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                self.open(path).sync()
+        return SimFile(self, path, self.inode(path))
 
     def read_bytes(self, path: Path) -> bytes:
         self.step("read", path)
-        return bytes(self._inode(path).content)
+        return super().read_bytes(path)
 
     def write_bytes(self, path: Path, content: bytes) -> None:
         def partly(share: float) -> None:
@@ -438,14 +389,10 @@ class SimDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         self.step("rename", old)
-        if old in self.inodes:
-            self.inodes[new] = self.inodes.pop(old)
-            return
-        for path in [path for path in self.inodes if str(path).startswith(f"{old}/")]:
-            self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
+        self.move(old, new)
 
     def unlink(self, path: Path) -> None:
-        self._inode(path)
+        self.inode(path)
         self.step("unlink", path)
         del self.inodes[path]
         self.on_unlink(path)

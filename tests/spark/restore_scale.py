@@ -22,6 +22,7 @@ from scripts import spark_memory
 from scripts.process_memory import Watch
 from scripts.spark_standalone import spark_environment
 from scripts.sparse_store import SparseStore, write_sparse_store
+from tests.load.footprint import cpu_s
 from tests.node.processes import Process
 from tests.scenarios.brokers import Broker
 
@@ -79,11 +80,6 @@ def _run(job: str, store: Path, folder: Path) -> dict[str, object]:
     return found
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
 def _peak_mib(pid: int, name: str) -> int:
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) >> 10
@@ -118,7 +114,7 @@ def main() -> None:
         found = _run("restore", store, folder)
         log = broker.status()["commitlog"]
         print(json.dumps({**found, "broker": {"end": log["max_offset"], "begin": log["min_offset"],
-            "cpu_s": _cpu_s(broker.pid), "peak_own_mib": _peak_mib(broker.pid, "RssAnon"),
+            "cpu_s": cpu_s(broker.pid), "peak_own_mib": _peak_mib(broker.pid, "RssAnon"),
             "peak_resident_mib": _peak_mib(broker.pid, "VmHWM")}}), flush=True)  # fmt: skip
 
 

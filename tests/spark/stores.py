@@ -19,8 +19,8 @@ from ha.protocol.record import Message, MessageRecord, RecordHead, decode_record
 from ha.protocol.store_files import BROKER_FILE, BrokerFile
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
 from ha.store.options import StoreOptions
+from tests.store.stores import dispatched
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOUR_MS = 3_600_000
 
 
@@ -75,9 +75,7 @@ async def _put(store: MessageStore, messages: Sequence[Message]) -> None:
     for begin in range(0, len(messages), 500):
         for result in await store.log.put(messages[begin : begin + 500]):
             assert result.status is PutStatus.PUT_OK, result
-    with trio.fail_after(60):
-        while store.log.dispatched_offset.value < store.log.max_offset.value:
-            await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+    await dispatched(store)
 
 
 def make_store(

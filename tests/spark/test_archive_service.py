@@ -20,6 +20,7 @@ from ha.spark.jobs.archive import ArchiveOptions, archive, archive_states
 from ha.spark.jobs.archive.manifest import Manifest
 from ha.spark.jobs.archive.progress import ArchiveLag, measure_archive_lag
 from tests.spark.inline import inline_spark
+from tests.spark.sessions import use_session
 from tests.spark.stores import KilledError, live_store, make_store, message
 
 STORED_MS = 1_700_000_000_000
@@ -200,14 +201,10 @@ def test_the_command_runs_until_it_is_stopped(
     store = make_store(tmp_path / "broker-b", [message(n) for n in range(10)])
 
     @contextmanager
-    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[Any]:
-        yield inline_spark()
-
-    @contextmanager
     def stoppable() -> Iterator[threading.Event]:
         yield Passes(2, lambda: None)
 
-    monkeypatch.setattr("ha.spark.session.open_session", session)
+    use_session(monkeypatch, inline_spark())
     monkeypatch.setattr("ha.cli.spark.archives.stoppable", stoppable)
     command = ["spark", "archive", "--path", str(store), "--to", str(tmp_path / "a")]
     assert run([*command, "--every", "5s", "--metrics-file", str(tmp_path / "f"), "--json"]) == 0

@@ -3,7 +3,6 @@
 Without Spark: the ranges run inline. Expected values come from the fixtures' manifests, which share no code with halog.
 """
 
-import json
 import random
 import shutil
 import struct
@@ -16,11 +15,10 @@ from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
+from tests.protocol.golden import STORES, manifest
 from tests.spark.inline import inline_runner
 from tests.unpacking import unpack_store
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = ("4.9.7", "5.5.0")
 SEGMENT = 16_384
 
 
@@ -28,7 +26,7 @@ class Golden:
     """A real broker's store, twice, and its manifest."""
 
     def __init__(self, version: str, folder: Path) -> None:
-        self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
+        self.manifest = manifest(version)
         self.records = [entry for entry in self.manifest["commitlog"] if entry["kind"] == "message"]
         (self.filler,) = (entry for entry in self.manifest["commitlog"] if entry["kind"] == "blank")
         self.end = self.records[-1]["offset"] + self.records[-1]["size"]
@@ -66,7 +64,7 @@ def patch_file(path: Path, position: int, new: bytes) -> None:
         file.write(new)
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=STORES)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
     return Golden(request.param, tmp_path)
 

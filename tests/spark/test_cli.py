@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,12 @@ from pyspark.sql import SparkSession
 
 from ha.cli import run
 from ha.cli.spark import failures
-from tests.arrow.oracle import FIXTURES
+from tests.protocol.golden import manifest
+from tests.spark.sessions import use_session
 from tests.spark.stores import make_store, message
 from tests.unpacking import unpack_store
 
-MANIFEST = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
+MANIFEST = manifest("5.5.0")
 GOLDEN = sum(1 for entry in MANIFEST["consumequeue"] if entry[0] == MANIFEST["topic"])
 
 
@@ -31,11 +30,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr("ha.spark.session.open_session", session)
+    use_session(monkeypatch, spark)
 
 
 def output(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ha.spark.source.options import parse_any
 from scripts.demo import flights, send_all, wait_until_replicated
 from scripts.nodes import Cluster
 from tests.spark.clusters import running_cluster
+from tests.spark.sessions import use_session
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "spark.md").read_text()
@@ -99,11 +100,7 @@ def test_every_command_is_understood(
 ) -> None:
     monkeypatch.chdir(nodes.directory)
 
-    @contextmanager
-    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr("ha.spark.session.open_session", session)
+    use_session(monkeypatch, spark)
     commands = [
         shlex.split(line, comments=True)[1:]
         for block in blocks("sh")
@@ -130,11 +127,7 @@ def run_notebook(name: str, spark: SparkSession, nodes: Cluster, monkeypatch: py
     matplotlib.use("Agg")
     monkeypatch.chdir(nodes.directory)
 
-    @contextmanager
-    def session(name: str, master: str = "", conf: object = None) -> Iterator[SparkSession]:
-        yield spark.newSession()
-
-    monkeypatch.setattr("ha.spark.session.open_session", session)
+    use_session(monkeypatch, spark.newSession())
     notebook = json.loads((DOCS / name).read_text())
     assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["name"]) == (4, "python3")
     names: dict[str, Any] = {}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +20,7 @@ from ha.spark.jobs.archive.erase import EraseOptions, EraseResult, erase
 from ha.spark.jobs.archive.manifest import Commit, Manifest, Scope, State
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
+from tests.spark.sessions import use_session
 from tests.spark.stores import KilledError, live_store, make_store, message, records_of
 from tests.spark.test_archive import visible
 from tests.spark.test_archive_spark import delta_rows, skip_without_delta
@@ -328,11 +327,7 @@ def test_messages_disappear_from_a_delta_table(spark: SparkSession, tmp_path: Pa
 def test_the_command_shows_first_and_erases_with_yes(
     archived: Archived, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @contextmanager
-    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[Any]:
-        yield SPARK
-
-    monkeypatch.setattr("ha.spark.session.open_session", session)
+    use_session(monkeypatch, SPARK)
     command = ["spark", "erase", str(archived.target), "--topic", "flights", "--key", "k35"]
     before = archived.rows()
     assert run(command) == 0

@@ -1,6 +1,5 @@
 """Lag of consumer groups: against what a real broker's store holds by its manifest, and against brokers that answer."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.spark.jobs.lag import LagOptions, LagResult, QueueLag, committed_offsets, lag, lag_with
 from tests.client.fake_broker import name_server, route_body, serving
+from tests.protocol.golden import manifest
 from tests.spark.inline import inline_runner
-from tests.spark.stores import FIXTURES
 from tests.unpacking import unpack_store
 
-MANIFEST: dict[str, Any] = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
+MANIFEST = manifest("5.5.0")
 STORED_MS = {
     record["offset"]: record["storeTimestamp"] for record in MANIFEST["commitlog"] if "storeTimestamp" in record
 }

@@ -3,17 +3,15 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.errors import SparkRuntimeException, StreamingQueryException
-from pyspark.sql import SparkSession
 
 from ha.cli import run
 from ha.spark.restarts import DELAYS_S, with_restarts
 from tests.spark.inline import inline_spark
+from tests.spark.sessions import use_session
 from tests.spark.stores import make_store, message
 
 # As Spark 4.2 says it.
@@ -113,11 +111,7 @@ def test_a_command_restarts_its_job(
         if left >= 0:
             raise SparkRuntimeException(CONNECT)
 
-    @contextmanager
-    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-        yield inline_spark(fail)
-
-    monkeypatch.setattr("ha.spark.session.open_session", session)
+    use_session(monkeypatch, inline_spark(fail))
     monkeypatch.setattr("ha.spark.restarts.DELAYS_S", (0, 0, 0, 0))
     code = run(["spark", "stats", str(store), "--json"])
     told = capsys.readouterr()

@@ -1,7 +1,6 @@
 """Restoring into a running broker without Spark: tasks run inline. Each message arrives once, in order."""
 
 import base64
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from ha.spark.jobs.restore import job as job
 from ha.spark.jobs.restore import send as restore_send
 from ha.store.message_store import wall_clock_ms
-from tests.arrow.oracle import FIXTURES
 from tests.interop.test_sdk import retry_on
+from tests.protocol.golden import manifest
 from tests.spark.clusters import running_broker
 from tests.spark.inline import inline_spark
 from tests.spark.stores import KilledError, make_store, message, named
@@ -204,14 +203,14 @@ def test_a_time_range_is_by_store_time(servers: str, tmp_path: Path) -> None:
 
 def test_what_a_java_client_sent_arrives_as_its_consumer_read_it(servers: str, tmp_path: Path) -> None:
     store = unpack_store("5.5.0", tmp_path / "broker-a")
-    manifest = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
-    result = run(store, servers, "t-golden", tmp_path, topic=manifest["topic"])
+    golden = manifest("5.5.0")
+    result = run(store, servers, "t-golden", tmp_path, topic=golden["topic"])
     by_origin: dict[str, ReceivedMessage] = {}
     for messages in stored(servers, "t-golden").values():
         by_origin.update(zip(origins(messages), messages, strict=True))
-    assert result.sent == len(by_origin) == len(manifest["stored"])
-    for theirs in manifest["stored"]:
-        ours = by_origin[f"{manifest['topic']}/broker-a/{theirs['queueId']}/{theirs['queueOffset']}"]
+    assert result.sent == len(by_origin) == len(golden["stored"])
+    for theirs in golden["stored"]:
+        ours = by_origin[f"{golden['topic']}/broker-a/{theirs['queueId']}/{theirs['queueOffset']}"]
         assert ours.body == base64.b64decode(theirs["body_base64"])
         assert ours.message_id == theirs["msgId"]
         assert (ours.tags, ours.flag) == (theirs["tags"], theirs["flag"])

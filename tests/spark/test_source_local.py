@@ -44,7 +44,8 @@ from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
-from tests.spark.stores import FIXTURES, live_store, make_store, message, named, records_of
+from tests.protocol.golden import STORES, manifest
+from tests.spark.stores import live_store, make_store, message, named, records_of
 from tests.unpacking import unpack_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -116,12 +117,12 @@ def expected_row(entry: dict[str, Any], broker: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+@pytest.mark.parametrize("version", STORES)
 def test_a_real_broker_s_store_equals_its_manifest_row_by_row(version: str, tmp_path: Path) -> None:
     path = unpack_store(version, tmp_path / "store")
-    manifest = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
-    entries = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
-    queued = {(topic, queue_id, place): at for topic, queue_id, place, at, _, _ in manifest["consumequeue"]}
+    golden = manifest(version)
+    entries = [entry for entry in golden["commitlog"] if entry["kind"] == "message"]
+    queued = {(topic, queue_id, place): at for topic, queue_id, place, at, _, _ in golden["consumequeue"]}
     everything = rows_of(reader_of(path, brokerName="broker-a"))
     wanted = {
         entry["offset"]: expected_row(entry, "broker-a") for entry in entries if entry["offset"] in queued.values()
@@ -133,13 +134,13 @@ def test_a_real_broker_s_store_equals_its_manifest_row_by_row(version: str, tmp_
         assert mine == wanted[row["physicalOffset"]]
 
     # The bodies as a real consumer got them, decompressed; by queue, cut into small tasks.
-    reader = reader_of(path, topic=manifest["topic"], maxRecordsPerPartition="5")
+    reader = reader_of(path, topic=golden["topic"], maxRecordsPerPartition="5")
     tasks = tasks_of(reader)
     assert len(tasks) > 5
     by_place = {(row["queueId"], row["queueOffset"]): row for row in rows_of(reader, tasks)}
-    stored = {(item["queueId"], item["queueOffset"]): item for item in manifest["stored"]}
+    stored = {(item["queueId"], item["queueOffset"]): item for item in golden["stored"]}
     assert stored.keys() <= by_place.keys()
-    assert len(by_place) == sum(topic == manifest["topic"] for topic, _, _ in queued)
+    assert len(by_place) == sum(topic == golden["topic"] for topic, _, _ in queued)
     for place, item in stored.items():
         assert by_place[place]["body"] == base64.b64decode(item["body_base64"])
         assert by_place[place]["msgId"] == item["offsetMsgId"]

@@ -1,6 +1,5 @@
 """The figures of a log: exact ones against a real broker's manifest, and against messages made for the purpose."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from ha.protocol.record import Message
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
 from ha.spark.jobs.stats.report import stats_plots
 from tests.arrow.stores import StoreWriter
+from tests.protocol.golden import STORES, manifest
 from tests.spark.inline import inline_runner
-from tests.spark.stores import FIXTURES, make_store, message, named
+from tests.spark.stores import make_store, message, named
 from tests.unpacking import unpack_store
 
 HOUR_MS = 3_600_000
@@ -24,11 +24,11 @@ def count(path: Path, **more: Any) -> StatsResult:
     return stats_with(inline_runner(), StatsOptions(path=str(path), **more))
 
 
-@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+@pytest.mark.parametrize("version", STORES)
 @pytest.mark.parametrize("range_bytes", [1000, 1 << 20])
 def test_a_real_brokers_log_is_counted_like_its_manifest(version: str, range_bytes: int, tmp_path: Path) -> None:
-    manifest = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
-    records = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
+    golden = manifest(version)
+    records = [entry for entry in golden["commitlog"] if entry["kind"] == "message"]
     result = count(unpack_store(version, tmp_path / "store"), range_bytes=range_bytes, top=1000)
     assert (result.total.messages, result.damaged, result.exit_code) == (len(records), 0, 0)
     assert result.total.record_bytes == sum(record["size"] for record in records)

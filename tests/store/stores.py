@@ -14,6 +14,7 @@ from ha.store.files import Disk
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
 from ha.store.record_maker import AppendResult
+from ha.store.watched_offset import WatchedOffset
 from tests.store.disks import MemoryDisk, run_inline
 
 ROOT = Path("/store")
@@ -73,11 +74,16 @@ async def put_batch(log: CommitLog, messages: Sequence[Message]) -> list[AppendR
     return results
 
 
+async def reached(offset: WatchedOffset, end: int) -> None:
+    """Waits until an offset is at least `end`."""
+    with trio.fail_after(60):
+        while offset.value < end:
+            await offset.wait_beyond(offset.value)
+
+
 async def dispatched(store: MessageStore) -> None:
     """Waits until everything in the log is in queues and index."""
-    with trio.fail_after(60):
-        while store.log.dispatched_offset.value < store.log.max_offset.value:
-            await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+    await reached(store.log.dispatched_offset, store.log.max_offset.value)
 
 
 async def all_bytes(store: MessageStore) -> bytes:

@@ -187,8 +187,7 @@ async def test_prepared_and_rolled_back_records_take_no_queue_offset() -> None:
         flags = [0, 0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT]
         results = await store.log.put([message(n, sys_flag=flag) for n, flag in enumerate(flags)])
         assert [r.queue_offset for r in results] == [0, 1, 0, 0, 2]
-        while store.log.dispatched_offset.value < store.log.max_offset.value:
-            await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+        await dispatched(store)
         queue = store.queues.get("T", 0)
         assert queue is not None
         assert [e.physical_offset for e in queue.read(0, 9)] == [results[n].physical_offset for n in (0, 1, 4)]
@@ -424,8 +423,7 @@ async def test_a_record_for_a_topic_that_is_a_path_makes_no_files(tmp_path: Path
     async with open_small() as master, open_small(disk, is_slave=True) as slave:
         await master.log.put([message(0, topic="../../evil"), message(1, queue_id=-1), message(2)])
         await slave.log.append_raw(0, await all_bytes(master))
-        while slave.log.dispatched_offset.value < slave.log.max_offset.value:
-            await slave.log.dispatched_offset.wait_beyond(slave.log.dispatched_offset.value)
+        await dispatched(slave)
         assert slave.queues.topics() == {"T": [0]}
         assert slave.statistics().dispatch_skipped_count == 2
         assert all(ROOT in path.parents and ".." not in path.parts for path in disk.inodes)

@@ -1,9 +1,7 @@
 """Stores written by real brokers (tests/fixtures) open, read, and are rebuilt byte for byte."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,10 +10,8 @@ from ha.protocol.record_digest import TAG_INFIX
 from ha.protocol.store_files import Checkpoint
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
+from tests.protocol.golden import STORES, manifest
 from tests.unpacking import unpack_store
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = ["4.9.7", "5.5.0"]
 
 
 class Golden:
@@ -24,7 +20,7 @@ class Golden:
         self.original = path / "original"
         unpack_store(version, self.original)
         shutil.copytree(self.original, self.root)
-        self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
+        self.manifest = manifest(version)
         self.options = StoreOptions(
             root=self.root,
             segment_size=16384,
@@ -42,7 +38,7 @@ class Golden:
                 assert (self.root / name).read_bytes() == (self.original / name).read_bytes(), name
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=STORES)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
     return Golden(request.param, tmp_path)
 

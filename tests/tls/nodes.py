@@ -45,9 +45,9 @@ async def open_pair(
             yield master, slave
 
 
-async def until(condition: Callable[[], bool], within_s: float = 10) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Wait for what has no event: a line in the log, a state that others count."""
-    with trio.fail_after(within_s):
+    with trio.fail_after(20):
         while True:
             if condition():
                 return
