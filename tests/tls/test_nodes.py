@@ -104,7 +104,7 @@ async def test_a_slave_copies_the_masters_tables_over_tls(pki: Pki, tmp_path: Pa
         await master.broker.topics.ensure("of-the-master", 3)
         assert slave.broker.slave_sync is not None
         slave.broker.slave_sync.sync_soon()
-        await until(lambda: slave.broker.topics.get("of-the-master") is not None, 20)
+        await until(lambda: slave.broker.topics.get("of-the-master") is not None)
 
 
 async def test_by_default_a_node_is_plain(tmp_path: Path, session_pki: Pki) -> None:
