@@ -104,7 +104,7 @@ class Node:
         """The next `count` messages of queue 0 of TT, each with the time at which it came."""
         found: list[tuple[float, MessageRecord]] = []
         while len(found) < count:
-            answer = await self.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=100_000, **changes)
+            answer = await self.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=50_000, **changes)
             found += [(trio.current_time(), record) for record in self.records(answer)]
         return found
 

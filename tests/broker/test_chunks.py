@@ -218,6 +218,7 @@ async def busy_node(folder: Path) -> AsyncIterator[tuple[Node, Slave]]:
 async def test_sends_of_many_connections_share_appends(tmp_path: Path, puts: Puts, autojump_clock: object) -> None:
     async with busy_node(tmp_path) as (node, slave):
         streams = [node.listener.connect() for _ in range(5)]
+        await wait_all_tasks_blocked()  # until they are accepted
         await send_at_once(streams, [frame(10 * n) + frame(10 * n + 1, e=99) + frame(10 * n + 2) for n in range(5)])
         await wait_all_tasks_blocked()
         assert puts[-2:] == [4, 10]

@@ -1,7 +1,7 @@
 """The requests of a broker: its processors over a store in memory, behind a real connection."""
 
 import functools
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
 import trio
@@ -215,7 +215,7 @@ def seeds() -> list[bytes]:
 
 def _words() -> tuple[bytes, ...]:
     codes = {int(code).to_bytes(2, "big") for code in (*HEADERS, *ADMIN_CODES)}
-    names = {name.encode() + b"\x1f" for name in chain(*HEADERS.values(), ADMIN_FIELDS)}
+    names = {name.encode() + b"\x1f" for name in {*ADMIN_FIELDS}.union(*HEADERS.values())}
     texts = ("TT", "TBW102", "%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "*", "||", "SQL92", "-1", "2147483648")
     pairs = ("WAIT\x01false\x02", "DELAY\x013\x02", "UNIQ_KEY\x01a\x02", "INNER_NUM\x012\x02", "TAGS\x01x\x02")
     found = [*sorted(codes), *sorted(names), requests.NEXT, requests.PAUSE, requests.BODY]

@@ -1,5 +1,8 @@
 """What groups and administrators ask: the JVM's exact bodies (vectors of 5.3.3), and bytes that are none."""
 
+import pytest
+
+from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     ConsumerConnections,
@@ -107,3 +110,9 @@ def test_connections() -> None:
     assert java_json.dumps(found) == text
     assert java_json.read_as(ProducerConnections, text).connection_set == found.connection_set
     assert java_json.read_as(ConsumerList, b'{"consumerIdList":["a"]}').consumer_id_list == ["a"]
+
+
+@pytest.mark.parametrize("body", [b'{"offsetTable":5}', b'{"offsetTable":{"a":1}}', b'{"offsetTable":[5]}'])
+def test_what_is_no_table_of_offsets_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_queue_offsets(body)
