@@ -235,6 +235,8 @@ class SimDisk(HeldFiles[Inode]):
         """Duration of the operations since it was last queried"""
         self.owed_slowness_s = 0.0
         """Additional duration, unless the disk becomes fast"""
+        self.has_failed_sync = False
+        """Whether a sync has failed with EIO, after which the process ends"""
 
     # what happens to it
 
@@ -274,6 +276,7 @@ class SimDisk(HeldFiles[Inode]):
             faults.fail_next[key] -= 1
             if partly is not None:
                 partly(self.chance.random())
+            self.has_failed_sync |= operation == "sync"
             self.world.note(f"{self.name} EIO {operation} {path.name}")
             raise OSError(errno.EIO, "Input/output error", str(path))
 

@@ -5,6 +5,7 @@ Their deliveries are no part of the history: `tests.checkers.pop` judges them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -119,7 +120,7 @@ class _Round:
         for popped in read_popped(answer, BROKER_NAME):
             key = body_id_of(bytes(popped.record.body)) or b"?"
             ledger.world.note(f"{self._client.name} got {key.decode()} {popped.receipt.encode()}")
-            delivery = Delivery(key, asked_s, given_s, asked_s + invisible_ms / 1000)
+            delivery = Delivery(key, asked_s, given_s, _hidden_to_s(asked_s, invisible_ms))
             ledger.deliveries.append(delivery)
             found.append((delivery, popped.receipt))
         for delivery, receipt in found:
@@ -148,7 +149,7 @@ class _Round:
     async def _hide(self, delivery: Delivery, receipt: ReceiptHandle, invisible_ms: int) -> None:
         change = receipt.change_request(GROUP, TOPIC, invisible_ms)
         asked_s = trio.current_time()
-        is_in_time, hidden_to_s = asked_s < delivery.hidden_to_s, asked_s + invisible_ms / 1000
+        is_in_time, hidden_to_s = asked_s < delivery.hidden_to_s, _hidden_to_s(asked_s, invisible_ms)
         delivery.hidden_to_s = min(delivery.hidden_to_s, hidden_to_s)
         answer = await self._ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, change)
         if answer.code == ResponseCode.SUCCESS and is_in_time and trio.current_time() < delivery.hidden_to_s:
@@ -162,3 +163,8 @@ class _Round:
             await trio.sleep(REFUSED_S)
             raise Lost
         return answer
+
+
+def _hidden_to_s(asked_s: float, invisible_ms: int) -> float:
+    """When a message that was asked for may be given again: brokers count from a whole millisecond."""
+    return (math.floor(asked_s * 1000) + invisible_ms) / 1000

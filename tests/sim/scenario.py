@@ -60,6 +60,8 @@ DAMAGE = ("flip_bit", "zero_range", "truncate_file")
 DAMAGED_SHARE = 0.2
 TIMERS_SHARE = 0.5
 """Share of runs with timer messages"""
+POPS_SHARE = 0.25
+"""Share of runs with POP consumers"""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -278,10 +280,16 @@ def draw_timers(seed: int) -> float:
     return chance.choice((0.2, 1.0)) if chance.random() < TIMERS_SHARE else 0.0
 
 
+def draw_pops(seed: int) -> float:
+    """Draws `pop_pause_s`, as `draw_timers`."""
+    chance = random.Random(f"{seed}/pops")
+    return chance.choice((0.1, 0.3)) if chance.random() < POPS_SHARE else 0.0
+
+
 def draw_plan(seed: int, overrides: dict[str, Any] | None = None) -> Plan:
     """Draws everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/options"))
-    options = msgspec.structs.replace(options, timer_pause_s=draw_timers(seed))
+    options = msgspec.structs.replace(options, timer_pause_s=draw_timers(seed), pop_pause_s=draw_pops(seed))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, Options, strict=False)
     return Plan(seed=seed, options=options, faults=draw_faults(random.Random(f"{seed}/faults"), options))

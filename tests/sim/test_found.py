@@ -162,6 +162,12 @@ def test_a_candidate_publishes_what_it_learns_of_the_group_while_it_stands(outco
     assert outcome.faults["service_restored"] == 1
 
 
+def test_the_service_is_not_restored_while_a_process_ends_after_a_failed_sync(outcome: Outcome) -> None:
+    """The simulator took the master for present, which was the only one to know the newest record."""
+    assert outcome.faults["sync_error"] == 1
+    assert not outcome.faults["service_restored"]
+
+
 def test_nobody_is_blamed_for_not_knowing_a_record_that_no_member_heard_of(outcome: Outcome) -> None:
     """The set changes, the service goes down before the master learns of it, and is restored to the state before."""
     assert outcome.faults["service_restored"] == 1

@@ -31,6 +31,7 @@ from tests.sim.scenario import Fault
 
 if TYPE_CHECKING:
     from tests.sim.groups.group import Group
+    from tests.sim.process import Process
 
 PUT_BACK_LEASES = 5
 """Lease times after which the operator has restored the newest record in a restored service"""
@@ -138,7 +139,7 @@ class GroupFaults(Faults):
     def _service_restored(self, fault: Fault) -> bool:
         group = self._cluster
         service = group.service
-        if not service.snapshots or any(m.process and m.process.stop_wanted.is_set() for m in group.everyone()):
+        if not service.snapshots or any(_is_ending(machine.process) for machine in group.everyone()):
             return False
         self.stop_all()
         group.start_all()
@@ -174,3 +175,8 @@ class GroupFaults(Faults):
             self._cluster.mend_link(name)
         self._service_up()
         self._put_back()
+
+
+def _is_ending(process: Process | None) -> bool:
+    """Whether a process will soon not be present, although nothing disturbs it."""
+    return process is not None and (process.stop_wanted.is_set() or process.disk.has_failed_sync)

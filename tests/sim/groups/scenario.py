@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan, draw_timers
+from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan, draw_pops, draw_timers
 
 MASTER_NOW = "master"
 """As a fault's node: the current master"""
@@ -157,7 +157,7 @@ def draw_blackout(chance: random.Random, options: GroupOptions) -> tuple[Fault, 
 def draw_group_plan(seed: int, overrides: dict[str, Any] | None = None) -> GroupPlan:
     """Draws everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/group options"))
-    options = msgspec.structs.replace(options, timer_pause_s=draw_timers(seed))
+    options = msgspec.structs.replace(options, timer_pause_s=draw_timers(seed), pop_pause_s=draw_pops(seed))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, GroupOptions, strict=False)
     faults = draw_faults(random.Random(f"{seed}/group faults"), options)
