@@ -168,6 +168,8 @@ class FixedRun(Run):
         node = self.cluster.node(damaged) if damaged and not found else None
         if node is not None and not node.store.scrub.statistics().round_count:
             return f"{damaged}: its scrub has not gone through the files once since they were damaged"
+        if node is not None and not all(each.is_hopeless for each in node.store.damage.open):
+            return f"{damaged}: its damage may still be healed"
         return found
 
 

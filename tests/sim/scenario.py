@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import msgspec
 
-CONVERGENCE_S = 180.0
+CONVERGENCE_S = 240.0
 """The operator may look twice, 45 s apart, and a restarted node scrubs its files a minute later"""
 MASTER = "m"
 NAME_SERVER = "ns"

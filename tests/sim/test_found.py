@@ -378,3 +378,17 @@ def test_a_log_that_was_cut_off_is_not_kept_before_a_slaves(outcome: Outcome) ->
     Half a minute later the simulated operator put the slave's log behind what the master had written meanwhile.
     """
     assert sum("replaces m's, which is damaged" in line for line in outcome.trace) == 2
+
+
+def test_an_operator_may_need_two_looks_for_damage_that_no_slave_can_heal(outcome: Outcome) -> None:
+    """The first one ends the master's log before the damage, the second one empties the slave. Then the time was over."""
+    looks = [line for line in outcome.trace if "replaces m's, which is damaged" in line or "s1 is emptied" in line]
+    assert len(looks) == 2
+
+
+def test_a_cluster_has_not_converged_while_its_damage_may_still_be_healed(outcome: Outcome) -> None:
+    """A scrub found the damage half a second before all else had converged.
+
+    A late consumer waited until it was hopeless, and the simulator did not wait as long for the consumer.
+    """
+    assert any("hopeless=True" in line for line in outcome.trace)
