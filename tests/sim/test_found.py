@@ -381,7 +381,7 @@ def test_a_log_that_was_cut_off_is_not_kept_before_a_slaves(outcome: Outcome) ->
 
 
 def test_an_operator_may_need_two_looks_for_damage_that_no_slave_can_heal(outcome: Outcome) -> None:
-    """The first one ends the master's log before the damage, the second one empties the slave. Then the time was over."""
+    """The first ends the master's log before the damage, the second empties the slave. Then the time was over."""
     looks = [line for line in outcome.trace if "replaces m's, which is damaged" in line or "s1 is emptied" in line]
     assert len(looks) == 2
 
