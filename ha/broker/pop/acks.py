@@ -62,7 +62,11 @@ class AckRequests:
 
     def handlers(self) -> dict[int, RequestHandler]:
         """Handlers by request code."""
-        return dict.fromkeys((RequestCode.ACK_MESSAGE, *self._steps), self._handle)
+        return {
+            RequestCode.ACK_MESSAGE: self._handle,
+            RequestCode.BATCH_ACK_MESSAGE: self._handle,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._handle,
+        }
 
     def take(
         self, connection: RemotingConnection, commands: list[RemotingCommand], ends_at: float
