@@ -5,8 +5,8 @@ over the brokers; it opens no more connections than requests, and at least one p
 speaks RocketMQ's protocol. A frame is a template in which only the ten digits of the opaque change, so a message costs
 a join and a search; the code of every response is still checked. For k responses it writes k new requests at once.
 Prints one line of JSON. Latencies are measured from just before the write to just after the read; the gap is the
-longest time without a response. With `--batch` each request is a
-SEND_BATCH_MESSAGE, and all figures are still per request.
+longest time without a response. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still per
+request.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ def main() -> None:
                 load.send(load.receive(None))
         latencies_ns: list[int] = []
         started, cpu_started = clock(), time.process_time()
-        last, gap_s = started, 0.0
+        last = started
+        gap_s: float | None = None if options.evenly else 0.0
         wanted = -(-options.bytes // (options.size * options.batch)) if options.bytes else sys.maxsize
         end = started + (1e9 if options.bytes else options.seconds)
         if options.evenly:
@@ -266,42 +267,50 @@ def main() -> None:
             for load in answered():
                 load.send(load.receive(latencies_ns))
             now = clock()
-            last, gap_s = now, max(gap_s, now - last)
+            last, gap_s = now, max(gap_s or 0.0, now - last)
             if options.rate:
                 time.sleep(max(0.0, started + len(latencies_ns) / options.rate - clock()))
             if options.cores:
                 time.sleep(max(0.0, started + (time.process_time() - cpu_started) / options.cores - clock()))
         seconds, cpu = clock() - started, time.process_time() - cpu_started
-        measured = len(latencies_ns)
         for load in loads:
             while load.is_waiting:
                 load.receive(None)
-    done, codes = sum(load.done for load in loads), sum((load.codes for load in loads), Counter[int]())
+    print(json.dumps(_figures(options, loads, latencies_ns, seconds, cpu, gap_s)))
+
+
+def _figures(
+    options: argparse.Namespace,
+    loads: list[Load],
+    latencies_ns: list[int],
+    seconds: float,
+    cpu_s: float,
+    gap_s: float | None,
+) -> dict[str, object]:
+    """Returns the figures of a run; without the gap if it was not measured."""
+    measured = len(latencies_ns)
     latencies_ns.sort()
 
-    def at(quantile: float) -> float:
+    def at_us(quantile: float) -> float:
         return latencies_ns[min(measured - 1, int(quantile * measured))] / 1e3
 
-    print(
-        json.dumps(
-            {
-                "n": measured,
-                "secs": seconds,
-                "n_all": done,
-                "rate": measured / seconds,
-                "p50_us": at(0.5),
-                "p99_us": at(0.99),
-                "p999_us": at(0.999),
-                "max_us": at(1.0),
-                "gap_us": gap_s * 1e6,
-                "client_us": cpu / measured * 1e6,
-                "codes": dict(codes),
-                "connections": count,
-                "in_flight": options.in_flight,
-                "size": options.size,
-            }
-        )
-    )
+    gap = {} if gap_s is None else {"gap_us": gap_s * 1e6}
+    return {
+        "n": measured,
+        "secs": seconds,
+        "n_all": sum(load.done for load in loads),
+        "rate": measured / seconds,
+        "p50_us": at_us(0.5),
+        "p99_us": at_us(0.99),
+        "p999_us": at_us(0.999),
+        "max_us": at_us(1.0),
+        **gap,
+        "client_us": cpu_s / measured * 1e6,
+        "codes": dict(sum((load.codes for load in loads), Counter[int]())),
+        "connections": len(loads),
+        "in_flight": options.in_flight,
+        "size": options.size,
+    }
 
 
 if __name__ == "__main__":

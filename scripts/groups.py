@@ -33,7 +33,7 @@ _CONSUMED_S_MAX = 120.0
 
 
 class Load:
-    """Messages that were sent and consumed so far."""
+    """The messages sent and consumed."""
 
     def __init__(self) -> None:
         self.sent: dict[bytes, str] = {}
@@ -111,7 +111,7 @@ class Cluster:
         return await trio.to_thread.run_sync(ha, *words, "--servers", self.servers)
 
     async def up(self, group_count: int) -> list[str]:
-        """Starts what does not run of so many groups, and returns their names."""
+        """Starts the nodes of the first `group_count` groups that do not run, and returns the names of the groups."""
         words = (
             "--detach",
             "--groups",

@@ -30,7 +30,7 @@ class Checkpointer:
         self.checkpoint = Checkpoint()
         self._saved_checkpoint: tuple[bytes, int, int] | None = None
         self._saved_ends: QueueEnds | None = None
-        """What the file of ends holds; None if that is not known"""
+        """The ends in the file; None if they are not known"""
 
     async def run(self) -> None:
         """Saves every `checkpoint_interval_s`, the derived files every `derived_flush_interval_s`, until cancelled."""

@@ -195,11 +195,7 @@ async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refu
 
 async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path, autojump_clock: object) -> None:
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
-        await put_many(node, 100)
-        old = await pop_messages(node)
-        stream = node.listener.connect()
-        await wait_all_tasks_blocked()
-        *_, connection = node.broker.servers[0].connections
+        old, stream, connection = await popped_and_connected(node)
         log = node.store.log
         before = log.next_queue_offset(POP_TOPIC, 0)
 
@@ -221,11 +217,7 @@ async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path,
 
 async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path, autojump_clock: object) -> None:
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
-        await put_many(node, 100)
-        old = await pop_messages(node)
-        stream = node.listener.connect()
-        await wait_all_tasks_blocked()
-        *_, connection = node.broker.servers[0].connections
+        old, stream, connection = await popped_and_connected(node)
         before = node.store.log.next_queue_offset(POP_TOPIC, 0)
         async with node.store.log.appends_held():
             poller.as_turn(partial(take, node, connection, command(200050, 0, POP)))
@@ -238,6 +230,16 @@ async def test_record_that_has_to_wait_is_appended_after_its_turn(tmp_path: Path
         assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before + 2
         poller.as_turn(partial(take, node, connection, command(200051, 2, ack_fields(old[1]))))
         assert node.store.log.next_queue_offset(POP_TOPIC, 0) == before + 3, "in the turn again"
+
+
+async def popped_and_connected(node: Node) -> tuple[list[Any], trio.abc.Stream, RemotingConnection]:
+    """Pops 32 of 100 messages and opens a connection; returns the messages, and both ends of the connection."""
+    await put_many(node, 100)
+    old = await pop_messages(node)
+    stream = node.listener.connect()
+    await wait_all_tasks_blocked()
+    *_, connection = node.broker.servers[0].connections
+    return old, stream, connection
 
 
 def take(node: Node, connection: RemotingConnection, request: RemotingCommand) -> None:

@@ -109,7 +109,7 @@ class PopLog:
         self._is_idle = False
         """Whether `serve` waits for changes, and no record is being appended"""
         self._is_write_due = False
-        """Whether the end of the turn writes what has changed"""
+        """Whether the end of the turn writes the changes"""
         self._appending: _RecordPut | None = None
         """A record that the end of a turn could not append, for `serve`"""
         self._waiters: list[tuple[Waiter, int]] = []
@@ -206,7 +206,7 @@ class PopLog:
         self._poller.at_turn_end(self._write_in_turn, is_early=True)
 
     def _write_in_turn(self) -> None:
-        """Writes what has changed, or leaves it to `serve` if that has to wait."""
+        """Writes the changes, or leaves them to `serve` if they have to wait."""
         self._is_write_due = False
         state = self.state
         if state is None or not self._is_idle or self._is_snapshot_wanted:

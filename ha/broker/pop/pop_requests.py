@@ -262,7 +262,7 @@ class PopRequests:
             blocked_s = max(0, blocked_until_ms - self._wall_clock_ms()) / 1000
             hold.deadline = min(hold.ends_at, trio.current_time() + blocked_s)
         hold.is_waiting = True
-        # Fields and filter expression may be long, and are not needed any more.
+        # Fields and filter expression may be long. Nothing reads them after this point.
         asked = hold.command
         hold.command = RemotingCommand(asked.code, asked.opaque, asked.flag, serialize_type=asked.serialize_type)
         hold.request = msgspec.structs.replace(hold.request, exp=None, exp_type=None)

@@ -1,4 +1,4 @@
-"""Moves a command to the background once it is ready, so that whoever started it waits only until then."""
+"""Moves a command to the background once it is ready, so that its caller waits no longer than that."""
 
 from __future__ import annotations
 

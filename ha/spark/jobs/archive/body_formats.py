@@ -13,10 +13,10 @@ class BodyFormat(Protocol):
 
     @property
     def ACCEPTED(self) -> str:  # noqa: N802 - a constant of the module
-        """What a schema of this format is, for error messages"""
+        """Describes a schema of this format in error messages"""
 
     def stored_schema(self, given: str | tuple[bytes, str], /) -> dict[str, Any]:
-        """Return the schema that the user gave as it stands in the archive's manifest. ValueError if it is invalid;
+        """Return the user's schema in the form that the archive's manifest stores. ValueError if it is invalid;
         OptionError if a required package is not installed."""
 
     def columns(self, stored: dict[str, Any], /) -> pa.StructType:

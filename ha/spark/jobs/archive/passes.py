@@ -212,7 +212,7 @@ class ArchiveJob:
             follow(self.table, self.manifest.archive, self.state)
 
     def _expire(self) -> None:
-        """Delete old versions of the table: when the job ends, and now and then while it runs continuously."""
+        """Delete old versions of the table: at the end of the job; if continuous, after _COMMITS_PER_EXPIRY commits."""
         is_due = self.options.every_s is None or self.result.commits - self._expired_commits >= _COMMITS_PER_EXPIRY
         if self.table is not None and is_due:
             self._expired_commits = self.result.commits
