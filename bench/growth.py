@@ -160,7 +160,7 @@ def _busy_groups(tools: Tools, side: Brokers) -> Iterator[Run]:
 
 
 def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, *load: object) -> Run:
-    """Measures a cluster of `count` groups under load, and after it. `log_bytes`: the logs of the masters."""
+    """Measures a cluster of `count` groups under load, and after it. `log_bytes`: what the load adds to each master."""
     terms = tools.terms
     keys = {"mappedFileSizeCommitLog": GROUP_SEGMENT_BYTES}
     with empty_folder(side.directory) as folder, cluster(folder, **keys) as nodes:
@@ -177,10 +177,11 @@ def measure_groups(tools: Tools, side: Brokers, count: int, rate: int, *load: ob
         # Without limit, so not part of the figures.
         run_load(first, *words, "--in-flight", _IN_FLIGHT, "--seconds", 0.1, "--warm", terms.warm_s)
         words += ["--rate", rate, *load, "--seconds", terms.seconds, "--warm", 0]
+        begins = [log_end(broker) for broker in (first, *others)]
         run = servers.measured(count, lambda: run_load(first, *words))
         with alone(), watched(pids) as idle:
             time.sleep(terms.seconds)
-        run.found["log_bytes"] = [log_end(broker) for broker in (first, *others)]
+        run.found["log_bytes"] = [log_end(each) - begin for each, begin in zip((first, *others), begins, strict=True)]
         own = {role: figures["anonymous"] for role, figures in run.found["memory_mib"].items()}
         run.found["idle_ms_per_s"] = sum(idle.server_cpu_s.values()) / idle.seconds * 1e3
         run.found["servers_mib"] = sum(own.values())
