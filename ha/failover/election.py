@@ -6,7 +6,8 @@ A master is elected by one transaction of the service. These rules decide who tr
   acknowledged by n of the set (`ack_count`) and not by all, |set| - n + 1 of them have to stand, so that one of them
   has every byte, and no candidate may have less of the log than any of them.
 - Only complete members count as having every byte (durable_state.py). A member that may have lost the end of its log in
-  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as any that stands).
+  a power loss is elected only if its log is as long as a complete member's (with `ack_count`: as any that stands). The
+  same holds for a log without a term: its first records may have been lost, or it may have been deleted.
 - If there are too few complete members, the whole set has to stand, as waiting can't help further. Then the longest log
   wins, even that of a member outside the set: it holds everything that the set's longest log does.
 - A candidate's log must not change. A member first stops following, then publishes how much of the log it has and for
@@ -19,7 +20,7 @@ A master is elected by one transaction of the service. These rules decide who tr
 - Nobody is elected while a live member knows a newer record of the group (`outdated_record`): the service was restored
   from an older state, whose set may contain members that were dropped since.
 - A member whose log contains an unknown term is never elected: either the service lost data, or the store belongs to
-  another group. Nor is a member of the set whose log has no term at all: its disk has been replaced.
+  another group. Nor is a member of the set whose disk has never had a log: the disk has been replaced.
 
 The set afterwards: if all of the set acknowledge, each complete member has every acknowledged byte, so all of them that
 live stay, and messages wait for them until replication drops them. Others stay only if their log equals the winner's.
@@ -44,7 +45,7 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     is_unclean: bool = False
     """Acknowledged messages may be lost."""
     doubt: str = ""
-    """Why acknowledged messages may be lost although the whole set stands: it lost power. "" if they can't be."""
+    """Why acknowledged messages may be lost although the whole set stands. "" if they can't be."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -102,7 +103,7 @@ def evaluate(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy 
     if not pool.eligible:
         return Refusal(pool.why_not)
     longest = max(pool.eligible, key=lambda id_: _log(pool.eligible[id_]))
-    doubt = "" if own.is_complete else ", and this one may lack acknowledged messages since its last stop"
+    doubt = "" if _is_complete(own) else ", and this one may lack acknowledged messages since its last stop"
     return Refusal(f"member {longest} has more of the log{doubt}")
 
 
@@ -121,7 +122,7 @@ def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
     if not group.epoch:
         return _Pool(eligible=sound)
     entitled = {id_: member for id_, member in sound.items() if _in_set(group, id_)}
-    complete = {id_: member for id_, member in entitled.items() if member.is_complete}
+    complete = {id_: member for id_, member in entitled.items() if _is_complete(member)}
     needed = candidates_needed(group)
     if len(complete) >= needed:
         by_count = acknowledges_by_count(group)
@@ -133,7 +134,7 @@ def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
     if incomplete:
         why_not = (
             f"{len(complete)} of the sync-state set {members} stand and are known to have every message that they "
-            f"acknowledged, {needed} have to; {incomplete} may have lost the end of their logs with the power"
+            f"acknowledged, {needed} have to; {incomplete} may have lost the end of their logs"
         )
         missing = sorted(group.sync_state_set - entitled.keys())
         if not missing:
@@ -156,7 +157,7 @@ def appointed_candidacy(view: GroupView, own_id: int, own: MemberRecord, options
     group = view.group
     if group is None or group.master_id != own_id or acknowledges_by_count(group) or _refusal_of(group, own_id, own):
         return None
-    if not own.is_complete or outdated_record(view, own.known_age) is not None:
+    if not _is_complete(own) or outdated_record(view, own.known_age) is not None:
         return None
     return Candidacy(delay_s=0.0, group=_next(group, own_id, own, view, options, keeps_complete=True))
 
@@ -199,11 +200,10 @@ def _refusal_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refus
             "service lost data, or is this the store of another group?",
             needs_operator=True,
         )
-    # A master that was killed before the first byte of its first term has no epoch in its log either.
-    is_replaced = member.is_new or (not member.epoch and group.sync_state_set != {id_})
-    if group.epoch and _in_set(group, id_) and is_replaced:
+    if group.epoch and _in_set(group, id_) and member.is_new:
         return Refusal(
-            f"member {id_} is in the sync-state set, but its log has no epoch: has its disk been replaced?",
+            f"member {id_} is in the sync-state set, but there has never been a log on its disk: has the disk been "
+            "replaced?",
             needs_operator=True,
         )
     return None
@@ -289,10 +289,18 @@ def _next(
     kept = {own_id}
     for id_, member in view.members.items():
         is_equal = member.stands_for == group.epoch + 1 and _log(member) == _log(own)
-        has_all = keeps_complete and member.is_complete and not acknowledges_by_count(group)
+        has_all = keeps_complete and _is_complete(member) and not acknowledges_by_count(group)
         if _in_set(group, id_) and (is_equal or has_all):
             kept.add(id_)
     return _record(group.epoch + 1, own_id, frozenset(kept), options, group)
+
+
+def _is_complete(member: MemberRecord) -> bool:
+    """Whether a member of a group that has had a master is known to have every byte that it acknowledged.
+
+    A log without a term does not show that: the member may have had none yet, or the log was deleted.
+    """
+    return member.is_complete and member.epoch > 0
 
 
 def _log(member: MemberRecord) -> tuple[int, int]:

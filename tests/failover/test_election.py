@@ -118,11 +118,23 @@ def test_a_log_with_an_unknown_term_is_no_better_candidate() -> None:
 
 
 def test_a_replaced_disk_needs_an_operator() -> None:
-    assert refusal(view({1: member(epoch=0, max_offset=0)}), 1).needs_operator
-    new = view({1: member(max_offset=0, is_new=True, is_complete=False)}, sync_state_set=(1,))
-    assert refusal(new, 1).needs_operator  # also where it is the only one
-    founder = view({1: member(epoch=0, max_offset=0, stands_for=2)}, sync_state_set=(1,), epoch=1)
-    assert candidacy(founder, 1).group.epoch == 2  # killed between its election and the first byte of its history
+    new = member(epoch=0, max_offset=0, is_new=True, is_complete=False)
+    assert refusal(view({1: new, 2: member(), 3: member()}), 1).needs_operator
+    assert refusal(view({1: new}, sync_state_set=(1,)), 1).needs_operator  # also where it is the only one
+
+
+def test_a_member_without_a_term_in_its_log_is_elected_only_if_all_of_the_set_stand() -> None:
+    """A master may be killed, or lose its first records, before any byte is in the others' logs."""
+    empty = member(epoch=0, max_offset=0)
+    alone = view({1: empty, 2: empty})
+    assert "waiting for [3]" in refusal(alone, 1).reason
+    assert not refusal(alone, 1).needs_operator
+    all_stand = view({1: empty, 2: empty, 3: member(epoch=0, max_offset=0, is_complete=False)})
+    assert candidacy(all_stand, 1).doubt  # all three logs may have been deleted
+    assert candidacy(view({1: empty}, sync_state_set=(1,)), 1).group.epoch == EPOCH + 1
+    with_log = view({1: empty, 2: member()})
+    assert isinstance(evaluate(with_log, 1, options(1)), Refusal)
+    assert candidacy(with_log, 2).group.sync_state_set == {2}  # the log of 1 may have been deleted
 
 
 def test_with_ack_count_two_of_three_must_stand_and_the_longer_log_wins() -> None:
@@ -153,6 +165,7 @@ def test_the_appointed_member_needs_no_election() -> None:
     assert appointed_candidacy(view({1: own}, master_id=1, ack_count=2), 1, own, options(1)) is None
     assert appointed_candidacy(view({1: own}, (2, 3), master_id=1), 1, own, options(1)) is None
     assert appointed_candidacy(seen, 1, member(epoch=EPOCH + 1), options(1)) is None
+    assert appointed_candidacy(seen, 1, member(epoch=0, max_offset=0), options(1)) is None
     assert appointed_candidacy(GroupView(revision=1), 1, own, options(1)) is None
 
 

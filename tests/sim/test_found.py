@@ -392,3 +392,11 @@ def test_a_cluster_has_not_converged_while_its_damage_may_still_be_healed(outcom
     A late consumer waited until it was hopeless, and the simulator did not wait as long for the consumer.
     """
     assert any("hopeless=True" in line for line in outcome.trace)
+
+
+def test_members_that_lost_their_first_records_elect_one_of_them(outcome: Outcome) -> None:
+    """The first master loses its first records with its power, the second one is killed before the first byte.
+
+    A member of the set whose log had no term was taken for one with a replaced disk, so nobody was ever elected.
+    """
+    assert any("elected_in_doubt" in line for line in outcome.trace), outcome.trace
