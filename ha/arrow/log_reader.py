@@ -174,13 +174,17 @@ class LogReader:
         return QueueRange(begin, end)
 
     def _first_message(self, queue: QueueFiles, end: int) -> int:
-        """Return the position of the first entry of a message still in the log; `end` if there is none."""
+        """Return the position of the first entry of a message still in the log, or of the first unwritten one, as a
+        recovering node writes the last entries again; `end` if there is neither."""
         begin, count = queue.first, 1  # nearly always it is the first one; blank ones may be many
         while begin < end:
             start, entries = queue.read(begin, min(end, begin + count))
-            real = np.flatnonzero((entries["size"] != BLANK_SIZE) & (entries["physical_offset"] >= self.min_offset))
-            if len(real):
-                return start + int(real[0])
+            if not len(entries) and queue.lacks_end(begin):
+                return begin
+            sizes = entries["size"]
+            found = (sizes == 0) | ((sizes != BLANK_SIZE) & (entries["physical_offset"] >= self.min_offset))
+            if found.any():
+                return start + int(np.argmax(found))
             after = max(start, begin) + max(len(entries), 1)
             begin = max(after, queue.search(self.min_offset, end)) if count == 1 else after
             count = _BLOCK_ENTRIES
@@ -448,7 +452,7 @@ class LogReader:
         while True:
             may_change = self._may_change()
             stop = end if physical_end is None else queue.search(physical_end, end)
-            # Includes the entry at which a search ends: among removed entries it ends at an arbitrary one.
+            # Includes the entry at which a search ends, which may be a removed one.
             start, entries = queue.read(begin, min(stop + 1, end))
             unwritten = np.flatnonzero(entries["size"] == 0)
             if len(unwritten):
@@ -495,7 +499,7 @@ class LogReader:
 
     def _stored_ms(self, queue: QueueFiles, position: int, end: int) -> int | None:
         """Return the store time of the record at `position`; None, which counts as early, for blanks and damage."""
-        _, entries = queue.read(position, min(position + 1, end))
+        _, entries, _ = self._written_entries(queue, position, min(position + 1, end))
         if not len(entries) or entries["size"][0] == BLANK_SIZE:
             return None
         physical = int(entries["physical_offset"][0])

@@ -39,6 +39,8 @@ _PROBE_ENTRIES_AGAIN = 32
 """Where the end was found before: most queues have few new entries."""
 _SIZE_AT = 8
 _NO_SIZE = bytes(4)
+_UNWRITTEN = np.iinfo(np.int64).max
+"""Instead of the physical offset of an entry that a recovering node will write again: behind all others"""
 
 
 class QueueId(NamedTuple):
@@ -156,8 +158,9 @@ class QueueFiles:
             try:
                 descriptor = os.open(file.path, os.O_RDONLY)
             except FileNotFoundError:
-                pieces = []  # retention deleted it, and everything before it
-                continue
+                if pieces:
+                    break
+                continue  # retention deleted it, and everything before it
             try:
                 raw = os.pread(descriptor, (high - low) * width, (low - file.start) * width)
             finally:
@@ -170,12 +173,20 @@ class QueueFiles:
         return start, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def physical_offset(self, position: int) -> int:
-        """Return the physical offset in one entry; −1 if there is no such entry."""
+        """Return the physical offset in one entry; −1 if retention deleted it, int64's maximum if it is not written."""
         _, found = self.read(position, position + 1)
-        return int(found["physical_offset"][0]) if len(found) else -1
+        if len(found):
+            return int(found["physical_offset"][0]) if found["size"][0] else _UNWRITTEN
+        return _UNWRITTEN if self.lacks_end(position) else -1
+
+    def lacks_end(self, position: int) -> bool:
+        """Return whether a missing entry is one that a recovering node removed, not one that retention deleted."""
+        self.refresh()
+        return self.has_files and position >= self.first
 
     def search(self, physical_offset: int, end: int) -> int:
-        """Return the first position before `end` whose entry points to `physical_offset` or beyond; else `end`.
+        """Return the first position before `end` whose entry points to `physical_offset` or beyond, or is not written;
+        else `end`.
 
         Physical offsets ascend in a queue; blank entries hold 0 or the offset where they were written.
         """
@@ -188,8 +199,11 @@ class QueueFiles:
                 low = middle + 1
             else:
                 high = middle
-        low, entries = self.read(low, high)
-        return low + int(np.searchsorted(entries["physical_offset"].astype(np.int64), physical_offset))
+        start, entries = self.read(low, high)
+        if not len(entries):
+            return low if self.lacks_end(low) else high
+        places = np.where(entries["size"] == 0, _UNWRITTEN, entries["physical_offset"])
+        return start + int(np.searchsorted(places, physical_offset))
 
 
 class Queues(Mapping[QueueId, QueueFiles]):

@@ -213,6 +213,27 @@ def test_reader_waits_for_entries_being_rewritten(
     assert restart.waits == 2
 
 
+@pytest.mark.parametrize("kept", [0, 1, 70, 150])
+def test_a_queue_does_not_begin_behind_entries_being_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """A node starts between two looks of a planner: retention has deleted no more than before."""
+    store = filled(tmp_path / "s", 200, segment_size=4096)
+    (store.root / "commitlog" / segment_name(0)).unlink()
+    first = sum(offset < 4096 for offset in store.offsets)
+    restart = Restart(store, first + kept, monkeypatch)
+    with LogReader(store.root) as reader:
+        assert reader.queued_end() == store.offset
+        restart.cut()
+        assert reader.queue_range("t", 0) == (first, 200)
+        for records in (1, 50, 150):
+            assert reader.offset_for_time("t", 0, 1000 + first + records) == first + records
+            restart.waits = 0
+            restart.cut()
+        found = rows_of(reader.read_range(4096, store.offset, PLACES))
+    assert [line["queueOffset"] for line in found] == list(range(first, 200))
+
+
 def test_range_is_complete_although_the_node_restarts_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

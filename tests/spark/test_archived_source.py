@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
+from ha.arrow.confirmed import Confirmed
+from ha.arrow.queues import QueueId
 from ha.arrow.read_options import DEFAULT_COLUMNS
 from ha.errors import ArchiveDamaged, CorruptLog, OptionError, RecordsGone
 from ha.protocol.codes import SysFlag
+from ha.protocol.store_files import ENTRY
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive
 from ha.spark.jobs.archive.manifest import Manifest, State
 from ha.spark.jobs.archive.read import steady_state
@@ -192,6 +195,42 @@ def test_a_running_query_finds_what_was_archived_since_it_started(tmp_path: Path
             tasks = planner.partitions(read_to, planner.latest(read_to, ReadAllAvailable()))
             found = numbers([row for task in tasks for row in rows_of(task, view.options())])
     assert found == list(range(100, 205))
+
+
+def test_a_batch_planned_while_a_node_recovers_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was killed removes the last entries of its queues, and writes them again.
+
+    If that came between two looks at a queue, the queue seemed to begin at its end, so the archive was asked for what
+    only the log had.
+    """
+    view = View(tmp_path)
+    with live_store(view.store, SEGMENT) as live:
+        live.put(messages(0, 300))
+        view.run_archive()
+        live.clean()
+        live.put(messages(300, 400))
+    (view.store / "abort").touch()
+    queues = {file: file.read_bytes() for file in (view.store / "consumequeue").glob("flights/*/*")}
+    begin = min(int(file.name) for file in (view.store / "commitlog").iterdir())
+    find_end = Confirmed.queue_end
+
+    def remove_entries(self: Confirmed, key: QueueId) -> int:
+        assert self.end_offset > 0  # finds the ends of all queues
+        for file, raw in queues.items():
+            kept = ENTRY.size * sum(size > 0 and place < begin for place, size, _ in ENTRY.iter_unpack(raw))
+            file.write_bytes(raw[:kept].ljust(len(raw), b"\0"))
+        return find_end(self, key)
+
+    with view.planner() as planner:
+        start = planner.initial()
+        end = planner.latest(start, ReadAllAvailable())
+    with view.planner() as planner, monkeypatch.context() as patched:
+        patched.setattr(Confirmed, "queue_end", remove_entries)
+        tasks = planner.partitions(start, end)
+    for file, raw in queues.items():
+        file.write_bytes(raw)
+    found = numbers([row for task in tasks for row in rows_of(task, view.options())])
+    assert found == list(range(400))
 
 
 def test_what_only_a_merge_of_files_has_replaced_is_read_from_the_new_file(tmp_path: Path) -> None:
