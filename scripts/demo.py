@@ -34,6 +34,7 @@ from ha.client import Message, MessageQueue, Producer, PullConsumer, ReadFrom, S
 from ha.errors import HalogError
 from ha.spark.session import has_java, open_session
 from scripts.demo_pipeline import PipelineError, run_pipeline
+from scripts.directories import is_free
 from scripts.nodes import Cluster, NodeError, cluster, log_range, wait_until_attached
 
 TOPIC = "flights"
@@ -337,8 +338,7 @@ def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
     )
     options = parser.parse_args()
     directory: Path = options.directory
-    is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
-    if not is_free and not (directory / MARK).exists():
+    if not is_free(directory) and not (directory / MARK).exists():
         parser.error(f"{directory} is not empty and was not made by this demo")
     return directory, options
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
+from scripts.directories import free_directory
+
 Say = Callable[[str], None]
 """Prints a line with the time since the start"""
 console = Console(highlight=False, soft_wrap=True)
@@ -20,7 +22,9 @@ console = Console(highlight=False, soft_wrap=True)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add --seed and --directory."""
     parser.add_argument("--seed", type=int, help="seed of the first run (default: random)")
-    parser.add_argument("--directory", type=Path, help="directory for all files (default: a temporary directory)")
+    parser.add_argument(
+        "--directory", type=free_directory, help="empty directory for all files (default: a temporary directory)"
+    )
 
 
 def run_seeded(options: argparse.Namespace, name: str, test: Callable[[int, Path, Say], RenderableType]) -> int:

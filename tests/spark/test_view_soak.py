@@ -1,10 +1,26 @@
 """One minute of `scripts/archive-soak`: archive and log as one view, while all processes are killed."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
+from scripts.seeded import add_options
 from tests.spark.view_soak import run_soak
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is deleted in the end."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    for free in (tmp_path, tmp_path / "absent"):
+        assert parser.parse_args(["--directory", str(free)]).directory == free
+    file = tmp_path / "other.txt"
+    file.touch()
+    for taken in (tmp_path, file):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--directory", str(taken)])
+        assert f"{taken} is not an empty directory" in capsys.readouterr().err
 
 
 @pytest.mark.long
