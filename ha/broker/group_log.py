@@ -90,6 +90,8 @@ class GroupLog:
         self._record_bytes_max = min(RECORD_BYTES_MAX, options.message_size_max // 2, store.log.segment_size // 8)
         self._reader = BatchReader(store)
         self._replica = Replica(TablesState())
+        self._promised = LogPosition()
+        """The last record in the tables, while this broker was master, that was or may have been acknowledged"""
         self.is_copy = False
         """Whether the tables were copied from a master since the start"""
         self._reading = trio.Lock()
@@ -130,6 +132,14 @@ class GroupLog:
     def is_whole(self) -> bool:
         """Whether the tables come from the log alone."""
         return self._replica.is_whole
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the replica lacks a record that the tables had when this broker was master, and that may be
+        acknowledged: the next master has not confirmed it yet."""
+        applied, promised = self._replica.position, self._promised
+        is_ahead = applied.physical_offset < promised.physical_offset < self._log.max_offset.value
+        return is_ahead and applied.epoch <= promised.epoch
 
     @property
     def _queue(self) -> ConsumeQueue | None:
@@ -173,13 +183,14 @@ class GroupLog:
             while not await self._read_queue() and standing.revision == revision:
                 with trio.move_on_after(UNREADABLE_S):
                     await self._store.damage.wait_changed()
-            ahead = [record async for record in undispatched_records(self._log, begin)]
+            ahead = [found async for found in undispatched_records(self._log, begin)]
             if standing.revision != revision:
                 return  # the broker does not become master after all
             if self._replica.is_whole:
                 self._tables.adopt(self._replica.state)
-            for record in ahead:
+            for physical_offset, record in ahead:
                 self._tables.follow(record)
+                self._promised = LogPosition(epoch=epoch, physical_offset=physical_offset)
             self.journal.open(epoch)
             self._tables.begin_epoch()
         logger.info("group_log.epoch_began epoch=%d position=%r ahead=%d", epoch, self._replica.position, len(ahead))
@@ -386,6 +397,8 @@ class GroupLog:
         worst = next((put for put in puts if put.status is not PutStatus.PUT_OK), None)
         if worst is not None:
             self._limited_log.write("group_log.put_not_ok reason=%r", f"{worst.status.name} {worst.remark}")
+        elif puts and waits:
+            self._promised = LogPosition(epoch=epoch, physical_offset=puts[-1].results[-1].physical_offset)
         self._bytes_since += sum(put.size for put in puts if put.status.is_stored)
         if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):
             self._want_snapshot()

@@ -95,8 +95,9 @@ def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
     return bool(entries) and entries[0].physical_offset == position.physical_offset
 
 
-async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[TablesRecord]:
-    """Yields the records of the tables from `begin`, the start of a record, to the end of the log.
+async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[tuple[int, TablesRecord]]:
+    """Yields the records of the tables, and their physical offsets, from `begin`, the start of a record, to the end of
+    the log.
 
     Nothing may be appended meanwhile. Skips other records. Raises DamagedBytes.
     """
@@ -110,7 +111,7 @@ async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[Tabl
             if isinstance(found, RecordHead):
                 if found.topic == TABLES_TOPIC:
                     try:
-                        yield decode_tables_record(decode_record(raw, at).body)
+                        yield position + at, decode_tables_record(decode_record(raw, at).body)
                     except RemoteProtocolError as error:
                         logger.error("group_log.record_unknown physical_offset=%d reason=%r", position + at, str(error))
                 at += found.total_size

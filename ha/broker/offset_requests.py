@@ -55,13 +55,14 @@ class OffsetProcessor:
 
         A member that does not know its group's tables yet refuses this, 29 and 30: if it answered that there is no
         offset, a consumer would start at the end. A 4.9 client mistakes the refusal for that, and then sends 29 or 30.
+        So does a former master that would answer an older offset than as master.
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
+        if self._tables.are_behind or (offset is None and not self._tables.are_complete):
+            return _refuse(command)
         if offset is not None:
             return _offset(command, offset)
-        if not self._tables.are_complete:
-            return _refuse(command)
         if request.set_zero_if_not_found is False:
             return command.reply(
                 ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
@@ -156,7 +157,7 @@ class OffsetProcessor:
 
 def _refuse(command: RemotingCommand) -> RemotingCommand:
     return command.reply(
-        ResponseCode.SYSTEM_BUSY, "this member has started and does not know its group's offsets yet; ask its master"
+        ResponseCode.SYSTEM_BUSY, "this member does not know the latest offsets of its group yet; ask its master"
     )
 
 

@@ -64,6 +64,11 @@ class TablesLog(Protocol):
         """Whether the tables come from the log alone."""
         ...
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the tables lack a record that they had when this broker was master, and that may be acknowledged."""
+        ...
+
     async def load(self) -> None:
         """Applies the log to the tables read from files."""
         ...
@@ -171,11 +176,16 @@ class Tables:
     def are_complete(self) -> bool:
         """Whether the tables are complete, except for the latest changes.
 
-        False on a slave of a failover group that has neither read a snapshot of the log nor copied its master's tables.
-        After a start it reads the log's records only once a master has confirmed them.
+        False on a slave of a failover group that has neither read a snapshot of the log nor copied its master's tables:
+        after a start it reads the log's records only once a master has confirmed them. Also false if `are_behind`.
         """
         log = self.group_log
-        return log is None or not self.standing.is_slave or log.is_whole or log.is_copy
+        return log is None or not self.standing.is_slave or ((log.is_whole or log.is_copy) and not self.are_behind)
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether a former master lacks changes that it had as master, and that may be acknowledged."""
+        return self.group_log is not None and self.standing.is_slave and self.group_log.is_behind
 
     def accepts_copy(self, position: LogPosition | None) -> bool:
         """Whether a slave copies its master's tables, which contain the group's log up to `position`.

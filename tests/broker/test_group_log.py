@@ -240,6 +240,48 @@ async def test_new_master_applies_undispatched_records(autojump_clock: MockClock
         assert new.group_log.is_whole
 
 
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_a_former_master_knows_that_it_is_behind(is_cut_off: bool, autojump_clock: MockClock) -> None:
+    """What it took over undispatched may be acknowledged; its tables lack that until the next master confirms it, or
+    has another log."""
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.settled()
+        common = old.end
+        await copy_log(old.store, new.store, common)
+        await new.settled()
+        new.store.log.limit_dispatch(common)
+        await old.committed("g", "T", 0, 0)
+        await copy_log(old.store, new.store, old.end, dispatch=False)
+        await new.store.become_master()
+        await new.become_master(2)
+        assert (new.tables.are_behind, new.tables.are_complete) == (False, True)
+        new.standing.become_slave(2)
+        assert (new.tables.are_behind, new.tables.are_complete) == (True, False)
+        if is_cut_off:
+            await new.store.truncate(common)
+        else:
+            new.store.log.limit_dispatch(UNLIMITED)
+        await new.settled()
+        assert (new.tables.are_behind, new.tables.are_complete) == (False, True)
+
+
+async def test_a_former_master_whose_record_another_one_replaced_is_not_behind(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.settled()
+        await copy_log(old.store, new.store, old.end)
+        common = old.end
+        await old.committed("g", "T", 0, 0)
+        old.standing.become_slave(2)
+        await old.store.truncate(common)
+        await new.become_master(2)
+        await new.settled()
+        await copy_log(new.store, old.store, new.end)
+        await old.settled()
+        assert not old.tables.are_behind
+
+
 async def test_file_of_another_history_is_ignored(autojump_clock: MockClock) -> None:
     """Both logs have a record of the tables at the same offset; only the epoch differs."""
     disk = MemoryDisk()

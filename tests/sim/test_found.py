@@ -400,3 +400,12 @@ def test_members_that_lost_their_first_records_elect_one_of_them(outcome: Outcom
     A member of the set whose log had no term was taken for one with a replaced disk, so nobody was ever elected.
     """
     assert any("elected_in_doubt" in line for line in outcome.trace), outcome.trace
+
+
+def test_a_former_master_does_not_answer_an_older_offset_than_before(outcome: Outcome) -> None:
+    """A new master has taken over a commit that waits for the other members, and its lease ends before they have it.
+
+    A request that came while it was master, and was answered after that, got the offset before the commit.
+    """
+    took_over = [line for line in outcome.trace if "group_log.epoch_began" in line and "ahead=1" in line]
+    assert took_over, outcome.trace
