@@ -263,6 +263,13 @@ def test_examples_of_the_avro_specification(kind: Any, body: str, value: Any) ->
     assert decoded_avro(record(("f", kind), name="outer"), bytes.fromhex(body)) == [{"f": value}]
 
 
+def test_an_avro_enum_may_be_used_again_by_its_name() -> None:
+    state = {"type": "enum", "name": "State", "symbols": ["NEW", "DONE"], "default": "NEW"}
+    schema = record(("first", state), ("all", {"type": "array", "items": ["null", "State"]}), name="outer")
+    bodies = bytes.fromhex("02 06 0202 00 0200 00"), bytes.fromhex("02 02 0201 00")
+    assert decoded_avro(schema, *bodies) == [{"first": "DONE", "all": ["DONE", None, "NEW"]}, None]
+
+
 @pytest.mark.parametrize(
     ("body", "values"),
     [
@@ -306,6 +313,8 @@ def test_a_field_that_the_descriptor_lacks_is_skipped(shop: bytes, tmp_path: Pat
         ("double", "000000"),
         (["null", "long"], "04"),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "02"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "01"),
+        (["null", {"type": "enum", "name": "E", "symbols": ["A", "B"]}], "0203"),
         ({"type": "array", "items": "long"}, "feffffffffffffffff01"),
         (logical("bytes", "decimal", precision=2, scale=1), "0264"),
         (logical("long", "timestamp-millis"), "feffffffffffffffff01"),

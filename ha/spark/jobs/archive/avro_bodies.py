@@ -5,7 +5,8 @@ the fingerprint of this schema (Avro's single-object encoding). The headers of s
 they look like the first field of a record, so nothing tells a body with one from a body without.
 
 fastavro reads the underlying types. The logical types that have a type in Spark are converted here: fastavro would
-round a decimal that has too many digits, and can't represent all dates and times.
+round a decimal that has too many digits, and can't represent all dates and times. Symbols of enums are looked up here
+as well: fastavro takes negative indexes, from the end.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def columns(stored: dict[str, Any]) -> pa.StructType:
 def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
     """See BodyFormat."""
     avro = _fastavro()
-    schema = avro.parse_schema(_without(stored, frozenset({"logicalType"})))
+    schema = avro.parse_schema(_with_enum_indexes(_without(stored, frozenset({"logicalType"}))))
     fingerprint = avro.fingerprint(avro.to_parsing_canonical_form(stored), "CRC-64-AVRO")
     head = _MARKER + bytes.fromhex(fingerprint)
     read = avro.schemaless_reader
@@ -92,6 +93,18 @@ def decoder(stored: dict[str, Any]) -> Callable[[bytes], Any]:
             return None
 
     return decoded
+
+
+def _with_enum_indexes(schema: Any) -> Any:
+    """Return `schema` with a record of the symbol's index, which has the same bytes, in place of each enum."""
+    if isinstance(schema, list):
+        return [_with_enum_indexes(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema["type"] == "enum":
+        return {**schema, "type": "record", "fields": [{"name": "index", "type": "int"}]}
+    nested = ("type", "items", "values", "fields")
+    return {name: _with_enum_indexes(value) if name in nested else value for name, value in schema.items()}
 
 
 def _fastavro() -> Any:
@@ -171,7 +184,7 @@ class _Types:
         full_name = name if "." in name else _full_name(name, schema.get("namespace", namespace))
         self._named[full_name] = None
         if kind == "enum":
-            made: tuple[pa.DataType, _Convert] = pa.string(), None
+            made: tuple[pa.DataType, _Convert] = pa.string(), _symbol_of(schema["symbols"])
         elif kind == "fixed":
             made = _fixed(schema, full_name)
         else:
@@ -228,6 +241,18 @@ def _decimal(schema: dict[str, Any]) -> tuple[pa.DataType, _Convert]:
 
 def _micros(millis: int) -> int:
     return millis * 1000
+
+
+def _symbol_of(symbols: list[str]) -> Callable[[Any], Any]:
+    """Return a conversion of the records that `_with_enum_indexes` has in place of an enum with these symbols."""
+
+    def convert(record: dict[str, int]) -> str:
+        index = record["index"]
+        if index < 0:
+            raise ValueError("a negative index of a symbol")
+        return symbols[index]
+
+    return convert
 
 
 def _of_items(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
