@@ -3,6 +3,7 @@
 A member is *complete* if its log still has every byte that it acknowledged. When it starts, it can prove that if
 
 - it was complete when it last wrote this file, and
+- its log has a term: a log without one may have been deleted, or have lost its first records, and
 - no unwritten page can have been lost since: the last stop was clean, or every byte was flushed before it was
   acknowledged (SYNC_FLUSH), or the same kernel is still running, whose page cache outlives a killed process. Another
   boot id, or none, proves nothing: power may have been lost, or the disk may have moved to another machine.
@@ -57,6 +58,8 @@ class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
     """The last process flushed everything before it ended, or there was none."""
     is_empty: bool
     """There is no log."""
+    has_term: bool
+    """The log's history has a term."""
 
 
 class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -66,6 +69,9 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     is_new: bool
     group: GroupRecord | None = None
 
+
+REASON_UNCLEAN = "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing"
+REASON_NO_TERM = "there is no term in the log, so it may have been deleted or have lost its first records"
 
 _UNKNOWN = _Content(boot_id=None, flushes_first=False, is_complete=False, is_new=False)
 
@@ -115,13 +121,13 @@ class DurableState:
         else:
             is_flushed = start.was_stopped_cleanly or last.flushes_first
             has_page_cache = start.boot_id is not None and start.boot_id == last.boot_id
-            is_complete = last.is_complete and (is_flushed or has_page_cache)
+            is_complete = last.is_complete and start.has_term and (is_flushed or has_page_cache)
         if not is_complete and not is_new:
             logger.warning(
                 "member.log_incomplete boot_id=%s last_boot_id=%s reason=%r hint=%r",
                 start.boot_id,
                 None if last is None else last.boot_id,
-                "the last stop was not clean and the page cache may be lost, so acknowledged messages may be missing",
+                REASON_UNCLEAN if start.has_term else REASON_NO_TERM,
                 "members that have them are elected before this one, until it has caught up with a master",
             )
         # Pages that an earlier process left in the page cache may still not be flushed.

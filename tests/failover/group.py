@@ -238,6 +238,7 @@ class Node:
                 flushes_first=False,
                 was_stopped_cleanly=self.was_stopped_cleanly,
                 is_empty=self.role.position == LogPosition(0, 0),
+                has_term=self.role.position.epoch > 0,
             )
         )
 

@@ -11,11 +11,13 @@ CLEAN: Changes = {"was_stopped_cleanly": True}
 SYNC: Changes = {"flushes_first": True}
 OTHER_BOOT: Changes = {"boot_id": "b"}
 NO_BOOT: Changes = {"boot_id": None}
-EMPTY: Changes = {"is_empty": True}
+EMPTY: Changes = {"is_empty": True, "has_term": False}
+NO_TERM: Changes = {"has_term": False}
 
 
 def start(*changes: Changes) -> StartConditions:
-    made: Changes = {"boot_id": "a", "flushes_first": False, "was_stopped_cleanly": False, "is_empty": False}
+    made: Changes = {"boot_id": "a", "flushes_first": False, "was_stopped_cleanly": False}
+    made |= {"is_empty": False, "has_term": True}
     for change in changes:
         made |= change
     return StartConditions(**made)  # type: ignore[arg-type]
@@ -45,6 +47,8 @@ async def state_after(*starts: StartConditions) -> DurableState:
         ([start(CLEAN, SYNC), start(), start(OTHER_BOOT)], False),
         ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT)], False),  # incomplete until it has caught up
         ([start(CLEAN), start(OTHER_BOOT), start(OTHER_BOOT, CLEAN)], False),
+        ([start(CLEAN), start(CLEAN, NO_TERM)], False),  # the log was deleted
+        ([start(CLEAN), start(CLEAN, NO_TERM), start(CLEAN)], False),  # and copied in part since
     ],
 )
 async def test_the_log_is_complete_if_nothing_can_be_lost(starts: list[StartConditions], is_complete: bool) -> None:

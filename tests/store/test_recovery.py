@@ -298,6 +298,32 @@ async def test_a_slave_whose_log_was_deleted_misses_nothing_of_it() -> None:
         assert not store.damage.open
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_log_that_was_deleted_has_no_term(is_killed: bool, autojump_clock: MockClock) -> None:
+    """Its first term begins at 0, so the log of a member would look like one that has lost nothing."""
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
+        await store.epochs.append(1, 0)
+        await store.log.append_raw(0, b"x")
+        await trio.sleep(store.options.checkpoint_interval_s * 2)
+        killed = disk.kill()
+    if is_killed:
+        disk = killed
+    for name in disk.list_dir(LOG):
+        del disk.inodes[LOG / name]
+    disk.locked.clear()
+    async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
+        assert store.epochs.last is None
+
+
+async def test_a_term_without_a_first_byte_stays() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
+        await store.epochs.append(1, 0)
+    async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
+        assert store.epochs.last is not None
+
+
 async def test_a_store_that_rocketmq_used_meanwhile_may_begin_later() -> None:
     """RocketMQ deletes old segments without recording it."""
     disk, _ = await made()
