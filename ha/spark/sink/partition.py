@@ -287,7 +287,7 @@ class PartWriter:
             # Messages of an earlier attempt there would be sent again to the other queues.
             raise SinkFailed(
                 f"{name}: no master of {', '.join(absent)} can be written to, and it may hold rows of batch "
-                f"{part.batch} already; start the query again when it is back"
+                f"{part.batch} already; start the query again when it is back, or, if it is up, create the topic there"
             )
         starts = {queue: floors.get(queue.broker_name, {}).get(queue.queue_id, 0) for queue in queues}
         await self._find_all(starts, ends)
