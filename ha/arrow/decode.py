@@ -192,10 +192,13 @@ class _Decoder:
         """Drop rows by their fixed fields. As in SQL, an unknown value passes no condition."""
         where = self.options.where
         masks: list[Mask] = []
+        stored_ms = heads.field("store_ms")
         if where.store_begin_ms is not None:
-            masks.append((heads.field("store_ms") >= where.store_begin_ms) & heads.sound)
+            begin_ms = max(where.store_begin_ms, -MILLISECONDS_MAX)
+            masks.append((stored_ms >= begin_ms) & (stored_ms <= MILLISECONDS_MAX) & heads.sound)
         if where.store_end_ms is not None:
-            masks.append((heads.field("store_ms") < where.store_end_ms) & heads.sound)
+            end_ms = min(where.store_end_ms, MILLISECONDS_MAX + 1)
+            masks.append((stored_ms < end_ms) & (stored_ms >= -MILLISECONDS_MAX) & heads.sound)
         if places is not None:
             by_place = None if places.is_batch else queue_mask(where, places)
             if by_place is not None:

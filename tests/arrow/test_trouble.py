@@ -563,3 +563,18 @@ def test_between_the_renames_of_a_resync_the_log_is_empty(tmp_path: Path, is_mad
             assert opened_then.queue_range("t", 0) == (0, 0)
             with pytest.raises(RecordsGone, match="t queue 0 of"):
                 list(opened_then.read_queue("t", 0, 0, 30, BODIES))
+
+
+def test_a_store_time_beyond_all_timestamps_passes_no_condition(tmp_path: Path) -> None:
+    """The column is null, and a comparison with null is not true in SQL."""
+    store = filled(tmp_path / "s", 3)
+    file = store.root / "commitlog" / segment_name(0)
+    for offset, store_ms in zip(store.offsets, (1 << 62, -(1 << 62)), strict=False):
+        raw = bytearray(file.read_bytes())
+        raw[offset + 56 : offset + 64] = store_ms.to_bytes(8, "big", signed=True)
+        file.write_bytes(raw)
+    columns = ("queueOffset", "storeTimestamp")
+    with LogReader(store.root) as reader:
+        for where in (RowFilter(store_begin_ms=-(1 << 61)), RowFilter(store_end_ms=1 << 61)):
+            found = rows_of(reader.read_range(0, store.offset, ReadOptions(columns=columns, where=where)))
+            assert [line["queueOffset"] for line in found] == [2]
