@@ -6,6 +6,7 @@ the tables are loaded, and everything committed until the last request is in the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -45,6 +46,8 @@ from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerO
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_S = 5.0
 """Maximum time for writing the tables at shutdown."""
@@ -324,5 +327,8 @@ async def open_broker(
                         await broker.drain(drain_s)
                     nursery.cancel_scope.cancel()
         finally:
-            with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
+            with trio.move_on_after(SAVE_TIMEOUT_S, shield=True) as saving:
                 await broker.save()
+            if saving.cancelled_caught:
+                hint = "the disk is slow; delayed messages that were delivered lately may be delivered again"
+                logger.warning("broker.save_timed_out timeout_s=%g hint=%r", SAVE_TIMEOUT_S, hint)

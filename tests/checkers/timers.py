@@ -7,7 +7,7 @@ Promises for the log of the master at the end of a run, when nothing more is due
 - A message that was answered with PUT_OK, and is due, is delivered. Exception (`may_lose`): a fault lost it before, so
   that the log has neither the message in rmq_sys_wheel_timer nor a delivered copy.
 - A message is delivered once. Exception (`may_repeat`): a master crashed or was replaced, could not save its progress
-  because the disk was full, or its clock was set back, so that what is due no longer grows.
+  because the disk was full or too slow, or its clock was set back, so that what is due no longer grows.
 - Only messages that were sent are delivered.
 
 Bodies of timer messages are their keys. Not checked: how late a message is, and unanswered messages that are not

@@ -124,7 +124,8 @@ class FixedRun(Run):
 
     def _may_repeat(self) -> bool:
         has_crashed = any(crash.node == MASTER for crash in self.watch.history.of(Crashed))
-        return has_crashed or self.faults.set_back_s > 0 or self.watch.faults["disk_full"] > 0
+        was_late = any("broker.save_timed_out" in line for line in self.world.trace)
+        return has_crashed or was_late or self.faults.set_back_s > 0 or self.watch.faults["disk_full"] > 0
 
     def _consumers(self) -> list[Consumer]:
         cluster, options = self.cluster, self.plan.options

@@ -302,6 +302,14 @@ def test_a_master_that_stops_on_a_full_disk_may_repeat_timer_messages(outcome: O
     assert outcome.faults["disk_full"] == 1
 
 
+def test_a_master_that_stops_on_a_slow_disk_may_repeat_timer_messages(outcome: Outcome) -> None:
+    """The delivery progress waits for a sync that takes longer than the broker has for saving when it stops.
+
+    The broker did not log that, and the checker expected each message once.
+    """
+    assert any("broker.save_timed_out" in line for line in outcome.trace)
+
+
 def test_a_clock_that_is_set_back_may_repeat_the_timer_messages_since_then(outcome: Outcome) -> None:
     """The delivery progress has the latest due time, which no later message exceeds, and the master stops.
 
