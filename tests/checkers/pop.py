@@ -3,7 +3,8 @@
 Promises for what the consumers of one group saw, in seconds of the run:
 - A message that was given is not given again before its invisible time is over. That is counted from when it was asked
   for, which is earlier than the master's pop time; a change of the time, from when the change was asked for. A change
-  without an answer may or may not have happened.
+  without an answer may or may not have happened. An answer that comes after that time promises nothing: others may have
+  been given the message meanwhile.
 - A message whose acknowledgement was answered, before its invisible time was over, is not given to later requests.
 - In the end, each message in the log of the master was given, and acknowledged. The answer may have been lost.
   Exception: a clock was set, so that what was popped before may be hidden for as much longer (the caller leaves `left`
@@ -44,10 +45,13 @@ def check(deliveries: Iterable[Delivery], left: Collection[bytes], *, may_forget
     acknowledged_s: dict[bytes, float] = {}
     for delivery in () if may_forget else deliveries:
         key, given_s, before = delivery.key, delivery.given_s, latest.get(delivery.key)
-        if before is not None and given_s < before.hidden_to_s:
+        is_late = given_s >= delivery.hidden_to_s
+        if before is not None and given_s < before.hidden_to_s and not is_late:
             found.append(f"{key!r} was given at {given_s:.3f} s, {before.hidden_to_s - given_s:.3f} s before its time")
         if delivery.asked_s > acknowledged_s.get(key, math.inf):
             found.append(f"{key!r} was given at {given_s:.3f} s, and acknowledged at {acknowledged_s[key]:.3f} s")
+        if is_late:
+            continue
         latest[key] = delivery
         if delivery.acknowledged_s is not None and delivery.acknowledged_s < delivery.hidden_to_s:
             acknowledged_s.setdefault(key, delivery.acknowledged_s)

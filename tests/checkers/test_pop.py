@@ -18,6 +18,11 @@ def test_a_message_that_is_given_before_its_time_is_reported() -> None:
     assert texts(*early, may_forget=True) == []
 
 
+def test_an_answer_that_comes_after_its_invisible_time_promises_nothing() -> None:
+    late, other = Delivery(b"a", 1.0, 3.0, 2.0, acknowledged_s=3.1), Delivery(b"a", 2.1, 2.2, 9.0)
+    assert texts(other, late, Delivery(b"a", 9.0, 9.1, 12.0)) == []
+
+
 def test_a_message_that_is_given_after_its_acknowledgement_is_reported() -> None:
     late = Delivery(b"a", 5.0, 5.1, 9.0)
     assert texts(Delivery(b"a", 1.0, 1.1, 4.0, acknowledged_s=2.0), late) == [
