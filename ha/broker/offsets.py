@@ -13,8 +13,10 @@ commits, and consumers read those messages again. In a failover group commits ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
+
+import trio
 
 from ha.broker.config_file import ConfigFile
 from ha.broker.journal import Journal
@@ -37,10 +39,13 @@ class ConsumerOffsetTable:
         *,
         standing: Standing | None = None,
         taken_file: ConfigFile | None = None,
+        flush_log: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`taken_file` keeps the commits that a slave takes while its master is down."""
+        """`taken_file` keeps the commits that a slave takes while its master is down. `flush_log` flushes the log up to
+        its present end."""
         self._file = file
         self._taken_file = taken_file
+        self._flush_log = flush_log
         self._options = options
         self._standing = fixed_standing(options) if standing is None else standing
         self._table: dict[str, dict[int, int]] = {}
@@ -258,10 +263,18 @@ class ConsumerOffsetTable:
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
-        """Writes the files that changed, later if the disk is full. In a failover group `GroupLog` writes the table."""
+        """Writes the files that changed, later if the disk is full. In a failover group `GroupLog` writes the table.
+
+        The log is flushed first: offsets of POP follow its records, and must not be ahead of them after a power loss.
+        """
         if self._is_dirty and self.journal is None:
-            self._is_dirty = False
-            await self._file.save_when_possible(self.snapshot)
+            offsets, self._is_dirty = self.snapshot(), False
+            try:
+                await self._flush_log()
+            except BaseException:
+                self._is_dirty = True
+                raise
+            await self._file.save_when_possible(lambda: offsets)
         if self._are_local_commits_dirty and self._taken_file is not None:
             self._are_local_commits_dirty = False
             await self._taken_file.save_when_possible(self._taken_snapshot)

@@ -107,6 +107,7 @@ class Tables:
             options,
             standing=self.standing,
             taken_file=self._file("takenOffsets.json"),
+            flush_log=self._flush_log,
         )
         self.delay_offsets = DelayOffsetTable(self._file(FILES[DELAYS]), wall_clock_ms=clock)
         self.users = Users(self._file(FILES[USERS]), options, wall_clock_ms=clock, standing=self.standing)
@@ -151,6 +152,10 @@ class Tables:
             await self.group_log.save()
         for file in self._files.values():
             await file.catch_up()
+
+    async def _flush_log(self) -> None:
+        if not self.standing.is_slave:  # a slave keeps no state of POP
+            await self._store.flusher.flush()
 
     async def clear_deleted_topics(self) -> str:
         """Removes the messages of deleted topics from the queues, as far as they are dispatched. DiskFailed.

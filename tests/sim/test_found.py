@@ -417,3 +417,11 @@ def test_a_former_master_does_not_answer_an_older_offset_than_before(outcome: Ou
     """
     took_over = [line for line in outcome.trace if "group_log.epoch_began" in line and "ahead=1" in line]
     assert took_over, outcome.trace
+
+
+def test_a_group_is_given_what_it_popped_before_a_power_loss(outcome: Outcome) -> None:
+    """A sync takes seconds, and the power fails. The log loses the records of pops whose offsets are in a file.
+
+    The file was written without waiting for the log, so the messages in flight were skipped.
+    """
+    assert outcome.faults["power"] == 1
