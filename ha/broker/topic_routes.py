@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ha.errors import HalogError
+import trio
+
+from ha.errors import ProtocolError
 from ha.protocol.bodies import TopicRouteData
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import GetRouteInfoRequest
@@ -39,6 +41,6 @@ class TopicRoutes:
                         for queues in route.queue_datas
                         if queues.perm & Permission.READ
                     }
-            except HalogError:  # unreachable, too slow, or an answer that is no route
+            except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError):
                 continue
         return None

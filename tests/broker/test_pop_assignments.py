@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
+from ha.broker.topic_routes import TopicRoutes
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import open_remoting_client
 from tests.broker.node import Node, open_node
@@ -116,3 +119,24 @@ async def test_mode_is_kept_with_the_group(tmp_path: Path, autojump_clock: objec
         await join(node, "c1")
         found = await assigned(node, "c1")
         assert found == ({(name, queue_id) for name in ("b0",) for queue_id in range(4)}, {"POP"})
+
+
+@pytest.mark.parametrize("fault", ["refuses", "closes", "is silent"])
+async def test_unreachable_name_servers_change_no_assignment(node: Node, fault: str, autojump_clock: object) -> None:
+    kept = []
+
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        if fault == "refuses":
+            raise ConnectionRefusedError(111, "Connection refused")
+        ours, theirs = trio.testing.memory_stream_pair()
+        if fault == "closes":
+            await theirs.aclose()
+        kept.append(theirs)
+        return ours
+
+    await join(node, "c1")
+    async with open_remoting_client(connect=connect) as client:
+        node.broker.pop.assignments.find_queues = TopicRoutes(client, ["n1:9876", "n2:9876"]).read_queues
+        assert await assigned(node, "c1") is None
+    assert (await node.ask(352, group="g")).code == 0
