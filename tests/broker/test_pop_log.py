@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
 from ha.broker.put_request import PutRequest
+from ha.broker.queue_read import QueueRead, QueueReader
 from ha.causes import Cause
 from ha.poller import open_poller
 from ha.protocol.codes import PutStatus
@@ -191,6 +192,38 @@ async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refu
         assert codes["pop"] == codes["ack"] != 0
         await trio.sleep(2)
         assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
+
+
+async def test_a_pop_of_which_a_part_was_undone_is_refused(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of its first queue can't be stored while it reads the second one, whose record can."""
+    reads = 0
+    read = QueueReader.read
+
+    async def read_slowly(self: QueueReader, *args: Any, **more: Any) -> QueueRead:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            await trio.sleep(1)
+        return await read(self, *args, **more)
+
+    async with open_node(tmp_path) as node:
+        await put_many(node, 10)
+        monkeypatch.setattr(QueueReader, "read", read_slowly)
+        with monkeypatch.context() as patch:
+
+            async def fail() -> AppendResult:
+                patch.undo()
+                return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
+
+            patch.setattr(node.store.log, "append", lambda *_: [])
+            patch.setattr(node.store.log, "add_segment", fail)
+            answer = await pop(node, invisibleTime=1000)
+        assert reads > 2
+        assert (answer.code, "no room" in (answer.remark or "")) == (1, True)
+        await trio.sleep(2)
+        assert len(await pop_messages(node)) == 11
 
 
 async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path, autojump_clock: object) -> None:

@@ -100,10 +100,15 @@ class PopLog:
         self.state: PopState | None = None
         """None unless this broker is the master and has read its log"""
         self._ready = trio.Event()
+        self.failure_count = 0
+        """How often changes were undone, or were lost with a term"""
         self._reset()
 
     def _reset(self) -> None:
         self.state = None
+        self.failure_count += 1
+        self._failure = NO_MASTER
+        """Why changes were undone last"""
         self._ready = trio.Event()
         self._some = trio.Event()
         self._is_idle = False
@@ -149,13 +154,15 @@ class PopLog:
         """Waits until the broker is master and has read its log."""
         await self._ready.wait()
 
-    def call(self, waiter: Waiter, request_count: int = 1) -> None:
+    def call(self, waiter: Waiter, request_count: int = 1, *, since: int | None = None) -> None:
         """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes.
 
-        Possibly at once.
+        Possibly at once. `since`: the `failure_count` before its changes, if it has waited for something after one.
         """
         state = self.state
-        if state is None:
+        if since not in (None, self.failure_count):
+            waiter(self._failure)
+        elif state is None:
             waiter(NO_MASTER)
         elif state.has_changes or self._waiters or not (self._is_settled or self._unanswered):
             self._waiting_count += request_count
@@ -246,8 +253,10 @@ class PopLog:
         for queue in state.settle(is_stored=is_stored):
             self._commit_offset(queue)
         if not is_stored:
+            self.failure_count += 1
+            self._failure = self._outcome(put)
             waiters, self._waiters = self._waiters, []
-            self._call(waiters, self._outcome(put))
+            self._call(waiters, self._failure)
         self._bytes_since += put.size
         if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):
             self._want_snapshot()

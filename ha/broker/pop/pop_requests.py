@@ -235,7 +235,7 @@ class PopRequests:
         if taken.rest_count:
             self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
         self._waiting_bytes += taken.size
-        self._pop_log.call(partial(self._send_taken, hold, request, taken))
+        self._pop_log.call(partial(self._send_taken, hold, request, taken), since=taken.since)
 
     def _send_taken(self, hold: PopHold, request: PopMessageRequest, taken: Taken, logged: Logged) -> None:
         """Sends popped messages once their record is acknowledged.

@@ -91,11 +91,12 @@ class _Wanted(msgspec.Struct, kw_only=True, gc=False):
 class Taken(msgspec.Struct, kw_only=True):
     """What a pop took.
 
-    rest_count: messages that are left. blocked_until_ms: when the first queue that is blocked by ordered messages no
-    longer is; None if none is.
+    since: the log's `failure_count` before. rest_count: messages that are left. blocked_until_ms: when the first queue
+    that is blocked by ordered messages no longer is; None if none is.
     """
 
     pop_time_ms: int
+    since: int
     info: PopInfo = msgspec.field(default_factory=PopInfo)
     bodies: list[bytes] = []
     count: int = 0
@@ -163,7 +164,7 @@ class Taker:
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken | None:
         """Takes messages that are in memory, up to the requested number; None if the first ones may not be."""
-        taken = Taken(pop_time_ms=self._wall_clock_ms())
+        taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count)
         with closing(self._steps(state, request, config, selection, taken)) as steps:
             for wanted in steps:
                 wanted.read = self._read_nowait(wanted)
@@ -185,7 +186,7 @@ class Taker:
     async def _take(
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
-        taken = Taken(pop_time_ms=self._wall_clock_ms())
+        taken = Taken(pop_time_ms=self._wall_clock_ms(), since=self._pop_log.failure_count)
         with closing(self._steps(state, request, config, selection, taken)) as steps:
             for wanted in steps:
                 wanted.read = await self._read(wanted)
