@@ -7,8 +7,9 @@ Promises for what the consumers of one group saw, in seconds of the run:
   been given the message meanwhile.
 - A message whose acknowledgement was answered, before its invisible time was over, is not given to later requests.
 - In the end, each message in the log of the master was given, and acknowledged. The answer may have been lost.
-  Exception: a clock was set, so that what was popped before may be hidden for as much longer (the caller leaves `left`
-  empty).
+  Exceptions, for which the caller leaves messages out of `left`: a clock was set, so that what was popped before may be
+  hidden for as much longer; and messages that were in the log when a bit flipped that no node can notice. A master that
+  takes the record for one of another queue finds nothing in its place, and POP gives it up as deleted.
 
 Exception of the first two (`may_forget`): a fault took bytes of the log that were acknowledged, or a clock was set.
 Bodies begin with the key of their message; the copy of a message that is given again has its body.

@@ -79,6 +79,8 @@ class Cluster(Machines):
         """Whether damage may have shortened the master's log"""
         self._may_be_hidden = False
         """Whether damage hit bytes without a checksum, which no node can find"""
+        self.misread_to = 0
+        """End of the master's log when such damage left a valid record there, of another queue for example"""
         names = [MASTER, *(f"s{number}" for number in range(1, options.slave_count + 1))]
         self.machines |= {name: self._add(name, partial(open_node, config_of(options, name))) for name in names}
         if options.separate_name_server:
@@ -193,6 +195,10 @@ class Cluster(Machines):
         self._damaged_bytes = (begin, end)
         cuts_tail = self.watch.on_damage(machine.name, begin, end)
         self._may_be_hidden |= cuts_tail
+        if cuts_tail and machine is self.master:
+            sound_end = self.image(machine).sound_end
+            if sound_end > begin:
+                self.misread_to = sound_end
         if cuts_tail and machine is self.master:
             self._lost_tail = True
             self._lost_power[MASTER] = None
