@@ -106,7 +106,7 @@ class ConsumerOffsetTable:
         not noticed a `reset` yet, as in 5.x.
         """
         key = f"{topic}@{group}"
-        if self._resets and (key, queue_id) in self._resets:
+        if self._resets and self._pending_reset(key, queue_id) is not None:
             return True
         offsets = self._table.get(key)
         if offsets is None:
@@ -139,7 +139,19 @@ class ConsumerOffsetTable:
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Removes and returns the reset offset since the group's last pull of the queue, or None."""
-        return self._resets.pop((f"{topic}@{group}", queue_id), None) if self._resets else None
+        key = f"{topic}@{group}"
+        if not self._resets or self._pending_reset(key, queue_id) is None:
+            return None
+        return self._resets.pop((key, queue_id))
+
+    def _pending_reset(self, key: str, queue_id: int) -> int | None:
+        """The reset offset that is still to be passed on, or None."""
+        offset = self._resets.get((key, queue_id))
+        if offset is not None and self._table.get(key, {}).get(queue_id) != offset:
+            # The group has gone on at another master since: resetting it now would repeat messages.
+            del self._resets[key, queue_id]
+            return None
+        return offset
 
     def remove(self, *, topic: str | None = None, group: str | None = None) -> None:
         """Deletes the offsets of a topic, or of a group."""

@@ -403,6 +403,47 @@ async def test_failover_never_moves_an_offset_back(autojump_clock: MockClock) ->
     assert min(answered.values()) == 10
 
 
+async def test_reset_of_an_earlier_term_moves_no_group_that_has_gone_on(autojump_clock: MockClock) -> None:
+    """The group was offline at the reset, and consumed at another master before this one leads again."""
+    async with open_member(MemoryDisk()) as first, open_member(MemoryDisk(), 2) as second:
+        await first.become_master(1)
+        for _ in range(10):
+            await first.put("T")
+        await first.committed("g", "T", 0, 8)
+        assert first.tables.offsets.reset("g", "T", 0, 2)
+        assert await first.tables.offsets.logged() == ""
+        await first.settled()
+        await copy_log(first.store, second.store, first.end)
+        await second.settled()
+        first.standing.become_slave(2)
+        await second.store.become_master()
+        await second.become_master(2)
+        assert second.tables.offsets.get("g", "T", 0) == 2
+        await second.committed("g", "T", 0, 9)
+        await second.settled()
+        await copy_log(second.store, first.store, second.end)
+        await first.settled()
+        second.standing.become_slave(3)
+        await first.store.become_master()
+        await first.become_master(3)
+        assert first.tables.offsets.take_reset("g", "T", 0) is None
+        await first.committed("g", "T", 0, 10)
+        assert first.tables.offsets.get("g", "T", 0) == 10
+
+
+async def test_reset_outlives_a_term_if_the_group_stays_where_it_is(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as member:
+        await member.become_master(1)
+        for _ in range(10):
+            await member.put("T")
+        assert member.tables.offsets.reset("g", "T", 0, 2)
+        assert await member.tables.offsets.logged() == ""
+        await member.settled()
+        member.standing.become_slave(2)
+        await member.become_master(3)
+        assert member.tables.offsets.take_reset("g", "T", 0) == 2
+
+
 async def test_incomplete_snapshot_at_the_end_of_the_log_is_ignored(autojump_clock: MockClock) -> None:
     async with open_member(MemoryDisk()) as master:
         await master.become_master(1)
