@@ -95,12 +95,12 @@ class AdminTopics:
         topic = parse_header(TopicRequest, command.ext_fields).topic
         refuse_if(self._fault(topic), ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
+        log = self._store.log
         refuse_if(await self._topics.delete(topic))
+        end = log.max_offset.value  # a producer may create the topic again from here on
         self._offsets.remove(topic=topic)
         self._reads.forget(topic=topic)
         refuse_if(await self._offsets.logged())
-        log = self._store.log
-        end = log.max_offset.value
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
             while log.dispatched_offset.value < end:
                 await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)

@@ -1,6 +1,7 @@
 """Requests of clients, operators and slaves to a broker that keeps its tables in the log."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ha.protocol.bodies import ConsumerOffsets, GroupTable, TopicConfig, TopicCo
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TABLES_TOPIC
+from ha.remoting import open_remoting_client
 from ha.store.commitlog import UNLIMITED
 from tests.broker.node import Node, open_node, text
 from tests.broker.test_put import slave_of
@@ -292,3 +294,25 @@ async def test_waiting_commits_are_bounded(
             await wait_all_tasks_blocked()
             assert set(codes) == {ResponseCode.SYSTEM_BUSY}
         assert codes.count(0) >= 3
+
+
+async def test_message_to_a_topic_created_again_during_its_deletion_stays(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_node(tmp_path, **IN_LOG) as node, open_remoting_client(connect=node.connect) as client:
+        producer = Node(node.store, node.ha, node.broker, client, node.listener)
+        for number in range(8):  # two tasks wake at the same time, in any order
+            topic = f"T{number}"
+            assert (await node.send(b"old", b=topic)).code == 0
+            await node.broker.groups.find_or_create("g")
+            node.broker.offsets.commit("g", topic, 0, 1)
+            await written(node)
+            changed = trio.Event()
+            node.broker.topics.subscribe(changed.set)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(node.ask, RequestCode.DELETE_TOPIC_IN_BROKER, topic=topic))
+                await changed.wait()
+                assert (await producer.send(b"new", b=topic)).code == 0
+            await node.dispatched()
+            found = node.records(await node.pull(1, topic=topic))
+            assert [record.body for record in found] == [b"new"]
