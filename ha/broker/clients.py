@@ -131,6 +131,8 @@ class ClientRegistry:
 
         Returns IS_SUB_CHANGE: whether a client that sends fingerprints should send its full subscriptions.
         """
+        if connection.is_closed:
+            return False  # it left while its groups were being created; nothing would remove it
         now = trio.current_time()
         fingerprint = heartbeat.heartbeat_fingerprint or 0
         is_known = fingerprint != 0

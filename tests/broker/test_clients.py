@@ -8,6 +8,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol import java_json
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+from ha.remoting.local import LocalConnection
 from tests.broker.node import Node, open_node
 
 
@@ -96,6 +97,25 @@ async def test_closed_connection_leaves_its_groups(node: Node, autojump_clock: o
     await one.stream.aclose()
     await wait_all_tasks_blocked()
     assert node.broker.clients.statistics() == {"producers": 0, "consumers": 0}
+
+
+async def test_client_that_leaves_during_its_heartbeat_is_no_member(tmp_path: Path, autojump_clock: object) -> None:
+    """A client of the gRPC port: its group's creation waits for the log, while another call ends the client."""
+    body = {
+        "clientID": "one",
+        "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "TT", "subString": "*"}]}],
+        "producerDataSet": [{"groupName": "pg"}],
+    }
+    heartbeat = RemotingCommand(34, body=java_json.dumps(body))
+    async with open_node(tmp_path, keeps_tables_in_log=True) as node, trio.open_nursery() as nursery:
+        connection = LocalConnection(("10.0.0.9", 5))
+        nursery.start_soon(node.broker.processor.handle, connection, [heartbeat])
+        await wait_all_tasks_blocked()
+        assert node.broker.groups.get("g") is None
+        connection.end()
+        await trio.sleep(1)
+        assert node.broker.groups.get("g") is not None
+        assert node.broker.clients.statistics() == {"producers": 0, "consumers": 0}
 
 
 async def test_silent_member_expires(node: Node, autojump_clock: object) -> None:
