@@ -18,6 +18,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from scripts.directories import free_directory
 from tests.failover.failovers import KINDS, Outcome, run_failovers
 from tests.failover.grpc_clients import LANGUAGES
 from tests.faults.switch import why_not
@@ -52,7 +53,9 @@ def main() -> int:
         "--grpc", nargs="+", choices=LANGUAGES, default=(), help="run RocketMQ 5's gRPC clients as well"
     )
     parser.add_argument("--seed", type=int, help="seed of the first group (default: random)")
-    parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
+    parser.add_argument(
+        "--directory", type=free_directory, help="empty directory for stores and logs (default: a temporary directory)"
+    )
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-failovers-"))

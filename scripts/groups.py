@@ -23,6 +23,7 @@ import trio
 
 from ha.client import Client, ClientOptions, Message, Producer, PushConsumer, ReceivedMessage
 from ha.errors import HalogError
+from scripts.directories import free_directory
 from scripts.nodes import NodeError
 
 TOPIC, GROUP = "orders", "billing"
@@ -192,7 +193,9 @@ def main() -> int:
         "--refresh", type=float, default=30.0, help="interval at which clients look up routes (default: %(default)s)"
     )
     parser.add_argument("--settle", type=float, default=35.0, help="--settle of ha broker drain (default: %(default)s)")
-    parser.add_argument("--directory", type=Path, help="directory of the cluster (default: a temporary directory)")
+    parser.add_argument(
+        "--directory", type=free_directory, help="empty directory for the cluster (default: a temporary directory)"
+    )
     options = parser.parse_args()
     began = time.monotonic()
 

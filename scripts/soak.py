@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from scripts.directories import free_directory
 from tests.load import virtual_soak
 from tests.load.flatness import growth_of_rows, growth_of_samples
 from tests.load.real_soak import Row, soak
@@ -126,7 +127,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100.0, help="total sends per second (default: %(default)s)")
     parser.add_argument("--virtual-hours", type=int, help="run for this many hours of virtual time instead")
     parser.add_argument("--stops", type=int, help="stop and kill a loaded master this many times instead")
-    parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
+    parser.add_argument(
+        "--directory", type=free_directory, help="empty directory for stores and logs (default: a temporary directory)"
+    )
     options = parser.parse_args()
     if options.virtual_hours:
         return 0 if virtual(options.virtual_hours) else 1
