@@ -233,13 +233,17 @@ class Broker:
         """Becomes a slave. `reason`: why it stores nothing, for remarks.
 
         Synchronously stops admitting and acknowledging puts, and answers those that wait. On return no put is queued,
-        so that the log may be truncated; if cancelled, it must not be. Connections stay open.
+        so that the log may be truncated. Cancellation does not interrupt it. Connections stay open.
         """
         self._change_count += 1
         change = self._change_count
         self.standing.become_slave(epoch, reason)
         self.put_service.acknowledgements.give_up()
         self.queue_locks.clear()
+        with trio.CancelScope(shield=True):
+            await self._end_term(change)
+
+    async def _end_term(self, change: int) -> None:
         async with self._changing:
             await self._role_services.end()
             if self._has_term:

@@ -259,6 +259,27 @@ async def test_step_down_during_a_promotion_wins(tmp_path: Path, autojump_clock:
         assert await broker.become_master(3), "and it can be master again"
 
 
+@pytest.mark.parametrize("step_count", range(6))
+async def test_cancelled_step_down_leaves_a_broker_that_can_become_master(
+    tmp_path: Path, step_count: int, autojump_clock: object
+) -> None:
+    """A member that loses its id while it adopts another term is cancelled, and plays its next role afterwards."""
+    async with member(tmp_path) as node, trio.open_nursery() as nursery:
+        await node.broker.become_slave(1)
+        with trio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                for _ in range(step_count):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+            nursery.start_soon(cancel)
+            await node.broker.become_slave(2)
+        with trio.fail_after(10):
+            await node.broker.become_master(3)
+        assert (await put(node, message(b"later")))[0] == [OK]
+
+
 async def test_group_log_is_called_before_and_after_puts_are_admitted(tmp_path: Path, autojump_clock: object) -> None:
     async with member(tmp_path) as node:
         seen: list[Any] = []
