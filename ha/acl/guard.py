@@ -297,10 +297,13 @@ class AclGuard:
         `needs`: as `requirements.Rule.needs` yields them. Raises AclRefusal.
         """
         host = peer[0]
-        if self._admits(host) or call in self._options.unauthorized_codes:
+        if self._admits(host):
             return
         account = self.account(access_key)
         if account is not None and account.trusts(host):
+            return
+        is_of_file = account is not None and account.dialect is PLAIN
+        if call in self._options.unauthorized_codes and not is_of_file:
             return
         for resource, right in needs:
             if account is None:

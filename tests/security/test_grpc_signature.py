@@ -105,6 +105,9 @@ async def test_guard_authenticates_and_authorizes_calls(autojump_clock: MockCloc
         assert guard.authenticate({}, PEER, SEND) == ""
         with pytest.raises(AclRefusal, match="username cannot be null"):  # it names no user whose rights count
             guard.authorize("", PEER, SEND, [("A", Right.PUB)])
+        guard._options = AclGuardOptions(unauthorized_codes=frozenset({SEND}))
+        guard.authorize(ALICE, PEER, SEND, [("B", Right.PUB)])
+        guard.authorize("", PEER, SEND, [("B", Right.PUB)])  # as if it were in both lists
         guard._options = AclGuardOptions(requires_tls=True)
         assert "aclRequireTls" in refused(guard, PYTHON)
         assert guard.authenticate(PYTHON, PEER, SEND, is_encrypted=True) == ALICE
@@ -118,5 +121,8 @@ async def test_accounts_of_the_file_sign_calls_too(autojump_clock: MockClock) ->
         guard.authorize(ALICE, PEER, SEND, [("readable", Right.PUB)])
     assert caught.value.code == 1
     assert caught.value.text == "No default permission for topic:readable"
+    guard._options = AclGuardOptions(unauthorized_codes=frozenset({SEND}))
+    with pytest.raises(AclRefusal, match="No default permission"):  # authorizationWhitelist is about users
+        guard.authorize(ALICE, PEER, SEND, [("readable", Right.PUB)])
     with pytest.raises(AclRefusal, match="No acl config for alice"):
         AclGuard(AclPolicy()).authenticate(PYTHON, PEER, SEND)
