@@ -154,7 +154,7 @@ class NameServerProcessor:
             now,
         )
         self._log_duplicates(now)
-        if is_new:
+        if is_new and self._routes.data_version(header.cluster_name, header.broker_addr) is not None:  # not ignored
             logger.info(
                 "namesrv.broker_registered broker=%s id=%d address=%s ha=%s cluster=%s topics=%d",
                 header.broker_name,

@@ -1,5 +1,6 @@
 """Who holds a broker id, and how long: takeovers, silence, closed connections."""
 
+import logging
 from typing import Any, NoReturn
 
 import pytest
@@ -57,7 +58,8 @@ async def test_a_loser_that_held_another_id_leaves_nothing_behind() -> None:
         assert (found.brokers, found.topics) == (0, 0)
 
 
-async def test_a_second_address_with_an_older_state_version_is_ignored() -> None:
+async def test_a_second_address_with_an_older_state_version_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ha.namesrv")
     newer, older = {**VERSION, "stateVersion": 5}, {**VERSION, "stateVersion": 4}
     async with open_site() as site:
         peer = site.connect()
@@ -65,6 +67,7 @@ async def test_a_second_address_with_an_older_state_version_is_ignored() -> None
         answer = await peer.ask(register(address="b:1", version=older))
         assert (answer.code, answer.ext_fields) == (0, {})
         assert await addresses(peer) == {"0": "a:1"}
+        assert "address=b:1" not in caplog.text
         await peer.ask(register(address="a:1", version=older))  # its own version may go back
         assert await addresses(peer) == {"0": "a:1"}
 
