@@ -18,6 +18,7 @@ All = Annotated[
     bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics, and system groups.")
 ]
 
+_NAMES_SHOWN_MAX = 10
 _GROUP_PREFIX = "CID_RMQ_SYS_"
 _GROUPS = frozenset(
     {
@@ -64,10 +65,12 @@ def user_groups(groups: Iterable[str]) -> list[str]:
 
 async def check_brokers(admin: Admin, names: Iterable[str]) -> None:
     """Raises UsageError if no broker has one of the names."""
-    known = {broker.name for broker in await admin.brokers()}
+    known = sorted({broker.name for broker in await admin.brokers()})
     for name in names:
         if name not in known:
-            raise UsageError(f"no broker {safe(name)}; ha status shows the brokers")
+            more = f" and {len(known) - _NAMES_SHOWN_MAX} more" if len(known) > _NAMES_SHOWN_MAX else ""
+            shown = ", ".join(known[:_NAMES_SHOWN_MAX]) or "none"
+            raise UsageError(f"no broker {safe(name)}; known brokers: {safe(shown)}{more}")
 
 
 async def find_group(admin: Admin, group: str) -> GroupConfig:

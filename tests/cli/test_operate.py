@@ -181,7 +181,7 @@ def test_usage_errors(ha: Ha, words: list[str], says: str) -> None:
 @pytest.mark.parametrize("kind", ["topic", "group"])
 def test_a_broker_that_does_not_exist(ha: Ha, kind: str) -> None:
     ha.text(kind, "create", "new", "--broker", "nope", code=2)
-    assert ha.err == "ha: no broker nope; ha status shows the brokers\n"
+    assert ha.err.startswith("ha: no broker nope; known brokers: ")
 
 
 @pytest.mark.parametrize(
