@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ha.cli.admin_pages import NodeStatus, Slave
+from ha.cli.admin_pages import NodeStatus, Slave, SlaveSide
 
 SAMPLES_MAX = 600
 
@@ -105,9 +105,15 @@ class Flow:
             waiting_sends=node.ha.waiting_request_count,
             uptime_s=node.uptime_s,
             master_address=None if link is None else link.master_address,
-            link="" if link is None else f"{link.state} ({link.detail or link.condition})",
+            link="" if link is None else _link(link),
             slaves=[_slave(samples, slave, written) for slave in node.ha.slaves],
         )
+
+
+def _link(link: SlaveSide) -> str:
+    if link.state == "transfer" and link.condition not in ("connected", "out_of_range"):
+        return "transfer (no data yet)"  # the condition is why the previous connection ended
+    return f"{link.state} ({link.detail or link.condition})"
 
 
 _RATE_S = 10.0

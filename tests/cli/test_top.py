@@ -52,6 +52,21 @@ def test_beyond_what_was_seen_lag_is_told_by_the_rate() -> None:
     assert found.eta_s == 5000 / (5000 - 1000)
 
 
+@pytest.mark.parametrize(
+    ("condition", "detail", "shown"),
+    [
+        ("no_master", "no master address is known yet", "transfer (no data yet)"),
+        ("connected", "from offset 0", "transfer (from offset 0)"),
+        ("out_of_range", "the master's log begins at 9", "transfer (the master's log begins at 9)"),
+    ],
+)
+def test_an_open_link_is_not_described_by_the_end_of_the_last_one(condition: str, detail: str, shown: str) -> None:
+    link = {"state": "transfer", "condition": condition, "detail": detail}
+    told = {"role": "SLAVE", "broker_name": "b", "broker_id": 1, "is_ready": True, "ha_client": link}
+    [found] = Flow().add(0, [msgspec.convert(told, NodeStatus)])
+    assert found.link == shown
+
+
 def test_a_log_that_was_made_anew_begins_anew() -> None:
     flow = Flow()
     flow.add(0, [master(10_000, a=9000)])
