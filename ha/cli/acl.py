@@ -15,6 +15,7 @@ from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.showing import notices, output, print_json, safe
 from ha.client import Admin, Client
+from ha.errors import HalogError
 from ha.protocol.access_bodies import (
     ALLOW,
     CUSTOM,
@@ -210,9 +211,15 @@ def import_file(file: Path, /, *, yes: Yes = False, json: Json = False, client: 
 
 async def _create(admin: Admin, user: UserConfig) -> None:
     info = UserInfo(username=user.username, password=user.password, user_type=user.user_type)
-    await admin.create_user(info)
-    if user.policies:
-        await admin.update_policies(user.username, user.policies)
+    try:
+        await admin.create_user(info)
+        if user.policies:
+            await admin.update_policies(user.username, user.policies)
+    except HalogError:
+        # The next import would leave the user as it is.
+        name = safe(user.username)
+        notices().print(f"ha: {name} may be incomplete; before the next import: ha acl delete {name} --yes")
+        raise
 
 
 def _text_of(file: Path, flag: str) -> str:

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from ha.cli import run
+from ha.client import Admin
+from ha.errors import BrokerError
+from ha.protocol.codes import ResponseCode
 from tests.cli.cluster import cluster
 
 pytestmark = pytest.mark.processes
@@ -19,6 +22,10 @@ accounts:
     topicPerms: [orders=PUB|SUB]
     groupPerms: [billing=SUB]
 """
+
+
+async def refuse(_: Admin, name: str, policies: object) -> None:
+    raise BrokerError("127.0.0.1:10911", ResponseCode.SYSTEM_ERROR, f"no policies for {name}")
 
 
 def test_users_are_created_changed_and_imported(
@@ -77,6 +84,11 @@ def test_users_are_created_changed_and_imported(
         assert "billing: would be created: Normal, 4 policy entries" in shown
         assert "not imported: billing: whiteRemoteAddress '10.0.0.1': every request needs a signature" in shown
         assert "billing" not in listed()
+        with monkeypatch.context() as patch:
+            patch.setattr(Admin, "update_policies", refuse)
+            told = ha("import", str(tmp_path / "plain_acl.yml"), "--yes", code=1)
+        assert "billing may be incomplete; before the next import: ha acl delete billing --yes" in told
+        ha("delete", "billing", "--yes")
         ha("import", str(tmp_path / "plain_acl.yml"), "--yes")
         entries = [entry for policy in listed()["billing"]["policies"] for entry in policy["entries"]]
         assert [entry["resource"] for entry in entries] == ["Topic:orders", "Group:billing", "Topic:*", "Group:*"]
