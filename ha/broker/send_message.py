@@ -308,12 +308,14 @@ def take_timer(message: Message, properties: dict[str, str], now_ms: int, option
 
 
 def _queue_of_priority(properties: str, config: TopicConfig, queue_id: int) -> int:
-    """Returns the queue of a message's priority in a topic with priorities; `queue_id` if it states none."""
+    """Returns the queue of a message's priority in a topic with priorities; `queue_id` if it states none, or if the
+    topic has no queues to write to."""
     try:
         priority = parse_int(decode_properties(properties.encode(errors="surrogateescape")).get(PRIORITY, ""))
     except ValueError:
         return queue_id
-    return queue_id if priority < 0 else min(priority, config.write_queue_nums - 1)
+    highest = config.write_queue_nums - 1
+    return queue_id if priority < 0 or highest < 0 else min(priority, highest)
 
 
 def retries_max(group: GroupConfig, version: int, asked: int | None) -> int:

@@ -65,6 +65,14 @@ async def test_topic_is_created_and_changed(node: Node, tmp_path: Path, autojump
     assert (await node.send(b="T1")).code == 0, "a broker does not look at the topic's own permission to write"
 
 
+async def test_priority_needs_queues_to_write_to(node: Node, autojump_clock: object) -> None:
+    created = await update(node, topic="TT", readQueueNums=4, writeQueueNums=0, attributes="+message.type=PRIORITY")
+    assert created.code == 0
+    assert (await node.send(b"urgent", e=3, i="_SYS_MSG_PRIORITY_\x012\x02")).code == 0
+    await node.dispatched()
+    assert [record.body for record in node.records(await node.pull(queueId=3))] == [b"urgent"]
+
+
 async def test_invalid_topics_are_refused(node: Node, autojump_clock: object) -> None:
     for changes in (
         {"topic": ""},
