@@ -31,7 +31,7 @@ import trio
 from trio_util import AsyncValue
 
 from ha.broker.standing import Standing
-from ha.errors import RemoteProtocolError
+from ha.errors import ProtocolError, RemoteProtocolError
 from ha.protocol.bodies import BrokerData, ClusterInfo, RegisterBrokerBody, TopicConfigTable, TopicRouteData
 from ha.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from ha.protocol.headers import (
@@ -307,7 +307,7 @@ class NameServerRegistration:
             return await self._send_registration(address, state)
         except trio.TooSlowError:
             return f"no answer within {self._options.timeout_s:g} s"
-        except (OSError, trio.BrokenResourceError, RemoteProtocolError) as error:
+        except (OSError, trio.BrokenResourceError, ProtocolError) as error:
             return str(error) or type(error).__name__
 
     def _may_look(self, state: NameServerState) -> bool:

@@ -183,6 +183,22 @@ async def test_a_refusal_is_told_and_tried_again(site: Site, autojump_clock: tri
         assert registration.states["n1"].is_registered
 
 
+async def test_topics_that_fit_no_frame_do_not_end_the_broker(
+    site: Site, autojump_clock: trio.testing.MockClock
+) -> None:
+    topics = Topics("T1", "T2")
+    async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
+        for number in range(4500):
+            topics.add(f"{number}".rjust(4000, "x"))
+        registration.topics_changed()
+        await registration.wait_told()
+        assert "the maximum is 16777216" in registration.states["n1"].error
+        del topics.names[2:]
+        registration.topics_changed()
+        await registration.wait_told()
+        assert registration.states["n1"].is_registered
+
+
 async def test_a_slave_learns_its_master(site: Site, autojump_clock: trio.testing.MockClock) -> None:
     async with registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2")) as registration:
         assert registration.master.value is None
