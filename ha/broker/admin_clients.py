@@ -16,7 +16,7 @@ import trio
 from ha.broker.clients import BROADCASTING, Member, subscription_body
 from ha.broker.core import BrokerCore
 from ha.broker.message_queries import read_record
-from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.errors import DamagedBytes, LocalProtocolError, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from ha.protocol.admin_requests import (
@@ -240,7 +240,7 @@ class AdminClients:
                     ResponseCode.CONSUME_MSG_TIMEOUT,
                     f"consumer <{name}> <{client_id}> Timeout: no answer within {CLIENT_TIMEOUT_S:g} s",
                 )
-            except trio.BrokenResourceError as error:
+            except (trio.BrokenResourceError, LocalProtocolError) as error:
                 return command.reply(
                     ResponseCode.SYSTEM_ERROR, f"invoke consumer <{name}> <{client_id}> Exception: {error}"
                 )

@@ -218,16 +218,21 @@ class RemotingConnection:
         return not self.protocol.is_closed
 
     def send_oneway(self, command: RemotingCommand) -> None:
-        """Sends a copy of `command`, with a new opaque, as a oneway request."""
+        """Sends a copy of `command`, with a new opaque, as a oneway request; drops one that exceeds the frame size."""
         opaque = self.protocol.next_opaque()
-        self.send_soon(encode_command(msgspec.structs.replace(command, opaque=opaque, flag=FLAG_ONEWAY)))
+        try:
+            frame = encode_command(msgspec.structs.replace(command, opaque=opaque, flag=FLAG_ONEWAY))
+        except LocalProtocolError as error:
+            logger.error("remoting.request_failed peer=%s:%d code=%d reason=%r", *self.peer, command.code, str(error))
+        else:
+            self.send_soon(frame)
 
     async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
         """Sends a copy of `command`, with a new opaque, and returns the response.
 
-        Raises trio.TooSlowError after `timeout_s`, and trio.BrokenResourceError if the connection ends first. A peer
-        that has sent nothing at all meanwhile is considered dead: the connection is closed. If this is cancelled, a
-        late response is dropped.
+        Raises LocalProtocolError if it exceeds the frame size, trio.TooSlowError after `timeout_s`, and
+        trio.BrokenResourceError if the connection ends first. A peer that has sent nothing at all meanwhile is
+        considered dead: the connection is closed. If this is cancelled, a late response is dropped.
         """
         protocol = self.protocol
         if protocol.is_closed:

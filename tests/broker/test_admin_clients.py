@@ -14,7 +14,7 @@ from ha.protocol import java_json
 from ha.protocol.codes import LanguageCode
 from ha.protocol.group_requests import encode_consumer_status, read_queue_map
 from ha.protocol.record import decode_record
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import FRAME_SIZE_MAX, SERIALIZE_ROCKETMQ, RemotingCommand
 from ha.remoting import RemotingClient, RemotingConnection, open_remoting_client
 from tests.broker.node import Node
 
@@ -173,6 +173,17 @@ async def test_consumer_disconnects_during_a_relayed_request(node: Node, autojum
         async with member(node, "c1"):
             nursery.start_soon(ask)
             await trio.sleep(1)
+
+
+async def test_relayed_request_that_fits_no_frame_fails_alone(node: Node, autojump_clock: object) -> None:
+    """JSON takes six characters for what is one byte in the header of the request."""
+    node.serialize_type = SERIALIZE_ROCKETMQ
+    async with member(node, "c1"):
+        fields = {"consumerGroup": "g", "clientId": "c1", "other": "\x01" * 200_000}
+        answer = await node.ask(307, bytes(FRAME_SIZE_MAX - 1_000_000), **fields)
+        assert answer.code == 1
+        assert "the maximum is 16777216" in (answer.remark or "")
+        assert (await body(node, 203, consumerGroup="g"))["connectionSet"]
 
 
 async def test_relayed_requests_are_bounded(

@@ -20,7 +20,7 @@ from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record
-from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.remoting import FLAG_ONEWAY, FRAME_SIZE_MAX, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.remoting import RemotingConnection
 from ha.store.record_maker import AppendResult
@@ -493,3 +493,15 @@ async def test_producer_that_does_not_read_is_not_asked(
         assert asked(node) == []
     await trio.sleep(30)
     assert len(asked(node)) == 1
+
+
+async def test_check_that_fits_no_frame_is_not_sent(tmp_path: Path, autojump_clock: object) -> None:
+    """A half message may fill a frame, and the check has more fields."""
+    large = {"message_size_max": FRAME_SIZE_MAX}
+    async with open_node(tmp_path, **large, store_changes={**large, "segment_size": 1 << 26}) as node:
+        await be_producer(node)
+        assert (await send_half(node, bytes(FRAME_SIZE_MAX - 450))).code == 0
+        await send_half(node)
+        await trio.sleep(60)
+        [check] = asked(node)
+        assert check.ext_fields["tranStateTableOffset"] == "3"
