@@ -28,3 +28,15 @@ def running_broker(folder: Path) -> Iterator[str]:
         address = names.wait_ready()["remoting"]
         with Broker(folder / "m", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-t").start():
             yield address
+
+
+@contextmanager
+def running_groups(folder: Path) -> Iterator[tuple[str, Broker]]:
+    """A name server and the masters of broker-a and broker-b; the name server's address, and the latter."""
+    with Process("ha.namesrv", "--set", "listenPort=0", directory=folder) as names:
+        address = names.wait_ready()["remoting"]
+        with (
+            Broker(folder / "a", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-a").start(),
+            Broker(folder / "b", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-b").start() as second,
+        ):
+            yield address, second

@@ -18,7 +18,7 @@ import pytest
 
 from ha.arrow import LogReader
 from ha.arrow.read_options import ReadOptions
-from ha.client import Message, MessageQueue, Producer, SendResult
+from ha.client import Admin, Message, MessageQueue, Producer, SendResult
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
 from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import ControlRecord
@@ -27,7 +27,7 @@ from ha.spark.sink.options import COMMIT_TOPIC, parse_sink_options
 from ha.spark.source.local import LocalSource
 from ha.spark.source.log_source import QueueKey, QueueSlice
 from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
-from tests.spark.clusters import running_cluster
+from tests.spark.clusters import running_cluster, running_groups
 from tests.spark.sink_steps import (
     attempt,
     bodies,
@@ -432,6 +432,63 @@ def test_broker_that_may_hold_rows_must_be_up(servers: str, topic: str) -> None:
     commit(options, result)
     with pytest.raises(SinkFailed, match="no master of broker-b can be written to, and it may hold rows of batch 1"):
         attempt(options, SinkPart(sink, 1, 0), [frame(bodies(5))])
+
+
+def test_a_topic_that_only_one_of_two_groups_has(tmp_path: Path) -> None:
+    """The first batch creates the topic on the one group that it sends to; later the other one has it, too."""
+    with running_groups(tmp_path) as (servers, _):
+        options = options_for(servers, topic="t")
+
+        async def create_on_second() -> None:
+            async with Admin(servers) as admin:
+                await admin.create_topic("t", queue_count=4, broker_names=["broker-b"])
+
+        commit(options, attempt(options, SinkPart("s", 0, 0), [frame(bodies(5))]))
+        assert {message.queue.broker_name for message in read_topic(servers, "t")} == {"broker-a"}
+        with pytest.raises(KilledError):
+            attempt(options, SinkPart("s", 1, 0), dying_after([frame(bodies(5, 5))]))
+        again = attempt(options, SinkPart("s", 1, 0), [frame(bodies(10, 5))])
+        assert again.found_count == 5
+        commit(options, again)
+        with pytest.raises(KilledError):
+            attempt(options, SinkPart("s", 2, 0), dying_after([frame(bodies(5, 15))]))
+        anyio.run(create_on_second)
+        again = attempt(options, SinkPart("s", 2, 0), [frame(bodies(10, 15))])
+        assert again.found_count == 5
+        commit(options, again)
+        assert stored(servers, "t") == read_committed(servers, "t") == sorted(bodies(25))
+
+
+def test_a_group_that_stopped_in_the_middle_of_a_batch(tmp_path: Path) -> None:
+    """No commit has floors of its queues yet, as the topic is new there."""
+    with running_groups(tmp_path) as (servers, second):
+        options = options_for(servers, topic="t")
+
+        async def create(topic: str, broker_name: str) -> None:
+            async with Admin(servers) as admin:
+                await admin.create_topic(topic, queue_count=1, broker_names=[broker_name])
+
+        anyio.run(create, COMMIT_TOPIC, "broker-a")
+        anyio.run(create, "t", "broker-a")
+        commit(options, attempt(options, SinkPart("stops", 0, 0), [frame(bodies(5))]))
+        anyio.run(create, "t", "broker-b")
+        part = SinkPart("stops", 1, 0)
+        with pytest.raises(KilledError):
+            attempt(options, part, dying_after([frame(bodies(20, 5))]))
+        assert {message.queue.broker_name for message in read_topic(servers, "t")} == {"broker-a", "broker-b"}
+        second.stop()
+        stopped = "no master of broker-b can be written to, and it may hold rows of batch"
+        with pytest.raises(SinkFailed, match=f"{stopped} 1"):
+            attempt(options, part, [frame(bodies(20, 5))])
+        second.start()
+        anyio.run(create, COMMIT_TOPIC, "broker-b")  # this sink's records stay on broker-a, by its name
+        again = attempt(options, part, [frame(bodies(20, 5))])
+        assert again.found_count == 20
+        commit(options, again)
+        assert stored(servers, "t") == read_committed(servers, "t") == sorted(bodies(25))
+        second.stop()
+        with pytest.raises(SinkFailed, match=f"{stopped} 2"):
+            attempt(options, SinkPart("stops", 2, 0), [frame(bodies(5, 25))])
 
 
 def test_a_topic_that_brokers_do_not_create(tmp_path: Path) -> None:

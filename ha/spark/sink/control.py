@@ -3,8 +3,8 @@
 Records are messages of the topic `commitTopic` (JSON; tag and first part of the key: the sink); the sink never deletes
 them:
 
-    begin    written by a task before its first row to a topic for which no record has floors: the current end of each
-             queue of the topic, before which no message of the attempt can be ("floors")
+    begin    written by a task before its first row to a topic on brokers for which no record has floors: the current
+             end of each queue of the topic there, before which no message of the attempt can be ("floors")
     commit   written by the driver when all tasks are done: the batch's messages as ranges of queue offsets, and the
              queues' ends as the floors of the next batch. A batch is committed when such a record is in the log.
     fence    empty. Brokers put records into queues in the order of their commitlog: once a fence can be pulled, so can
@@ -16,7 +16,6 @@ All records of a sink go to one queue, chosen by its name; the other queues are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Literal
 from zlib import crc32
 
@@ -75,17 +74,14 @@ class History(msgspec.Struct, frozen=True):
         """The last committed batch; -1 if there is none."""
         return self.commit.batch if self.commit is not None else -1
 
-    def floors(self, topic: str, batch: int, partition: int) -> Mapping[str, Mapping[int, int]] | None:
-        """Return the lowest offset of that part's messages in each queue of `topic`; None if it has not begun to send
-        there."""
-        if self.commit is not None and topic in self.commit.floors:
-            return self.commit.floors[topic]
-        own = [
-            begin.floors[topic]
-            for begin in self.begins
-            if begin.batch == batch and begin.partition == partition and topic in begin.floors
-        ]
-        return own[0] if own else None  # the oldest is first
+    def floors(self, topic: str, batch: int, partition: int) -> dict[str, dict[int, int]]:
+        """Return the lowest offset of that part's messages in each queue of `topic`, by broker name; without the
+        brokers to which no attempt at it can have sent."""
+        floors = dict(self.commit.floors.get(topic, {})) if self.commit is not None else {}
+        for begin in self.begins:  # the oldest is first
+            if begin.batch == batch and begin.partition == partition:
+                floors = begin.floors.get(topic, {}) | floors
+        return floors
 
     def begin_count(self, batch: int, partition: int) -> int:
         """Return the number of begins of that part; an attempt that sends to several topics writes several."""

@@ -2,7 +2,7 @@
 
     first row          read the commit topic: if the batch is committed already, send nothing.
     first row of a     look for messages of this part, from where an earlier attempt can have begun (floors) to each
-    topic              queue's end. If no record has the floors, write one first (begin).
+    topic              queue's end. If no record has the floors of a broker, write one first (begin).
     each row           found: match it, send nothing. Otherwise add it to a request, to the next queue or to its own.
     a request          stored; or certainly not stored, and repeated; or unknown: then a fence is stored after it, its
                        queue is read, and the missing messages are sent again.
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Set
 from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
 import pyarrow as pa
 
-from ha.client import ClientOptions, Compression, Message, MessageQueue, Producer, PullConsumer, ReadFrom
+from ha.client import Admin, ClientOptions, Compression, Message, MessageQueue, Producer, PullConsumer, ReadFrom
 from ha.errors import (
     BrokerError,
     ConnectionFailed,
@@ -270,30 +270,27 @@ class PartWriter:
         queues = await self._queues(name)
         floors = history.floors(name, part.batch, part.partition)
         has_begun = history.begin_count(part.batch, part.partition) > self._own_begin_count
-        if floors is None:
-            ends = await self._ends(queues, may_be_new=False)
+        if new := [queue for queue in queues if queue.broker_name not in floors]:
+            ends = await self._ends(new, may_be_new=False)
             begin = ControlRecord("begin", part.sink, part.batch, part.partition, {name: _by_broker(ends)})
             await self._commits.wait_pullable(await self._commits.append(begin))
             # Another attempt's begin may have been stored, but not pullable yet, when the history was read.
             self._history = history = await self._commits.history(part.sink, self._since_ms)
-            floors = history.floors(name, part.batch, part.partition) or _by_broker(ends)
+            floors = _by_broker(ends) | history.floors(name, part.batch, part.partition)
             self._own_begin_count += 1
             has_begun = has_begun or history.begin_count(part.batch, part.partition) > self._own_begin_count
         has_begun = has_begun or self._is_repeated
         if has_begun:
             await self._fence(queues)
         ends = await self._ends(queues, may_be_new=has_begun)
-        if absent := sorted(floors.keys() - {queue.broker_name for queue in queues}):
-            # Messages of an earlier attempt there would be sent again to the other queues.
-            raise SinkFailed(
-                f"{name}: no master of {', '.join(absent)} can be written to, and it may hold rows of batch "
-                f"{part.batch} already; start the query again when it is back, or, if it is up, create the topic there"
-            )
+        absent = floors.keys() - {queue.broker_name for queue in queues}
+        await self._check_without_rows(name, absent)
         starts = {queue: floors.get(queue.broker_name, {}).get(queue.queue_id, 0) for queue in queues}
         await self._find_all(starts, ends)
         if has_begun or self._found:
             # Spark lets a cancelled task's Python process run for a while, so wait until it has ended.
             await anyio.sleep(self._settle_s)
+            await self._check_without_rows(name, absent)
             await self._fence(queues)
             starts, ends = ends, await self._ends(queues, may_be_new=False)
             await self._find_all(starts, ends)
@@ -315,6 +312,31 @@ class PartWriter:
         if not queues:
             raise SinkFailed(f"topic: no broker has a queue of {name} that can be written to")
         return queues
+
+    async def _check_without_rows(self, topic: str, broker_names: Set[str]) -> None:
+        """Check that no broker of these, to which no row can be sent now, holds rows: it does not have the topic.
+        SinkFailed for one that has it, or that has no master that answers.
+
+        A producer makes up queues of every broker for a topic that does not exist yet, and a broker creates the topic
+        when it is sent to, so records have floors of brokers that never got it. The brokers themselves are asked, as
+        the name servers may learn of a new topic later.
+        """
+        if not broker_names:
+            return
+        reasons: dict[str, str] = {}
+        async with Admin(list(self._options.servers)) as admin:
+            for broker_name in sorted(broker_names):
+                try:
+                    if topic in await admin.topic_configs(broker_name):
+                        reasons[broker_name] = f"{broker_name} has the topic, and its queues are not writable"
+                except (BrokerError, ConnectionFailed, RequestTimedOut) as error:
+                    reasons[broker_name] = str(error)
+        if reasons:
+            # Messages of an earlier attempt there would be sent again to the other queues.
+            raise SinkFailed(
+                f"{topic}: no master of {', '.join(reasons)} can be written to, and it may hold rows of batch "
+                f"{self._part.batch} already; start the query again when it can ({'; '.join(reasons.values())})"
+            )
 
     async def _ends(self, queues: list[MessageQueue], *, may_be_new: bool) -> dict[MessageQueue, int]:
         """Return the max offset of each queue; 0 for those of a topic that does not exist yet."""
