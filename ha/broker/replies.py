@@ -152,7 +152,7 @@ class ReplyProcessor:
         )
         put = PutRequest(messages=(message,), waits=message_waits(properties))
         await self._put.settle([put])
-        if not put.results:
+        if not put.status.is_stored:
             logger.warning(
                 "reply.store_failed topic=%s status=%s reason=%r", request.topic, put.status.name, put.remark
             )

@@ -175,6 +175,21 @@ async def test_storing_can_be_disabled(tmp_path: Path, autojump_clock: object) -
         assert await stored(node) == []
 
 
+async def test_reply_that_can_not_be_stored_was_pushed_all_the_same(node: Node, autojump_clock: object) -> None:
+    asker = await asking(node)
+    answers: list[RemotingCommand] = []
+
+    async def reply() -> None:
+        answers.append(await node.ask(325, b"pong", **{**REPLY, "i": f"{PROPERTIES}LONG\x01{'x' * 32_768}\x02"}))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reply)
+        await asker.take()
+    [answer] = answers
+    assert (answer.code, answer.ext_fields["msgId"], answer.ext_fields["queueOffset"]) == (0, "0", "0")
+    assert await stored(node) == []
+
+
 async def test_invalid_replies_are_refused(node: Node, autojump_clock: object) -> None:
     await asking(node)
     for changes, code in (
