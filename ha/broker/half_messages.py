@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ha.broker.detour import parse_int, real_message
+from ha.broker.stored_properties import join
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import CheckTransactionRequest
@@ -20,6 +21,7 @@ from ha.protocol.properties import (
     CHECK_IMMUNITY_TIME_S,
     CRC32,
     PREPARED_QUEUE_OFFSET,
+    PROPERTIES_SIZE_MAX,
     TRANSACTION_CHECK_TIMES,
     encode_properties,
     find_property,
@@ -90,13 +92,16 @@ def question(
 ) -> RemotingCommand:
     """The check (39) of half message `record`, now stored as `copy` at these offsets. ValueError as real_message."""
     belongs = real_message(record)
-    properties = copy.properties if copy.properties[-1:] == b"\x02" else copy.properties + b"\x02"
+    # As in RocketMQ, which does not store WAIT in the copy. A message with the longest properties has no room for it.
+    properties = join(copy.properties, b"WAIT\x01false\x02")
+    if len(properties) > PROPERTIES_SIZE_MAX:
+        properties = copy.properties
     unique_key = find_property(record.properties, b"UNIQ_KEY")
     asked = Message(
         belongs.topic,
         belongs.queue_id,
         copy.body,
-        properties + b"WAIT\x01false\x02",  # as in RocketMQ, which does not store it in the copy
+        properties,
         copy.flag,
         copy.sys_flag,
         copy.born_timestamp_ms,

@@ -18,7 +18,7 @@ from ha.broker.transactions import OUTBOX_BYTES_MAX, PROGRESS_GROUP
 from ha.protocol import java_json
 from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.message_id import decode_message_id
-from ha.protocol.properties import encode_properties
+from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, FRAME_SIZE_MAX, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
@@ -505,3 +505,15 @@ async def test_check_that_fits_no_frame_is_not_sent(tmp_path: Path, autojump_clo
         await trio.sleep(60)
         [check] = asked(node)
         assert check.ext_fields["tranStateTableOffset"] == "3"
+
+
+async def test_check_of_a_message_with_the_longest_properties(node: Node, autojump_clock: object) -> None:
+    """The check has one property more than the copy that is stored for it."""
+    await be_producer(node)
+    await send_half(node, more={"PAD": "x"})
+    [short] = await records(node, HALF_TOPIC, 0)
+    added = len("TRANSACTION_CHECK_TIMES=1;")  # by the copy
+    await send_half(node, more={"PAD": "x" * (1 + PROPERTIES_SIZE_MAX - len(short.properties) - added)})
+    await trio.sleep(60)
+    assert [len(record.properties) for record in await records(node, HALF_TOPIC, 0)][-1] == PROPERTIES_SIZE_MAX
+    assert [decode_record(command.body).topic for command in asked(node)] == ["TT", "TT"]
