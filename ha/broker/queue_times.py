@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ha.broker.message_queries import read_record
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
-from ha.protocol.record import decode_record
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 
@@ -24,8 +24,9 @@ async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: 
     if not entries:
         return -1
     try:
-        record = await store.log.read_all(entries[0].physical_offset, entries[0].size, "pull")
-        return decode_record(record, verify_crc=False).store_timestamp_ms
+        # By the record's own size: an entry that fills a gap has none, but a position between those of its neighbours.
+        _, record = await read_record(store, entries[0].physical_offset)
+        return record.store_timestamp_ms
     except OffsetGone:
         return -1
     except (DamagedBytes, RemoteProtocolError):

@@ -98,6 +98,19 @@ async def test_reset_targets(node: Node, autojump_clock: object) -> None:
     assert (await reset(node, 0, group="none")).code == 26
 
 
+async def test_search_by_time_across_a_gap(node: Node, autojump_clock: object) -> None:
+    times = await fill(node)
+    await node.send(b"3", e=1)
+    await node.dispatched()
+    queue, other = node.store.queues.get("TT", 0), node.store.queues.get("TT", 1)
+    assert queue is not None
+    assert other is not None
+    queue.append(6, [other.read_raw(0, 1)])  # messages 3 to 5 were damaged, and the gap was accepted
+    for number, timestamp in enumerate([*times, times[2] + 1]):
+        answer = await node.ask(29, topic="TT", queueId=0, timestamp=timestamp)
+        assert int(answer.ext_fields["offset"]) == number
+
+
 async def test_slave_refuses_resets(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
         assert (await reset(node, 0)).code == 1
