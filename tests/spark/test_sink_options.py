@@ -187,7 +187,7 @@ def test_floors_of_an_earlier_attempt() -> None:
     assert history.committed_batch == 3
     assert history.floors("t", 4, 0) == {"a": {0: 50}}
     assert history.floors("u", 4, 1) == {"a": {0: 7}}
-    assert history.floors("u", 4, 0) is None
+    assert history.floors("u", 4, 0) == {}
     assert (history.begin_count(4, 1), history.begin_count(4, 0)) == (2, 0)
     assert History(None, ()).committed_batch == -1
 
