@@ -25,6 +25,7 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.record_encoding import encode_record
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
 from ha.spark.jobs.archive.compaction import plan_merges
+from ha.spark.jobs.archive.delta import _bounds
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
 from ha.spark.jobs.archive.read import archive_states
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
@@ -464,6 +465,34 @@ def test_a_damaged_record_is_a_row_or_skipped_and_counted(written_store: Path, t
     run(store, tmp_path / "skipped", on_damage="skip")
     rows = visible(tmp_path / "skipped")
     assert [row["physicalOffset"] for row in rows] == [o for o in queued_offsets(store) if o != offset]
+
+
+@pytest.mark.parametrize("store_ms", [253_402_300_800_000, -62_135_596_800_001])
+def test_a_damaged_store_time_is_in_no_day(tmp_path: Path, store_ms: int) -> None:
+    """Of a year before 1 or after 9999. No checksum covers it, so the record counts as sound."""
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    make_store(store, [message(number) for number in range(3)])
+    [_, (offset, raw), _] = raw_records(store)
+    [segment] = (store / "commitlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[offset + 56 : offset + 64] = store_ms.to_bytes(8, "big", signed=True)
+    segment.write_bytes(content)
+    assert run(store, target).rows == 3
+    [file] = target.glob("topic=*/date=__HIVE_DEFAULT_PARTITION__/*.parquet")
+    table = pq.ParquetFile(file).read(["physicalOffset", "storeTimestamp", "body"])
+    assert table["physicalOffset"].to_pylist() == [offset]
+    assert table["storeTimestamp"].cast(pa.int64()).to_pylist() == [store_ms * 1000]
+    assert table["body"].to_pylist() == [raw_body(raw)]
+
+
+def test_delta_has_no_bounds_of_times_that_python_can_not_represent(tmp_path: Path) -> None:
+    """In any of a file's row groups."""
+    times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    table = pa.table({"bornTimestamp": times, "flag": [1, 2], "storeTimestamp": times[:1].take(pa.array([0, 0]))})
+    pq.write_table(table, tmp_path / "file", row_group_size=1)
+    bounds = _bounds(pq.read_metadata(tmp_path / "file"))
+    low = {"flag": 1, "storeTimestamp": "1970-01-01T00:00:00.000Z"}
+    assert bounds == {"minValues": low, "maxValues": {**low, "flag": 2}}
 
 
 def test_another_log_under_the_same_name_is_refused(written_store: Path, golden_store: Path, tmp_path: Path) -> None:

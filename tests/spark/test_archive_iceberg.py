@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -102,6 +103,20 @@ def test_pyiceberg_and_duckdb_read_each_record_once(tmp_path: Path) -> None:
         assert sorted(connection.sql(f"SELECT physicalOffset, body {source}").fetchall()) == expected
         counts = connection.sql(f"SELECT topic, count(DISTINCT keys[1]) {source} GROUP BY topic").fetchall()
         assert dict(counts) == dict.fromkeys(TOPICS, 30)
+
+
+def test_a_time_that_python_can_not_represent_has_no_bounds(tmp_path: Path) -> None:
+    """A client may send any time of birth."""
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    sent = [message(0), msgspec.structs.replace(message(1), born_timestamp_ms=253_402_300_800_000), message(2)]
+    make_store(store, sent)
+    run(store, target)
+    table = opened(target)
+    assert table.scan(selected_fields=("physicalOffset",)).count() == 3
+    found = table.scan(selected_fields=("body",)).to_arrow()["body"].to_pylist()
+    assert sorted(found) == sorted(each.body for each in sent)
+    [task] = table.scan(row_filter="bornTimestamp < '2026-01-01T00:00:00+00:00'").plan_files()  # not excluded
+    assert task.file.record_count == 3
 
 
 def assert_offsets_are_of_the_rows(target: Path, store: Path) -> int:

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ha.errors import OptionError
+from ha.spark.jobs.archive.files import readable_statistics
 from ha.spark.jobs.archive.manifest import ArchivedFile, State
 from ha.spark.jobs.archive.read import archive_schema_of
 
@@ -125,15 +126,21 @@ def _add(archive: Path, file: ArchivedFile) -> dict[str, Any]:
 def _bounds(footer: pq.FileMetaData) -> dict[str, dict[str, Any]]:
     """Return the least and greatest values of numbers and times, with which Delta skips files."""
     found: dict[str, tuple[Any, Any]] = {}
+    unknown: set[str] = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for index in range(group.num_columns):
             column = group.column(index)
-            if column.is_stats_set and column.statistics.has_min_max:
-                low, high = column.statistics.min, column.statistics.max
+            statistics = readable_statistics(column)
+            if statistics is None:
+                unknown.add(column.path_in_schema)
+            elif statistics.has_min_max:
+                low, high = statistics.min, statistics.max
                 if isinstance(low, int | datetime) and not isinstance(low, bool):
                     known = found.get(column.path_in_schema, (low, high))
                     found[column.path_in_schema] = min(low, known[0]), max(high, known[1])
+    for name in unknown & found.keys():
+        del found[name]
     return {
         "minValues": {name: _shown(low) for name, (low, _) in found.items()},
         "maxValues": {name: _shown(high) for name, (_, high) in found.items()},

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from datetime import UTC, date, datetime
+from contextlib import ExitStack, suppress
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,9 @@ _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
 _OPEN_FILES_MAX = 64
 _BATCH_BYTES = 16 << 20
+_EPOCH = date(1970, 1, 1)
 _US_PER_DAY = 86_400_000_000
+_DAY_MIN, _DAY_MAX = (date.min - _EPOCH).days, (date.max - _EPOCH).days
 _NO_DAY = np.iinfo(np.int64).min
 _REPLACEMENT = "\ufffd"
 
@@ -202,14 +204,25 @@ def row_batches(
         yield from parquet.iter_batches(batch_size=rows_at_once, row_groups=[number], columns=columns)
 
 
+def readable_statistics(column: pq.ColumnChunkMetaData) -> pq.Statistics | None:
+    """Return the statistics of a column in one row group; None without, or if Python can't represent their times."""
+    if column.is_stats_set:
+        with suppress(OverflowError):
+            _ = column.statistics.min, column.statistics.max
+            return column.statistics
+    return None
+
+
 def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:
-    """Yield the rows of each topic and day of `batch`, in their order."""
+    """Yield the rows of each topic and day of `batch`, in their order. A time outside of the years 1 to 9999, of a
+    damaged record, has no day."""
     if not batch.num_rows:
         return
     topics = batch["topic"].dictionary_encode()
     codes = pc.fill_null(topics.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     times = pc.fill_null(batch["storeTimestamp"].cast(pa.int64()), _NO_DAY).to_numpy(zero_copy_only=False)
-    days = np.where(times == _NO_DAY, _NO_DAY, times // _US_PER_DAY)
+    days = times // _US_PER_DAY
+    days[(days < _DAY_MIN) | (days > _DAY_MAX)] = _NO_DAY
     groups, members = np.unique(np.stack([codes, days]), axis=1, return_inverse=True)
     order = np.argsort(members.reshape(-1), kind="stable")
     sizes = np.bincount(members.reshape(-1))
@@ -218,12 +231,8 @@ def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None
         topic = topics.dictionary[code].as_py() if code >= 0 else None
         # Each is a copy: a slice would keep the whole batch in memory for a rare topic.
         rows = batch if len(sizes) == 1 else batch.take(pa.array(order[start : start + size]))
-        yield topic, None if day == _NO_DAY else _day(day), rows
+        yield topic, None if day == _NO_DAY else _EPOCH + timedelta(day), rows
         start += size
-
-
-def _day(number: int) -> date:
-    return datetime.fromtimestamp(number * 86400, UTC).date()
 
 
 def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ha.errors import ArchiveConflict, OptionError
+from ha.spark.jobs.archive.files import readable_statistics
 from ha.spark.jobs.archive.manifest import TABLE_IN_FOLDER, ArchivedFile, State
 from ha.spark.jobs.archive.read import archive_schema_of
 from ha.spark.jobs.archive.synced import create_file, replace_file, sync_file, sync_folder
@@ -224,7 +225,7 @@ class IcebergTable:
 def _without_statistics(footer: pq.FileMetaData) -> set[str]:
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return {column.path_in_schema for column in columns if not column.is_stats_set}
+    return {column.path_in_schema for column in columns if readable_statistics(column) is None}
 
 
 class FolderCatalog(NoopCatalog):
