@@ -179,8 +179,8 @@ async def test_relayed_request_that_fits_no_frame_fails_alone(node: Node, autoju
     """JSON takes six characters for what is one byte in the header of the request."""
     node.serialize_type = SERIALIZE_ROCKETMQ
     async with member(node, "c1"):
-        fields = {"consumerGroup": "g", "clientId": "c1", "other": "\x01" * 200_000}
-        answer = await node.ask(307, bytes(FRAME_SIZE_MAX - 1_000_000), **fields)
+        body_size = FRAME_SIZE_MAX - 1_000_000
+        answer = await node.ask(307, bytes(body_size), consumerGroup="g", clientId="c1", other="\x01" * 200_000)
         assert answer.code == 1
         assert "the maximum is 16777216" in (answer.remark or "")
         assert (await body(node, 203, consumerGroup="g"))["connectionSet"]

@@ -497,8 +497,8 @@ async def test_producer_that_does_not_read_is_not_asked(
 
 async def test_check_that_fits_no_frame_is_not_sent(tmp_path: Path, autojump_clock: object) -> None:
     """A half message may fill a frame, and the check has more fields."""
-    large = {"message_size_max": FRAME_SIZE_MAX}
-    async with open_node(tmp_path, **large, store_changes={**large, "segment_size": 1 << 26}) as node:
+    store: dict[str, Any] = {"message_size_max": FRAME_SIZE_MAX, "segment_size": 1 << 26}
+    async with open_node(tmp_path, message_size_max=FRAME_SIZE_MAX, store_changes=store) as node:
         await be_producer(node)
         assert (await send_half(node, bytes(FRAME_SIZE_MAX - 450))).code == 0
         await send_half(node)
