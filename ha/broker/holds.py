@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from ha.broker.filters import Selection
+from ha.poller import TIME_SLICE_S
 from ha.protocol.headers import PullMessageRequest
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection
@@ -120,11 +121,15 @@ class Holds(ABC, Generic[HoldT]):
             self._wake = trio.Event()
             due, self._woken = self._woken, []
             due += self._take_expired()
+            slice_ends = trio.current_time() + TIME_SLICE_S
             for hold in due:
                 if hold.connection.is_closed:
                     self._on_skipped(hold)
                 else:
                     await self._resume(hold)
+                if trio.current_time() >= slice_ends:
+                    await trio.lowlevel.checkpoint()
+                    slice_ends = trio.current_time() + TIME_SLICE_S
             if due:
                 await trio.lowlevel.checkpoint()
                 continue
