@@ -71,6 +71,8 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     sends_in_flight_max: int = 131_072
     store_reply_message: bool = True
     replies_in_flight_max: int = 4096
+    reply_bytes_max: int = 64 * 1024 * 1024
+    """Of bodies and properties"""
 
     # topics and groups; the limits bound the memory that auto-creation can use
     auto_create_topic: bool = True

@@ -47,7 +47,7 @@ class ReplyProcessor:
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
         self._answered_properties = answered_properties(options)
-        self._reply_count = 0
+        self._reply_count = self._reply_bytes = 0
         self._send, self._receive = trio.open_memory_channel[
             tuple[RemotingConnection, RemotingCommand, SendMessageRequest, int]
         ](options.replies_in_flight_max)
@@ -70,9 +70,12 @@ class ReplyProcessor:
         request = parse_header(SendMessageRequest, command.ext_fields)
         queue_id = self._maker.queue_for(request, await self._maker.topic_for(request))
         self._maker.check_size(command.body)
-        if self._reply_count >= options.replies_in_flight_max:
-            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} ({self._reply_count} replies wait)")
+        size_after = self._reply_bytes + len(command.body) + len(request.properties)
+        if self._reply_count >= options.replies_in_flight_max or size_after > options.reply_bytes_max:
+            waiting = f"{self._reply_count} replies of {self._reply_bytes} bytes wait"
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} ({waiting})")
         self._reply_count += 1
+        self._reply_bytes = size_after
         self._send.send_nowait((connection, command, request, queue_id))
 
     async def _hand_over(
@@ -86,6 +89,7 @@ class ReplyProcessor:
                 header = stored if stored is not None else header
         finally:
             self._reply_count -= 1
+            self._reply_bytes -= len(command.body) + len(request.properties)
         if fault:
             logger.warning("reply.push_failed topic=%s reason=%r", request.topic, fault)
             connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, dict(self._answered_properties)))

@@ -208,13 +208,14 @@ async def test_slave_refuses_replies(tmp_path: Path, autojump_clock: object) -> 
         assert (await node.ask(325, b"pong", **REPLY)).code == 2
 
 
-async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path, replies_in_flight_max=3) as node:
+@pytest.mark.parametrize("limit", [{"replies_in_flight_max": 3}, {"reply_bytes_max": 3 * (5 + len(PROPERTIES))}])
+async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: object, limit: dict[str, int]) -> None:
+    async with open_node(tmp_path, **limit) as node:
         await asking(node)
         codes: list[int] = []
 
         async def reply() -> None:
-            codes.append((await node.ask(325, b"pong", **REPLY)).code)
+            codes.append((await node.ask(325, b"reply", **REPLY)).code)
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
@@ -222,3 +223,6 @@ async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: objec
             await wait_all_tasks_blocked()
             assert codes == [2, 2]
         assert codes == [2, 2, 1, 1, 1]
+        codes.clear()
+        await reply()
+        assert codes == [1], "there is room again"
