@@ -60,6 +60,9 @@ SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
 """A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
 
+UNCONFIRMED = Logged(PutStatus.FLUSH_SLAVE_TIMEOUT, "stored, without waiting for the other members")
+"""Outcome of changes whose record nobody waited for: a request that comes to rely on them has to"""
+
 
 class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start."""
@@ -388,6 +391,8 @@ class GroupLog:
         journal = self.journal
         epoch = journal.epoch
         puts = [self._put_of(record, waits=waits) for record in journal.take(self._record_bytes_max)]
+        if not puts and not waits:
+            return True
         try:
             await self._put_all(puts)
         except trio.Cancelled:
@@ -402,7 +407,8 @@ class GroupLog:
         self._bytes_since += sum(put.size for put in puts if put.status.is_stored)
         if self._bytes_since > max(SNAPSHOT_AFTER_BYTES_MIN, SNAPSHOT_AFTER_FACTOR * self._snapshot_bytes):
             self._want_snapshot()
-        journal.settle(epoch, ACKNOWLEDGED if worst is None else Logged(worst.status, worst.remark), unstored)
+        outcome = ACKNOWLEDGED if waits else UNCONFIRMED
+        journal.settle(epoch, outcome if worst is None else Logged(worst.status, worst.remark), unstored)
         return not unstored
 
     async def _put_all(self, puts: list[_RecordPut]) -> None:

@@ -62,8 +62,8 @@ class Journal:
         self._delays: dict[int, int] = {}
         self._waiters: list[Waiter] = []
         self._taken: list[Waiter] = []
-        self._is_settled = True
-        """Whether everything taken is acknowledged"""
+        self._is_settled = False
+        """Whether everything in the tables is acknowledged, except for changes that are not taken yet"""
         self.some = trio.Event()
         """Set when there is something to write"""
         self.urgent = trio.Event()
@@ -74,7 +74,7 @@ class Journal:
     def open(self, epoch: int) -> None:
         """Starts collecting changes for records of `epoch`."""
         self.is_open, self.epoch = True, epoch
-        self._is_settled = True
+        self._is_settled = False  # this term's first acknowledgement is that of the earlier terms' records, too
 
     def close(self) -> None:
         """Stops collecting, drops what is not written, and fails all waiters with NO_MASTER."""
@@ -182,12 +182,14 @@ class Journal:
         return bool(self._waiters)
 
     def take(self, size_max: int) -> list[TablesRecord]:
-        """Removes all changes and returns them as records of about `size_max` bytes. `settle` reports their outcome."""
+        """Removes all changes and returns them as records of about `size_max` bytes. `settle` reports their outcome.
+
+        Without changes, there is one record if a request waits for the acknowledgement of earlier ones.
+        """
         configs = self._topics, self._deleted_topics, self._groups
         view = TablesView(*configs, self._offsets, self._delays, self._users, *self._versions)
-        records = (
-            [] if self._is_empty and self._is_settled else list(pack(view, self.epoch, size_max, removed=self._removed))
-        )
+        is_needed = not self._is_empty or (self._waiters and not self._is_settled)
+        records = list(pack(view, self.epoch, size_max, removed=self._removed)) if is_needed else []
         self._forget()
         self._taken, self._waiters = self._waiters, []
         self.some, self.urgent = trio.Event(), trio.Event()

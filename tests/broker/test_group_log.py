@@ -403,6 +403,23 @@ async def test_failover_never_moves_an_offset_back(autojump_clock: MockClock) ->
     assert min(answered.values()) == 10
 
 
+async def test_commit_repeated_at_a_new_master_waits_for_a_record_of_its_term(autojump_clock: MockClock) -> None:
+    """The record of the commit may be on this member alone: its former master had no acknowledgement for it."""
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.put("T")
+        await old.committed("g", "T", 0, 1)
+        await old.settled()
+        await copy_log(old.store, new.store, old.end)
+        await new.store.become_master()
+        await new.become_master(2)
+        await new.settled()
+        for is_first in (True, False):
+            end = new.end
+            await new.committed("g", "T", 0, 1)
+            assert (new.end > end) == is_first
+
+
 async def test_reset_of_an_earlier_term_moves_no_group_that_has_gone_on(autojump_clock: MockClock) -> None:
     """The group was offline at the reset, and consumed at another master before this one leads again."""
     async with open_member(MemoryDisk()) as first, open_member(MemoryDisk(), 2) as second:

@@ -105,6 +105,33 @@ async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockCl
         assert await committed(node) == 2, "it is stored, and may survive"
 
 
+async def test_repeated_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """The record of a oneway commit waits for nobody, but who repeats the commit must know that it is safe."""
+    async with open_node(tmp_path, **SYNC) as node, slave_of(node) as slave:
+
+        async def acknowledge() -> None:
+            while True:
+                await slave.acknowledge()
+                await trio.sleep(0.01)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(acknowledge)
+            assert (await node.send()).code == 0
+            await node.broker.groups.find_or_create("g")
+            assert (await commit(node, 1)).code == 0
+            nursery.cancel_scope.cancel()
+        fields = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 2}
+        command = RemotingCommand(15, version=479, ext_fields={name: text(value) for name, value in fields.items()})
+        (await node.client.connection(node.address)).send_oneway(command)
+        await trio.sleep(1)
+        assert await committed(node) == 2
+        assert (await commit(node, 2)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(acknowledge)
+            assert (await commit(node, 2)).code == 0
+            nursery.cancel_scope.cancel()
+
+
 async def test_commits_of_one_chunk_become_one_record(node: Node, autojump_clock: MockClock) -> None:
     assert (await node.send()).code == 0
     for number in range(50):

@@ -14,6 +14,7 @@ TIMED_OUT = Logged(PutStatus.FLUSH_SLAVE_TIMEOUT, "slow")
 def opened(*, acknowledges: bool = True) -> Journal:
     journal = Journal(lambda epoch: acknowledges)
     journal.open(1)
+    journal.settle(1, ACKNOWLEDGED)
     return journal
 
 
@@ -48,6 +49,20 @@ def test_waiters_are_called_after_all_earlier_changes() -> None:
     assert journal.take(10_000) == [TablesRecord(epoch=1)]
     journal.settle(1, ACKNOWLEDGED)
     assert told[2:] == [("nothing new, but that is not acknowledged", ACKNOWLEDGED)]
+
+
+def test_a_term_begins_with_changes_that_may_not_be_acknowledged() -> None:
+    journal = Journal(lambda epoch: True)
+    journal.open(1)
+    told: list[Logged] = []
+    assert journal.take(10_000) == []
+    journal.call_when_logged(told.append)
+    assert told == []
+    assert journal.take(10_000) == [TablesRecord(epoch=1)]
+    journal.settle(1, ACKNOWLEDGED)
+    assert told == [ACKNOWLEDGED]
+    journal.call_when_logged(told.append)
+    assert told == [ACKNOWLEDGED] * 2
 
 
 def test_nothing_is_acknowledged_after_the_lease() -> None:
