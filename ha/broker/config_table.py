@@ -116,6 +116,10 @@ class ConfigTable(ABC, Generic[Config]):
                 await save(self.snapshot)
                 self._saved_number = number
 
+    async def _unchanged(self) -> str:
+        """The result of a change that was made before: why it may still be lost, or ""."""
+        return "" if self.journal is None else (await self.journal.logged()).fault
+
     async def _log(self, journal: Journal, changes: Mapping[str, Config | None]) -> str:
         """Writes changes to the group's log and applies them once they are there.
 

@@ -64,7 +64,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         updated = [_with_modes(group, self._table.get(group.group_name)) for group in groups]
         changed = {group.group_name: group for group in updated if self._table.get(group.group_name) != group}
         if not changed:
-            return ""
+            return await self._unchanged()
         if len(self._table.keys() | changed.keys()) > max(self._options.group_count_max, len(self._table)):
             return f"this broker holds its maximum of {self._options.group_count_max} consumer groups"
         if self.journal is not None:
@@ -77,10 +77,11 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
 
     async def delete(self, group: str) -> str:
         """Deletes a group if it exists. Returns why it is not possible, or ""."""
+        if group not in self._table:
+            return await self._unchanged()
         if self.journal is not None:
-            return await self._log(self.journal, {group: None}) if group in self._table else ""
-        if self._table.pop(group, None) is None:
-            return ""
+            return await self._log(self.journal, {group: None})
+        del self._table[group]
         await self._changed()
         logger.info("group.deleted group=%s", group)
         return ""

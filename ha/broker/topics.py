@@ -212,7 +212,7 @@ class Topics(ConfigTable[TopicConfig]):
             made = await self._create(config)
             return made if isinstance(made, str) else ""
         if before == config:
-            return ""
+            return await self._unchanged()
         fault = await self._change(name, config)
         if fault:
             return fault
@@ -230,7 +230,7 @@ class Topics(ConfigTable[TopicConfig]):
     async def delete(self, topic: str) -> str:
         """Deletes a topic if it exists. Returns why it is not possible, or ""."""
         if topic not in self._table:
-            return ""
+            return await self._unchanged()
         fault = await self._change(topic, None)
         if not fault and self.journal is None:
             logger.info("topic.deleted topic=%s", topic)

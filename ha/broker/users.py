@@ -44,7 +44,7 @@ class Users(ConfigTable[UserConfig]):
         """Creates or replaces a user. Returns why it is not possible, or ""."""
         name = user.username
         if self._table.get(name) == user:
-            return ""
+            return await self._unchanged()
         if name not in self._table and len(self._table) >= USER_COUNT_MAX:
             return f"this broker holds its maximum of {USER_COUNT_MAX} users"
         if self.journal is not None:
@@ -57,7 +57,7 @@ class Users(ConfigTable[UserConfig]):
     async def delete(self, name: str) -> str:
         """Deletes a user with its policies, if it exists. Returns why it is not possible, or ""."""
         if name not in self._table:
-            return ""
+            return await self._unchanged()
         if self.journal is not None:
             return await self._log(self.journal, {name: None})
         del self._table[name]

@@ -132,6 +132,21 @@ async def test_repeated_commit_waits_for_the_slave(tmp_path: Path, autojump_cloc
             nursery.cancel_scope.cancel()
 
 
+async def test_repeated_change_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """What was answered FLUSH_SLAVE_TIMEOUT is in the tables, so repeating it changes nothing."""
+    topic = {"topic": "T1", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    deletion = {"groupName": "g", "cleanOffset": "false"}
+    async with open_node(tmp_path, **SYNC) as node, slave_of(node):
+        for code, body, fields in (
+            (RequestCode.UPDATE_AND_CREATE_TOPIC, b"", {**topic, "topicFilterType": "SINGLE_TAG"}),
+            (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, b'{"groupName":"g"}', {}),
+            (RequestCode.DELETE_SUBSCRIPTIONGROUP, b"", deletion),
+        ):
+            for _ in range(2):
+                answer = await node.ask(code, body, **fields)
+                assert "FLUSH_SLAVE_TIMEOUT" in (answer.remark or "")
+
+
 async def test_commits_of_one_chunk_become_one_record(node: Node, autojump_clock: MockClock) -> None:
     assert (await node.send()).code == 0
     for number in range(50):
