@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from .session import Producers, Session
 
 MESSAGE_GROUP_LENGTH_MAX = 64
+BORN_MS_MIN, BORN_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999, as a Timestamp is defined. Its fields could say more than a record can store."""
 _STORED = {
     int(ResponseCode.SUCCESS): Code.OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): Code.MASTER_PERSISTENCE_TIMEOUT,
@@ -166,6 +168,8 @@ class Sending:
         group = system.message_group if system.HasField("message_group") else ""
         broker, queue_id = self._choose(route, group)
         born_ms = milliseconds(system.born_timestamp) or self._wall_clock_ms()
+        if not BORN_MS_MIN <= born_ms <= BORN_MS_MAX:
+            raise CallRefused(Code.BAD_REQUEST, f"the born timestamp {born_ms} ms is not in the years 1 to 9999")
         request = SendMessageRequestV2(
             producer_group=topic,
             topic=topic,

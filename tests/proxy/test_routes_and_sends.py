@@ -265,3 +265,15 @@ async def test_calls_without_a_client_id(tmp_path: Path) -> None:
         await site.topic("t")
         client = Client(site.address, "")
         assert (await client.send(message("t"))).status.code == Code.CLIENT_ID_REQUIRED
+
+
+@pytest.mark.parametrize("seconds", [-(1 << 63), (1 << 63) // 1000, (1 << 63) - 1])
+async def test_born_timestamp_that_no_record_can_store(tmp_path: Path, seconds: int) -> None:
+    async with open_site(tmp_path) as site:
+        client = Client(site.address)
+        await site.topic("t")
+        late = message("t")
+        late.system_properties.born_timestamp.seconds = seconds
+        assert (await client.send(late)).status.code == Code.BAD_REQUEST
+        assert (await client.send(message("t"), late)).status.code == Code.BAD_REQUEST
+        assert (await client.send(message("t"))).status.code == Code.OK
