@@ -31,6 +31,7 @@ from .properties import (
 )
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_INT32_MAX = 0x7FFFFFFF
 
 
 def to_message(record: MessageRecord, properties: dict[str, str], topic: str) -> Any:
@@ -60,14 +61,19 @@ def to_message(record: MessageRecord, properties: dict[str, str], topic: str) ->
     system.store_host = f"{record.store_host[0]}:{record.store_host[1]}"
     system.queue_id = record.queue_id
     system.queue_offset = record.queue_offset
-    system.delivery_attempt = record.reconsume_times + 1
+    system.delivery_attempt = delivery_attempt(record.reconsume_times)
     _add_optional(system, properties)
     return message
 
 
+def delivery_attempt(attempts_before: int) -> int:
+    """Returns the number of a delivery, 1 for the first, as far as its field can hold it: any producer can set it."""
+    return min(attempts_before + 1, _INT32_MAX)
+
+
 def _add_optional(system: Any, properties: dict[str, str]) -> None:
     deliver_ms = properties.get(TIMER_DELIVER_MS, "")
-    if deliver_ms.isdigit() and len(deliver_ms) <= 15:
+    if deliver_ms.isdecimal() and len(deliver_ms) <= 15:
         set_milliseconds(system.delivery_timestamp, int(deliver_ms))
     if SHARDING_KEY in properties:
         system.message_group = properties[SHARDING_KEY]
@@ -76,7 +82,7 @@ def _add_optional(system: Any, properties: dict[str, str]) -> None:
     if LITE_TOPIC in properties:
         system.lite_topic = properties[LITE_TOPIC]
     priority = properties.get(PRIORITY, "")
-    if priority.isdigit() and len(priority) <= 9:
+    if priority.isdecimal() and len(priority) <= 9:
         system.priority = int(priority)
     if DLQ_ORIGIN_TOPIC in properties:
         system.dead_letter_queue.topic = properties[DLQ_ORIGIN_TOPIC]

@@ -22,7 +22,7 @@ from ha.protocol.topic_names import DLQ_PREFIX
 
 from .acknowledging import Acknowledging
 from .brokers import Brokers
-from .conversion import to_message
+from .conversion import delivery_attempt, to_message
 from .in_flight import InFlight
 from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
 from .names import group_name, topic_name
@@ -117,7 +117,7 @@ class Receiving:
             message = to_message(popped.record, popped.properties, topic)
             system = message.system_properties
             system.receipt_handle = popped.receipt.encode()
-            system.delivery_attempt = popped.attempts_before + 1
+            system.delivery_attempt = delivery_attempt(popped.attempts_before)
             set_milliseconds(system.invisible_duration, popped.receipt.handle.invisible_ms)
             response.message.CopyFrom(message)
             yield response.SerializeToString()

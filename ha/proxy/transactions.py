@@ -61,7 +61,7 @@ class Transactions:
         if not request.transaction_id.strip():
             raise CallRefused(Code.INVALID_TRANSACTION_ID, "transaction id cannot be blank")
         words = request.transaction_id.split(" ")
-        if len(words) != 4 or not words[2].isdigit() or not words[3].isdigit() or len(words[2] + words[3]) > 38:
+        if len(words) != 4 or not words[2].isdecimal() or not words[3].isdecimal() or len(words[2] + words[3]) > 38:
             raise CallRefused(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data")
         message_id, broker_name, queue_offset, physical_offset = words
         route = await self._brokers.route(topic)

@@ -193,6 +193,7 @@ async def test_transactions(tmp_path: Path) -> None:
             (first.message_id, Code.INTERNAL_SERVER_ERROR),
             ("a b c d", Code.INTERNAL_SERVER_ERROR),
             (first.transaction_id.replace("b0", "b1"), Code.INTERNAL_SERVER_ERROR),
+            (f"{first.message_id} b0 \u00b2 1", Code.INTERNAL_SERVER_ERROR),
         ):
             assert await end(client, first.message_id, transaction_id, definition.COMMIT) == code, transaction_id
 
