@@ -18,6 +18,7 @@ import anyio
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from ha.client.callbacks import failure_of
 from ha.client.held_queue import HeldQueue
 from ha.client.messages import ReceivedMessage
 from ha.client.process_queue import ProcessQueue
@@ -114,8 +115,8 @@ class Handling:
         with anyio.CancelScope(deadline=started + self._options.consume_timeout_s) as scope:
             try:
                 await self._handler(message)
-            except Exception as error:  # application error: affects one message, not the consumer
-                failure = error
+            except (Exception, anyio.get_cancelled_exc_class()) as error:
+                failure = failure_of(error)
         if scope.cancelled_caught:
             failure = TimeoutError(f"not handled within {self._options.consume_timeout_s:g} s")
         topic = message.topic

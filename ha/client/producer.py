@@ -151,7 +151,8 @@ class Producer(ClientUser):
 
         `local` is not called if the half message was not stored safely (any status but SEND_OK). If `local` raises, or
         the outcome can't be delivered, brokers ask a producer of the group, which calls `check`. Raises the errors of
-        `send` before `local` is called, and those of `local`. ValueError without `check`, or for a delayed message."""
+        `send` before `local` is called, and those of `local`. ValueError without `check`, or for a delayed message;
+        TypeError if `local` returns something else than a TransactionState, of which brokers ask, too."""
         if self._transactions is None:
             raise ValueError("transactions need a producer with check=…, which resolves those left open")
         return await self._transactions.send(message, local, queue, timeout_s)

@@ -15,6 +15,7 @@ from enum import Enum
 import anyio
 import msgspec
 
+from ha.client.callbacks import failure_of
 from ha.client.client import Client
 from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
@@ -89,7 +90,8 @@ class Transactions:
         result = sent.result
         # As in RocketMQ, `local` runs only if the half message is safe. If it raises, the broker will ask for the
         # state.
-        state = await local(result) if result.status is SendStatus.SEND_OK else TransactionState.ROLLBACK
+        is_safe = result.status is SendStatus.SEND_OK
+        state = _checked(await local(result), "local") if is_safe else TransactionState.ROLLBACK
         if state is TransactionState.UNKNOWN:
             return TransactionResult(result, state, False)
         return TransactionResult(result, state, await self._end(sent.address, result, sent.transaction_id, state))
@@ -102,9 +104,10 @@ class Transactions:
         message = received(record, queue, self._client.options.message_size_max)
         try:
             with anyio.fail_after(_CHECK_TIMEOUT_S):
-                state = await self._check(message)
-        except Exception:  # application error; the broker asks again
-            _log.exception("client.transaction_check_failed message=%s", message.message_id)
+                state = _checked(await self._check(message), "check")
+        except (Exception, anyio.get_cancelled_exc_class()) as error:  # the broker asks again
+            failure = failure_of(error)
+            _log.error("client.transaction_check_failed message=%s", message.message_id, exc_info=failure)
             return None
         if state is TransactionState.UNKNOWN:
             return None
@@ -143,3 +146,9 @@ class Transactions:
             _log.warning("client.transaction_not_ended message=%s reason=%r", result.message_id, str(error))
             return False
         return True
+
+
+def _checked(state: object, callback: str) -> TransactionState:
+    if not isinstance(state, TransactionState):
+        raise TypeError(f"{callback} has returned {state!r}, which is no TransactionState")
+    return state

@@ -1,5 +1,6 @@
 """The push consumer with a scripted broker: failures, and requests of operators."""
 
+import asyncio
 import logging
 import os
 import zlib
@@ -537,3 +538,47 @@ async def test_broadcasting_member_stores_its_positions(world: World, *, tmp_pat
     with pytest.raises(RemoteProtocolError):
         async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
             pass
+
+
+@pytest.mark.parametrize("mode", ConsumeMode)
+def test_handler_that_awaits_a_cancelled_task_has_failed(mode: ConsumeMode) -> None:
+    """Its CancelledError would end the task that calls the handler, and all others with it, without notice."""
+
+    async def main() -> None:
+        async with open_world() as world:
+            failed: list[bytes] = []
+
+            async def handle(message: ReceivedMessage) -> None:
+                if message.body == b"1" and not failed:
+                    failed.append(message.body)
+                    task = asyncio.ensure_future(asyncio.sleep(60))
+                    task.cancel()
+                    await task
+                world.inbox.append(message)
+
+            for number in range(6):
+                world.master.put(0, b"%d" % number)
+            push = msgspec.structs.replace(PUSH, suspend_s=0.01)
+            async with world.consumer(handle, mode=mode, push=push):
+                with anyio.fail_after(20):
+                    await until(lambda: world.master.committed.get(0) == 6)
+            is_orderly = mode is ConsumeMode.ORDERLY
+            assert sorted(world.bodies) == [b"%d" % number for number in range(6) if is_orderly or number != 1]
+            assert len(world.master.given_back) == (not is_orderly)
+
+    anyio.run(main, backend="asyncio")
+
+
+@on_both_backends(open_world)
+async def test_handler_that_is_cancelled_at_the_end_has_not_failed(world: World) -> None:
+    world.master.put(0, b"x")
+
+    async def handle(message: ReceivedMessage) -> None:
+        world.inbox.append(message)
+        await anyio.sleep_forever()
+
+    push = msgspec.structs.replace(PUSH, close_grace_s=0.0)
+    async with world.consumer(handle, push=push):
+        await until(lambda: world.bodies == [b"x"])
+    assert world.master.given_back == []
+    assert not world.master.committed.get(0)
