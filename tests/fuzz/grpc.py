@@ -25,27 +25,40 @@ CALL = [
 
 def frames(data: bytes) -> None:
     """Any bytes after the preface: only RemoteProtocolError; whole and in pieces the same; counters end at zero."""
-    answers = []
-    for piece_size in (len(data) or 1, 7):
-        protocol = Http2Protocol(LIMITS, lambda path: path.endswith(b"Streaming"))
-        received = []
-        try:
-            protocol.receive(PREFACE)
-            for start in range(0, len(data), piece_size):
-                for event in protocol.receive(data[start : start + piece_size]):
-                    if isinstance(event, Received):
-                        received.append((event.stream.id, event.message))
-                        if not event.stream.is_streaming:
-                            protocol.respond(event.stream, event.message)
-                    elif not isinstance(event, Aborted):
-                        protocol.finish(event.stream)
-        except RemoteProtocolError:
-            pass
-        assert protocol.partial_bytes == sum(len(stream.received) for stream in protocol.streams.values())
-        assert protocol.pending_bytes == sum(sum(map(len, s.pending)) for s in protocol.streams.values())
-        assert len(protocol.streams) <= LIMITS.streams_max
-        answers.append(received)
-    assert answers[0] == answers[1] or len(data) > 7
+    whole, error = _received(data, len(data) or 1)
+    pieces, same_error = _received(data, 7)
+    assert error == same_error
+    # With an error, what the same bytes had brought before is not returned.
+    assert whole == (pieces if error is None else [])
+    answered, _ = _received(data, 7, answers=True)
+    rest = iter(answered)
+    assert all(each in rest for each in pieces)  # calls that were answered only make room for more
+
+
+def _received(data: bytes, piece_size: int, *, answers: bool = False) -> tuple[list[tuple[int, bytes]], str | None]:
+    """Returns stream and content of the messages in `data`, and the error that ended the connection.
+
+    `answers`: calls are answered at once, not never: how the bytes are cut then decides which calls are open together.
+    """
+    protocol = Http2Protocol(LIMITS, lambda path: path.endswith(b"Streaming"))
+    received = []
+    error = None
+    try:
+        protocol.receive(PREFACE)
+        for start in range(0, len(data), piece_size):
+            for event in protocol.receive(data[start : start + piece_size]):
+                if isinstance(event, Received):
+                    received.append((event.stream.id, event.message))
+                    if answers and not event.stream.is_streaming:
+                        protocol.respond(event.stream, event.message)
+                elif answers and not isinstance(event, Aborted):
+                    protocol.finish(event.stream)
+    except RemoteProtocolError as raised:
+        error = str(raised)
+    assert protocol.partial_bytes == sum(len(stream.received) for stream in protocol.streams.values())
+    assert protocol.pending_bytes == sum(sum(map(len, s.pending)) for s in protocol.streams.values())
+    assert len(protocol.streams) <= LIMITS.streams_max
+    return received, error
 
 
 def headers(data: bytes) -> None:
