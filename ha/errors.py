@@ -36,7 +36,8 @@
         ├── ReceiptExpired       a popped message is no longer this consumer's
         ├── RequestTimedOut      no response in time: the request may have been executed
         └── ConnectionFailed     not established, or lost; a request may have been executed
-            └── NameServersUnreachable   none of the configured name servers could be reached
+            ├── NameServersUnreachable   none of the configured name servers could be reached
+            └── NoMaster                 no master with writable queues of the topic is registered
 
 Expected conditions (a lagging slave, a slow flush) are values of `ha.protocol.codes.PutStatus`.
 Each class has fields with its details, so that callers need not parse messages.
