@@ -72,6 +72,17 @@ class GuardedCalls:
             return False
         return True
 
+    def may_receive(self, session: Session, group: str, topic: str) -> bool:
+        """Returns whether the account of the client's last call has the rights of ReceiveMessage."""
+        needs = iter([(topic, Right.SUB), (RETRY_PREFIX + group, Right.SUB)])
+        try:
+            self._guard.authorize(
+                session.access_key, session.connection.peer, f"{PACKAGE}.ReceiveMessageRequest", needs
+            )
+        except AclRefusal:
+            return False
+        return True
+
     def _admit(self, session: Session, metadata: dict[str, str], name: str, needs: Needs) -> str:
         """Returns the access key that signed a call, if it has the rights. Raises AclRefusal."""
         peer, is_encrypted = session.connection.peer, session.connection.is_encrypted

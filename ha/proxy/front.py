@@ -216,11 +216,14 @@ class Front:
     async def serve_clients(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Does what clients need besides answers to their calls, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._in_flight.serve, partial(self._acknowledging.delay, None))
+            nursery.start_soon(self._in_flight.serve, partial(self._acknowledging.delay, None), self._may_receive)
             nursery.start_soon(self._keep_registered)
             task_status.started()
             await trio.sleep_forever()
         raise AssertionError("ends by cancellation only")
+
+    def _may_receive(self, session: Session, group: str, topic: str) -> bool:
+        return self._access is None or self._access.may_receive(session, group, topic)
 
     async def _keep_registered(self) -> NoReturn:
         """Keeps the front registered, as a producer, at the brokers of its clients' topics."""

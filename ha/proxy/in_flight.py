@@ -3,7 +3,9 @@
 A push consumer receives with auto_renew and sends no times. Its messages are invisible for the group's consume timeout
 (consumeTimeoutMinute, 15 min). Shortly before that ends, the front changes it to begin again, for at most
 RENEWED_S_MAX in all; the client goes on using its first handle, so the latest one is kept here. When a client is gone,
-its messages become visible after RELEASED_MS, unless it comes back within RETURN_S, over another connection.
+its messages become visible after RELEASED_MS, unless it comes back within RETURN_S, over another connection. So do
+messages that a client has not received because it cancelled the call. Those of a client that may not receive any more,
+and so can't acknowledge them either, are not renewed.
 
 RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.
 Here, a handle is valid without this table for the whole consume timeout. A front that dies with all of its clients
@@ -13,7 +15,7 @@ leaves their messages invisible for that time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -39,6 +41,8 @@ RELEASED_MS = 1_000
 
 Delay = Callable[[str, str, ReceiptHandle, int], Awaitable[ReceiptHandle]]
 """Changes the invisible time of a message (group, topic, handle, ms), and returns its new handle."""
+MayRenew = Callable[["Session", str, str], bool]
+"""Whether a client may receive from a group and topic at present."""
 
 
 class _Message(msgspec.Struct):
@@ -49,6 +53,7 @@ class _Message(msgspec.Struct):
     receipt: ReceiptHandle
     received_at: float
     renewed_at: float
+    is_undelivered: bool = False
 
 
 class _Client(msgspec.Struct):
@@ -108,7 +113,14 @@ class InFlight:
         if client is not None and client.session is session:
             client.gone_at = trio.current_time() - (0 if may_return else RETURN_S)
 
-    async def serve(self, delay: Delay) -> NoReturn:
+    def release(self, session: Session, receipts: Iterable[ReceiptHandle]) -> None:
+        """Releases messages that were added, but did not reach their client."""
+        client = self._clients.get(session.client_id)
+        for receipt in receipts:
+            if client is not None and (message := client.messages.get(receipt.encode())) is not None:
+                message.is_undelivered = True
+
+    async def serve(self, delay: Delay, may_renew: MayRenew) -> NoReturn:
         """Renews and releases messages until cancelled."""
         while True:
             await trio.sleep(CHECK_INTERVAL_S)
@@ -116,11 +128,12 @@ class InFlight:
             for client_id, client in list(self._clients.items()):
                 is_gone = client.gone_at is not None and now - client.gone_at >= RETURN_S
                 for handle, message in list(client.messages.items()):
-                    if is_gone:
+                    if is_gone or message.is_undelivered:
                         await self._change(delay, message, RELEASED_MS)
                         self._drop(client_id, client, handle)
                     elif now >= message.renewed_at + message.receipt.handle.invisible_ms / 1000 - RENEWED_BEFORE_S:
-                        if now - message.received_at >= RENEWED_S_MAX:
+                        is_over = now - message.received_at >= RENEWED_S_MAX
+                        if is_over or not may_renew(client.session, message.group, message.topic):
                             self._drop(client_id, client, handle)
                         else:
                             await self._change(delay, message, message.receipt.handle.invisible_ms)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from ha.grpc import Call
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.pop import PopMessageRequest
@@ -101,13 +103,18 @@ class Receiving:
                 await self._acknowledging.bury(session, group_text, topic, popped.receipt, popped.record.queue_id)
             else:
                 kept.append(popped)
+        if not kept:
+            await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
+            return
         if request.auto_renew:
             for popped in kept:
                 self._in_flight.add(session, group_text, topic, popped.receipt)
-        if kept:
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
             await call.respond_all(self._messages(topic, kept))
-        else:
-            await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
+        except trio.Cancelled:
+            self._in_flight.release(session, (popped.receipt for popped in kept))
+            raise
 
     def _messages(self, topic: str, kept: list[Popped]) -> Iterator[bytes]:
         """Yields the messages of an answer."""

@@ -40,6 +40,10 @@ class Access(Protocol):
         """Whether a client with the Telemetry stream `call` may be shown half messages of `topic` at present."""
         ...
 
+    def may_receive(self, session: Session, group: str, topic: str) -> bool:
+        """Whether a client may receive messages of `topic` as a member of `group` at present."""
+        ...
+
 
 class Telemetry:
     """Serves the Telemetry streams of all clients."""

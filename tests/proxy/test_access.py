@@ -160,3 +160,20 @@ async def test_committing_needs_the_right_of_the_account(tmp_path: Path) -> None
         ending = service.EndTransactionRequest(topic=T, transaction_id=entry.transaction_id, resolution=1)
         assert await code(signed(site.address, "reader", "secret-r"), "EndTransaction", ending) == Code.FORBIDDEN
         assert await code(sender, "EndTransaction", ending) == Code.OK
+
+
+@pytest.mark.parametrize(
+    ("access_key", "group", "topic", "may"),
+    [
+        ("reader", "g", "t", True),
+        ("reader", "other", "t", False),
+        ("reader", "g", "other", False),
+        ("sender", "g", "t", False),
+        ("deleted", "g", "t", False),
+        ("", "g", "t", False),
+    ],
+)
+async def test_who_may_receive_at_present(access_key: str, group: str, topic: str, *, may: bool) -> None:
+    session: Any = SimpleNamespace(access_key=access_key, connection=SimpleNamespace(peer=("127.0.0.1", 1)))
+    calls = GuardedCalls(AclGuard(POLICY))
+    assert calls.may_receive(session, group, topic) is may

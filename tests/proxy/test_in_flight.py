@@ -46,10 +46,14 @@ class World:
         self.changes: list[tuple[float, int, int]] = []
         self.started = trio.current_time()
         self.is_unreachable = False
+        self.forbidden: set[tuple[str, str, str]] = set()
 
     @property
     def now(self) -> float:
         return trio.current_time() - self.started
+
+    def may_renew(self, session: Any, group: str, topic: str) -> bool:
+        return (session.client_id, group, topic) not in self.forbidden
 
     async def delay(self, group: str, topic: str, old: ReceiptHandle, invisible_ms: int) -> ReceiptHandle:
         self.changes.append((round(self.now), old.handle.offset, invisible_ms))
@@ -63,7 +67,7 @@ class World:
 async def opened() -> AsyncIterator[World]:
     world = World()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.table.serve, world.delay)
+        nursery.start_soon(world.table.serve, world.delay, world.may_renew)
         yield world
         nursery.cancel_scope.cancel()
 
@@ -148,3 +152,26 @@ async def test_messages_are_limited(monkeypatch: pytest.MonkeyPatch, autojump_cl
         world.table.remove(world.session, receipt(0).encode())
         world.table.add(world.session, "g", "t", receipt(2))
         assert world.table.find(world.session, receipt(2).encode()) == receipt(2)
+
+
+async def test_client_that_may_not_receive_any_more(autojump_clock: MockClock) -> None:
+    """Its messages, which it can't acknowledge, are not renewed."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt())
+        await trio.sleep(1000)
+        assert world.changes == [(855, 0, INVISIBLE_MS)]
+        world.forbidden.add(("c", "g", "t"))
+        await trio.sleep(RENEWED_S_MAX)
+        assert len(world.changes) == 1
+        assert world.table.count == 0
+
+
+async def test_messages_that_were_not_delivered(autojump_clock: MockClock) -> None:
+    """They become visible soon; those that were delivered stay invisible."""
+    async with opened() as world:
+        for offset in range(2):
+            world.table.add(world.session, "g", "t", receipt(offset))
+        world.table.release(world.session, [receipt(1)])
+        await trio.sleep(60)
+        assert [(offset, time) for _, offset, time in world.changes] == [(1, RELEASED_MS)]
+        assert world.table.count == 1

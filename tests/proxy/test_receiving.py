@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import trio
 from google.protobuf.duration_pb2 import Duration
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
+from rocketmq.grpc_protocol import service_pb2_grpc as stubs
 
 from ha.protocol.compression import Compression, compressed, flags_of
 from ha.proxy.options import FrontOptions
@@ -327,4 +329,24 @@ async def test_messages_of_a_client_that_has_ended(tmp_path: Path) -> None:
         ending = service.NotifyClientTerminationRequest(group=definition.Resource(name="g"))
         assert (await client.call("NotifyClientTermination", ending)).status.code == Code.OK
         received, _ = await again(other, receiving("t"))
+        assert received.system_properties.delivery_attempt == 2
+
+
+async def test_receive_that_is_cancelled_while_its_messages_are_sent(tmp_path: Path) -> None:
+    """They are delivered again soon, although the push consumer that has not received them goes on."""
+    async with open_site(tmp_path, QUICK) as site:
+        client = Client(site.address)
+        client.stub = stubs.MessagingServiceStub(grpc.insecure_channel(site.address, [("grpc.http2.bdp_probe", 0)]))
+        await begin(site, client, read=1, write=1)
+        for _ in range(4):  # more than the window of the stream
+            assert (await client.send(message("t", bytes(60_000)))).status.code == Code.OK
+
+        def cancelled() -> None:
+            answer = client.stub.ReceiveMessage(receiving("t", auto_renew=True), metadata=client.metadata)
+            assert next(answer).status.code == Code.OK
+            time.sleep(0.5)
+            answer.cancel()
+
+        await trio.to_thread.run_sync(cancelled)
+        received, _ = await again(client, receiving("t", count=1))
         assert received.system_properties.delivery_attempt == 2
