@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -77,7 +78,6 @@ class Rebalancer:
         self._locking = anyio.Lock()
         """Serializes lock and unlock requests: a renewal must not follow the release of the same lock."""
         self._saving = anyio.Lock()
-        """Serializes saves: an older position must not overwrite a newer one."""
         self._logged_failures: dict[str, str] = {}
 
     def wake(self) -> None:
@@ -116,8 +116,8 @@ class Rebalancer:
 
     async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
         """Saves these positions now instead of the queues' own."""
-        async with self._saving:
-            saved = await self._save_positions({held.queue: offset for held, offset in offsets.items()})
+        async with self._one_save():
+            saved = await self._positions.save({held.queue: offset for held, offset in offsets.items()})
             for held, offset in offsets.items():
                 if held.queue in saved and held.saved_offset is None:
                     held.saved_offset = offset
@@ -209,7 +209,7 @@ class Rebalancer:
             await self._save(list(self.held.values()))
 
     async def _save(self, queues: list[HeldQueue]) -> None:
-        async with self._saving:
+        async with self._one_save():
             offsets = {}
             began = {}
             for held in queues:
@@ -218,21 +218,21 @@ class Rebalancer:
                     began[held] = held.process_queue
             if not offsets:
                 return
-            saved = await self._save_positions(offsets)
+            saved = await self._positions.save(offsets)
             for held, process_queue in began.items():
                 # A queue restarted meanwhile must save its position even if the offset is the same.
                 if held.queue in saved and held.process_queue is process_queue:
                     held.saved_offset = offsets[held.queue]
 
-    async def _save_positions(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """Saves these positions and returns the queues for which that succeeded.
+    @asynccontextmanager
+    async def _one_save(self) -> AsyncIterator[None]:
+        """Serializes saves: an older position must not overwrite a newer one.
 
-        Shielded: an abandoned request could be executed after the next one and move the position back. Each request has
-        its own deadline."""
-        saved: set[MessageQueue] = set()
+        Shielded: an abandoned request could be executed after the next one and move the position back, and a revoked
+        queue is not saved again at the end. Each request has its own deadline."""
         with anyio.CancelScope(shield=True):
-            saved |= await self._positions.save(offsets)
-        return saved
+            async with self._saving:
+                yield
 
     async def _renew_locks(self) -> None:
         while True:

@@ -582,3 +582,36 @@ async def test_handler_that_is_cancelled_at_the_end_has_not_failed(world: World)
         await until(lambda: world.bodies == [b"x"])
     assert world.master.given_back == []
     assert not world.master.committed.get(0)
+
+
+@on_both_backends(open_world)
+async def test_position_of_a_queue_revoked_during_a_save_is_saved_at_the_end(world: World) -> None:
+    held, may_answer = anyio.Event(), anyio.Event()
+
+    async def save_later(command: RemotingCommand) -> RemotingCommand:
+        held.set()
+        await may_answer.wait()
+        world.master.committed[int(command.ext_fields["queueId"])] = int(command.ext_fields["commitOffset"])
+        return command.reply(0)
+
+    def save(command: RemotingCommand) -> Answer:
+        return save_later(command) if command.ext_fields["topic"] == "T" and not may_answer.is_set() else None
+
+    async def answer_later() -> None:
+        await anyio.sleep(0.2)
+        may_answer.set()
+
+    world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = save
+    async with anyio.create_task_group() as tasks, world.consumer() as push:
+        await until(lambda: len(push.assigned) == 3)
+        for queue_id in (0, 1):
+            world.master.put(queue_id, b"first")
+        await held.wait()
+        for queue_id in (0, 1):
+            world.master.put(queue_id, b"second")
+        await until(lambda: world.bodies.count(b"second") == 2)
+        world.master.others = ["~ last of all"]
+        await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+        await until(lambda: len([queue for queue in push.assigned if queue.topic == "T"]) == 1)
+        tasks.start_soon(answer_later)
+    assert world.master.committed == {0: 2, 1: 2}
