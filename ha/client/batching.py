@@ -9,8 +9,8 @@ request in flight, which keeps the order; other lanes have one per broker that h
 broker for full batches: waiting would not make those larger, and brokers stay busy while this side wakes senders.
 
 A request can take seconds if a slave is slow. A batch waits for the request before it at most `_BATCH_DELAY_MAX_S` and
-is then sent concurrently, as it would be without batching. This applies to a lane for a chosen queue, too: a broker that
-handles the requests of a connection concurrently, as RocketMQ's do, may then store its messages in another order.
+is then sent concurrently, as it would be without batching. This applies to a lane for a chosen queue, too: brokers that
+handle the requests of a connection concurrently, as RocketMQ's do, may then store its messages in another order.
 """
 
 from __future__ import annotations
