@@ -402,7 +402,11 @@ class TimerService:
 
     def _rolled(self, record: MessageRecord) -> PutRequest:
         properties = record.property_map()
-        properties[TIMER_ROLL_TIMES] = str(parse_int(properties.get(TIMER_ROLL_TIMES, "0")) + 1)
+        try:
+            times = parse_int(properties.get(TIMER_ROLL_TIMES, "0"))
+        except ValueError:  # a producer may set it to anything
+            times = 0
+        properties[TIMER_ROLL_TIMES] = str(times + 1)
         properties.pop(CRC32, None)  # of this record; the store computes a new one
         message = message_of(record, TIMER_TOPIC, 0, encode_properties(properties))
         return PutRequest(messages=(message,), waits=False, frees_space=True)

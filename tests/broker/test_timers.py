@@ -324,6 +324,16 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         assert node.broker.timers.statistics().delivered_count == 3
 
 
+@pytest.mark.parametrize("stated", ["many", "2147483648"])
+async def test_a_producer_may_state_any_number_of_rolls(tmp_path: Path, autojump_clock: object, stated: str) -> None:
+    async with open_node(tmp_path, store_changes=EXPIRED) as node:
+        await node.send(b"later", i=properties(TIMER_DELAY_SEC=500, TIMER_ROLL_TIMES=stated), e=0)
+        await fill_segments(node)
+        assert await node.store.retention.clean(at_any_hour=True) >= 1
+        [(_, record)] = await node.arrivals()
+        assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
+
+
 async def test_messages_are_rolled_on_a_nearly_full_disk_while_a_due_one_waits_for_room(
     tmp_path: Path, autojump_clock: object
 ) -> None:
