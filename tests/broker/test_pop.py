@@ -269,6 +269,14 @@ async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, a
     assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%%RETRY%")]
 
 
+async def test_number_of_retries_has_a_largest_value(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a", j=2**31 - 1)
+    for _ in range(2):
+        [message] = await pop_messages(node, invisibleTime=1000)
+        assert message.record.reconsume_times == 2**31 - 1
+        await trio.sleep(2)
+
+
 async def test_retry_topic_v2_and_v1_beside_it(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await send(node, b"a")

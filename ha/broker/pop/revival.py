@@ -43,6 +43,8 @@ CHECK_INTERVAL_S = 1.0
 """Interval for checking the wall clock, which may be set."""
 RETRY_S = 1.0
 """Time before another attempt to deliver a message."""
+RECONSUME_TIMES_MAX = (1 << 31) - 1
+"""The largest number in a record's field, which a producer may have set."""
 
 
 class _Copy(PutRequest, kw_only=True, gc=False):
@@ -184,7 +186,7 @@ class Revival:
         message = message_of(record, topic, 0, encode_properties(properties))
         message.born_host = self._own_host
         message.prepared_transaction_offset = copy_mark(record.physical_offset)
-        message.reconsume_times = record.reconsume_times + (not batch.is_suspended)
+        message.reconsume_times = min(record.reconsume_times + (not batch.is_suspended), RECONSUME_TIMES_MAX)
         return message
 
     async def _read(self, due: Sequence[_Due]) -> dict[int, MessageRecord | None]:
