@@ -13,11 +13,13 @@ TransactionalMessageBridge.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import (
     CRC32,
     DELAY,
+    PROPERTIES_SIZE_MAX,
     REAL_QUEUE_ID,
     REAL_TOPIC,
     TIMER_DELAY_MS,
@@ -32,8 +34,11 @@ from ha.protocol.properties import (
     encode_properties,
 )
 from ha.protocol.record import Message, MessageRecord, encode_host
+from ha.protocol.record_encoding import PROPERTY_CRC_SIZE
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
+NOTED_SIZE_MAX = PROPERTIES_SIZE_MAX - PROPERTY_CRC_SIZE
+"""Maximum bytes of a property string with `with_notes`; the store may append a CRC."""
 TIMER_PROPERTIES = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 
 _INT = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
@@ -132,6 +137,12 @@ def real_message(record: MessageRecord) -> Message:
         del properties[CRC32]
         raw = encode_properties(properties)
     return message_of(record, topic, parse_int(queue_id), raw)
+
+
+def with_notes(properties: bytes, notes: Mapping[str, str]) -> bytes:
+    """Appends properties that only inform, unless the string would then be too long for a record."""
+    noted = properties + encode_properties(notes)
+    return noted if len(noted) <= NOTED_SIZE_MAX else properties
 
 
 def message_of(record: MessageRecord, topic: str, queue_id: int, properties: bytes) -> Message:

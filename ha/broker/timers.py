@@ -36,7 +36,7 @@ import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
-from ha.broker.detour import message_of, parse_int, real_message
+from ha.broker.detour import message_of, parse_int, real_message, with_notes
 from ha.broker.limited_log import LimitedLog
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
@@ -335,7 +335,7 @@ class TimerService:
             self._drop(record.queue_offset, str(error))
             return
         times = {TIMER_ENQUEUE_MS: str(record.store_timestamp_ms), TIMER_DEQUEUE_MS: str(now_ms)}
-        message.properties = bytes(message.properties) + encode_properties(times)
+        message.properties = with_notes(message.properties, times)
         yield _Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset, code=code)
 
     def _set_progress(self) -> None:
@@ -403,12 +403,12 @@ class TimerService:
     def _rolled(self, record: MessageRecord) -> PutRequest:
         properties = record.property_map()
         try:
-            times = parse_int(properties.get(TIMER_ROLL_TIMES, "0"))
+            times = parse_int(properties.pop(TIMER_ROLL_TIMES, "0"))
         except ValueError:  # a producer may set it to anything
             times = 0
-        properties[TIMER_ROLL_TIMES] = str(times + 1)
         properties.pop(CRC32, None)  # of this record; the store computes a new one
-        message = message_of(record, TIMER_TOPIC, 0, encode_properties(properties))
+        raw = with_notes(encode_properties(properties), {TIMER_ROLL_TIMES: str(times + 1)})
+        message = message_of(record, TIMER_TOPIC, 0, raw)
         return PutRequest(messages=(message,), waits=False, frees_space=True)
 
     # ---- counting

@@ -15,7 +15,8 @@ from ha.broker.pop.service import GroupInFlight
 from ha.broker.queue_read import QueueRead
 from ha.protocol.admin_requests import decode_consume_stats
 from ha.protocol.bodies import TopicConfig
-from ha.protocol.record import Message
+from ha.protocol.properties import PROPERTIES_SIZE_MAX
+from ha.protocol.record import Message, decode_records
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import open_remoting_client
 from tests.broker.node import Node, WallClock, open_node, text
@@ -267,6 +268,19 @@ async def test_retries_return_to_the_same_topic_until_acknowledged(node: Node, a
     await trio.sleep(5)
     assert await pop_messages(node) == []
     assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%%RETRY%")]
+
+
+async def test_message_without_room_for_further_properties_is_delivered_again(
+    node: Node, autojump_clock: object
+) -> None:
+    raw = b"filler\x01%b\x02" % (b"x" * (PROPERTIES_SIZE_MAX - 8))
+    await send(node, b"first", e=1)
+    await node.broker.put_service.put([Message("TT", 0, b"full", raw)])
+    await node.dispatched()
+    for _ in range(3):
+        answer = await pop(node, invisibleTime=1000, maxMsgNums=1, queueId=0)
+        assert [record.body for record in decode_records(answer.body)] == [b"full"]
+        await trio.sleep(2)
 
 
 async def test_number_of_retries_has_a_largest_value(node: Node, autojump_clock: object) -> None:

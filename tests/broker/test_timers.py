@@ -18,8 +18,8 @@ import trio
 
 from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
-from ha.protocol.properties import encode_properties, java_hash
-from ha.protocol.record import timer_code
+from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties, java_hash
+from ha.protocol.record import Message, timer_code
 from ha.protocol.topic_names import TIMER_TOPIC
 from ha.store.files import DiskUsage, OsDisk
 from tests.broker.node import Node, WallClock, open_node
@@ -279,7 +279,27 @@ async def test_what_could_not_be_put_when_it_was_due_is_delivered_after_a_restar
         assert record.body == b"late"
 
 
+async def test_a_message_without_room_for_further_properties_is_delivered(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"first")
+        await node.broker.put_service.put([largest_message(b"full", 5)])
+        with trio.fail_after(60):
+            [(_, record)] = await node.arrivals(offset=1)
+        assert (record.body, len(record.properties)) == (b"full", PROPERTIES_SIZE_MAX)
+
+
 # ---- retention
+
+
+def largest_message(body: bytes, due_s: float) -> Message:
+    """A message for queue 0 of TT with the longest properties, as it is stored until it is due."""
+    due_ms = WallClock()() + int(due_s * 1000)
+    raw = properties(TIMER_OUT_MS=due_ms, REAL_TOPIC="TT", REAL_QID=0, filler="x").encode()
+    filler = "x" * (1 + PROPERTIES_SIZE_MAX - len(raw))
+    raw = properties(TIMER_OUT_MS=due_ms, REAL_TOPIC="TT", REAL_QID=0, filler=filler).encode()
+    return Message(TIMER_TOPIC, 0, body, raw)
 
 
 class FillingDisk(OsDisk):
@@ -322,6 +342,23 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
         await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 3
+
+
+async def test_a_message_without_room_for_further_properties_is_rolled_once(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path, store_changes={**EXPIRED, "segment_size": 65_536}) as node:
+        for number in range(3):
+            await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=500), e=0)
+        await node.broker.put_service.put([largest_message(b"full", 500)])
+        for _ in range(3):
+            await fill_segments(node)
+            await node.store.retention.clean(at_any_hour=True)
+        assert node.store.log.min_offset > 0
+        with trio.fail_after(1000):
+            assert sorted(record.body for _, record in await node.arrivals(4)) == [b"0", b"1", b"2", b"full"]
+        await trio.sleep(1000)
+        assert node.broker.timers.statistics().delivered_count == 4
 
 
 @pytest.mark.parametrize("stated", ["many", "2147483648"])

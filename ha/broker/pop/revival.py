@@ -24,7 +24,7 @@ import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
 from ha.broker.core import BrokerCore
-from ha.broker.detour import message_of
+from ha.broker.detour import message_of, with_notes
 from ha.broker.limited_log import LimitedLog
 from ha.broker.pop.copies import copy_mark
 from ha.broker.pop.pop_log import PopLog
@@ -181,9 +181,11 @@ class Revival:
     def _copy_of(self, record: MessageRecord, batch: Batch, topic: str) -> Message:
         properties = record.property_map()
         properties.pop(CRC32, None)  # of this record; the store computes a new one
-        properties[ORIGIN_GROUP] = batch.queue.key[0]
-        properties.setdefault(FIRST_POP_TIME, str(batch.pop_time_ms))
-        message = message_of(record, topic, 0, encode_properties(properties))
+        properties.pop(ORIGIN_GROUP, None)
+        raw = with_notes(encode_properties(properties), {ORIGIN_GROUP: batch.queue.key[0]})
+        if FIRST_POP_TIME not in properties:
+            raw = with_notes(raw, {FIRST_POP_TIME: str(batch.pop_time_ms)})
+        message = message_of(record, topic, 0, raw)
         message.born_host = self._own_host
         message.prepared_transaction_offset = copy_mark(record.physical_offset)
         message.reconsume_times = min(record.reconsume_times + (not batch.is_suspended), RECONSUME_TIMES_MAX)
