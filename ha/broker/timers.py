@@ -371,34 +371,47 @@ class TimerService:
                 pending = [
                     at for at, code in enumerate(codes, first) if code is not None and self._is_pending(at, code)
                 ]
-                is_released = len(codes) == len(entries)
-                if pending:
-                    is_released = is_released and not self._standing.is_slave and await self._roll(queue, pending)
-                if not is_released:
-                    self._log.write("timer.segment_kept offset=%d reason=%r", first, "it has pending messages")
-                    return False
-                first += len(entries)
+                released = first + len(codes)
+                if pending and not self._standing.is_slave:
+                    released = await self._roll(queue, pending, released)
+                if pending and self._standing.is_slave:  # possibly since a moment ago
+                    released = pending[0]
                 if not self._standing.is_slave:
-                    self._progress.set(FIRST, first)
-                    self._index.drop_before(first)
-                    self._unreadable = {at: each for at, each in self._unreadable.items() if at >= first}
+                    self._progress.set(FIRST, released)
+                    self._index.drop_before(released)
+                    self._unreadable = {at: each for at, each in self._unreadable.items() if at >= released}
+                if released < first + len(entries):
+                    self._log.write("timer.segment_kept offset=%d reason=%r", released, "it has pending messages")
+                    return False
+                first = released
                 await trio.lowlevel.checkpoint()
             return True
 
-    async def _roll(self, queue: ConsumeQueue, queue_offsets: Sequence[int]) -> bool:
-        """Stores and flushes pending messages in the timer topic again; False if not all could be."""
+    async def _roll(self, queue: ConsumeQueue, queue_offsets: Sequence[int], end: int) -> int:
+        """Stores and flushes pending messages, which lie before queue offset `end`, in the timer topic again.
+
+        Returns the queue offset of the first one that could not be, or `end`.
+        """
         records = await self._read(queue, queue_offsets)
-        if len(records) < len(queue_offsets):
-            return False
-        puts = [self._rolled(record) for record in records.values() if record is not None]
-        await self._puts.settle(puts)
-        if not all(put.status.is_stored for put in puts):
-            return False
+        rolled = {}
+        for at in queue_offsets:
+            if at not in records:
+                end = at
+                break
+            record = records[at]
+            if record is not None:
+                rolled[at] = self._rolled(record)
+        await self._puts.settle([*rolled.values()])
+        for at, put in rolled.items():
+            if put.is_hopeless:
+                self._drop(at, put.remark)
+            elif not put.status.is_stored:
+                return at
         try:
             await self._store.flusher.flush()  # the disk may lose the segment's file before the new records otherwise
         except DiskFailed:
-            return False  # the store ends the process
-        return True
+            return queue_offsets[0]  # the store ends the process
+        return end
 
     def _rolled(self, record: MessageRecord) -> PutRequest:
         properties = record.property_map()

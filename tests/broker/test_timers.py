@@ -16,8 +16,10 @@ from unittest.mock import patch
 import pytest
 import trio
 
+from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
+from ha.causes import Cause
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties, java_hash
 from ha.protocol.record import Message, timer_code
 from ha.protocol.topic_names import TIMER_TOPIC
@@ -342,6 +344,29 @@ async def test_pending_messages_are_rolled_before_their_segment_is_deleted(
         assert record.property_map()["TIMER_ROLL_TIMES"] == "1"
         await trio.sleep(1000)
         assert node.broker.timers.statistics().delivered_count == 3
+
+
+async def test_what_was_rolled_is_not_rolled_again_when_the_rest_is(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, store_changes=EXPIRED) as node:
+        for number in range(5):
+            await node.send(b"%d" % number, i=properties(TIMER_DELAY_SEC=500), e=0)
+        await fill_segments(node)
+        service = node.broker.put_service
+
+        def admit_three(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
+            service._refuse(requests[3:], Cause.NOT_WRITABLE, "no room")
+            return requests[:3]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "_admit", admit_three)
+            assert await node.store.retention.clean(at_any_hour=True) == 0
+            await node.dispatched()
+        assert await node.store.retention.clean(at_any_hour=True) >= 1
+        assert [record.body for _, record in await node.arrivals(5)] == [b"0", b"1", b"2", b"3", b"4"]
+        await trio.sleep(1000)
+        assert node.broker.timers.statistics().delivered_count == 5
 
 
 async def test_a_message_without_room_for_further_properties_is_rolled_once(
