@@ -348,6 +348,29 @@ async def test_reset_of_the_offset_survives_a_restart_before_the_next_pop(
         assert bodies(await pop_messages(node)) == [b"%d" % number for number in range(offset, 7)]
 
 
+async def test_reset_of_the_offset_is_repeated_if_it_can_not_be_stored(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"0")
+        await node.send(b"1")
+        for message in await pop_messages(node):
+            await ack(node, message)
+        service = node.broker.put_service
+
+        def refuse(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
+            service._refuse(requests, Cause.NOT_WRITABLE, "no room")
+            return ()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service, "_admit", refuse)
+            assert node.broker.offsets.reset("g", "TT", 0, 1)
+            assert (await pop(node)).code == 14
+        await trio.sleep(1)
+        assert node.broker.offsets.get("g", "TT", 0) == 1
+        assert bodies(await pop_messages(node)) == [b"1"]
+
+
 async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await put_many(node, 8)

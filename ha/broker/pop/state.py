@@ -6,7 +6,8 @@
     OrderedBatch    the messages of the last pop in order mode, of which no queue has more than one
 
 Changes take effect at once and are remembered until they are in the log: `take_changes` returns them as a record,
-`settle` reports whether that was stored, and undoes them and all later ones if not. No I/O, clock or tasks.
+`settle` reports whether that was stored, and undoes them and all later ones if not, except that a reset is repeated.
+No I/O, clock or tasks.
 
 Memory: about 120 bytes per message in flight, 400 per batch, bounded by the limits of `Limits`.
 """
@@ -93,6 +94,8 @@ class Undo(msgspec.Struct):
     batches: dict[int, Batch | None] = {}
     copied: set[int] = set()
     """Messages that left the state because their copies are in the log"""
+    reset_to: int | None = None
+    """Where a reset moved it, as the last one of several"""
     is_new: bool = False
 
 
@@ -238,6 +241,7 @@ class PopState:
             undo.batches.setdefault(offset, queue.batches[offset])
             self._set(queue, offset, None)
         queue.next_offset, queue.order = next_offset, None
+        undo.reset_to = next_offset
 
     def remove(self, key: QueueKey) -> None:
         """Forgets a queue whose topic or group was deleted."""
@@ -324,14 +328,15 @@ class PopState:
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
         """Reports the outcome of the record; undoes it and all later changes if it was not stored.
 
-        Returns the queues that changed. The removal of a queue, or of a message whose copy is stored, is not undone
-        but written again.
+        Returns the queues that changed. A reset, and the removal of a queue, or of a message whose copy is stored, is
+        not undone but written again.
         """
         taken, self._taken = self._taken, {}
         if is_stored:
             return [queue for queue, _ in taken.values() if queue is not None]
         removed = []
         copied: list[tuple[PopQueue, int]] = []
+        resets: dict[PopQueue, int] = {}
         for changes in (self._changed, taken):
             for key, (queue, undo) in changes.items():
                 if queue is None or undo is None or undo.is_new:
@@ -343,12 +348,17 @@ class PopState:
                     self._set(queue, offset, batch)
                 queue.next_offset, queue.order = undo.next_offset, undo.order
                 copied += [(queue, offset) for offset in undo.copied]
+                if undo.reset_to is not None:
+                    resets.setdefault(queue, undo.reset_to)
                 if undo.is_new:
                     del self.queues[key]
         self._changed = {key: (None, None) for key in removed if key not in self.queues}
         for queue, offset in copied:
             if offset in queue.batches:
                 self.finish(queue, offset, is_copied=True)
+        for queue, next_offset in resets.items():
+            if self.queues.get(queue.key) is queue:
+                self.reset(queue, next_offset)
         if self._changed:
             self._on_change()
         return []
