@@ -386,6 +386,30 @@ async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_c
         assert not [topic for topic in node.broker.topics.table if topic.startswith("%RETRY%")]
 
 
+async def test_group_deleted_while_a_record_waits_keeps_no_offset(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path) as node:
+        await put_many(node, 8)
+        await pop_messages(node, maxMsgNums=1)
+        is_deleted = trio.Event()
+        with monkeypatch.context() as patch:
+
+            async def add() -> None:
+                await is_deleted.wait()
+                patch.undo()
+
+            patch.setattr(node.store.log, "append", lambda *_: [])
+            patch.setattr(node.store.log, "add_segment", add)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pop, node)
+                await trio.sleep(0.1)
+                assert (await node.ask(207, groupName="g", cleanOffset=True)).code == 0
+                is_deleted.set()
+        await trio.sleep(1)
+        assert node.broker.offsets.topics_of("g") == []
+
+
 async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
     tmp_path: Path, autojump_clock: object
 ) -> None:

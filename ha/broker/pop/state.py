@@ -328,12 +328,12 @@ class PopState:
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
         """Reports the outcome of the record; undoes it and all later changes if it was not stored.
 
-        Returns the queues that changed. A reset, and the removal of a queue, or of a message whose copy is stored, is
-        not undone but written again.
+        Returns the queues that changed and still exist. A reset, and the removal of a queue, or of a message whose copy
+        is stored, is not undone but written again.
         """
         taken, self._taken = self._taken, {}
         if is_stored:
-            return [queue for queue, _ in taken.values() if queue is not None]
+            return [queue for queue, _ in taken.values() if queue is not None and self.queues.get(queue.key) is queue]
         removed = []
         copied: list[tuple[PopQueue, int]] = []
         resets: dict[PopQueue, int] = {}
