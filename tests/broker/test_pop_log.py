@@ -226,6 +226,27 @@ async def test_a_pop_of_which_a_part_was_undone_is_refused(
         assert len(await pop_messages(node)) == 11
 
 
+async def test_message_whose_acknowledgement_is_undone_is_delivered_in_time(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its redelivery slept without a deadline meanwhile, as nothing was in flight."""
+    async with open_node(tmp_path) as node:
+        await node.send(b"0")
+        [message] = await pop_messages(node, invisibleTime=3000)
+        with monkeypatch.context() as patch:
+
+            async def fail() -> AppendResult:
+                await trio.sleep(2)
+                patch.undo()
+                return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
+
+            patch.setattr(node.store.log, "append", lambda *_: [])
+            patch.setattr(node.store.log, "add_segment", fail)
+            assert (await ack(node, message)).code != 0
+        await trio.sleep(2)
+        assert node.broker.pop.statistics().revived_count == 1
+
+
 async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path, autojump_clock: object) -> None:
     async with open_poller() as poller, open_node(tmp_path, poller=poller) as node:
         old, stream, connection = await popped_and_connected(node)

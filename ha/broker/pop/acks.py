@@ -19,7 +19,6 @@ from ha.broker.core import BrokerCore
 from ha.broker.journal import Logged
 from ha.broker.pop.pop_holds import PopHolds
 from ha.broker.pop.pop_log import PopLog
-from ha.broker.pop.revival import Revival
 from ha.broker.pop.state import PopQueue, PopState
 from ha.broker.queue_times import bounds
 from ha.broker.refused import RefusedError
@@ -48,12 +47,11 @@ LOOK_EVERY = 32
 class AckRequests:
     """Answers acknowledgements and changes of the invisible time."""
 
-    def __init__(self, core: BrokerCore, log: PopLog, revival: Revival, holds: PopHolds) -> None:
+    def __init__(self, core: BrokerCore, log: PopLog, holds: PopHolds) -> None:
         self._store = core.store
         self._topics = core.tables.topics
         self._wall_clock_ms = core.world.wall_clock_ms
         self._pop_log = log
-        self._revival = revival
         self._holds = holds
         self._steps: dict[int, Callable[[PopState, RemotingCommand], RemotingCommand]] = {
             RequestCode.BATCH_ACK_MESSAGE: self._acknowledge_batch,
@@ -215,7 +213,6 @@ class AckRequests:
         if not handle.is_order:
             if queue.in_flight(offset, handle.pop_time_ms) is not None:
                 state.change(queue, offset, pop_time_ms, due_ms, is_suspended=request.suspend)
-                self._revival.wake(due_ms)
             return
         order = queue.order
         if order is not None and order.pop_time_ms == handle.pop_time_ms and offset in order.messages:

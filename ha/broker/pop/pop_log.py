@@ -99,6 +99,8 @@ class PopLog:
         self._numbers = count()
         self.state: PopState | None = None
         """None unless this broker is the master and has read its log"""
+        self.on_scheduled: Callable[[int], None] = lambda due_ms: None
+        """Called with each due time (ms) of messages in flight. Set it before `serve`"""
         self._ready = trio.Event()
         self.failure_count = 0
         """How often changes were undone, or were lost with a term"""
@@ -366,7 +368,7 @@ class PopLog:
         end = log.max_offset.value
         while log.dispatched_offset.value < end:
             await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        state = PopState(self._limits, self._want_write)
+        state = PopState(self._limits, self._want_write, self.on_scheduled)
         queue = self._queue
         record_count = 0
         if queue is not None:

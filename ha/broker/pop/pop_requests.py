@@ -22,7 +22,6 @@ from ha.broker.filters import Filters
 from ha.broker.journal import Logged
 from ha.broker.pop.pop_holds import PopHold, PopHolds
 from ha.broker.pop.pop_log import PopLog
-from ha.broker.pop.revival import Revival
 from ha.broker.pop.state import PopState
 from ha.broker.pop.taking import Taken, Taker, TopicRequest
 from ha.broker.queue_read import QueueReader, ReadStatus
@@ -56,7 +55,7 @@ _FOUND, _NOTHING = ReadStatus.FOUND.value, ReadStatus.NO_MESSAGE_IN_QUEUE.value
 class PopRequests:
     """Answers requests for messages. `holds` keeps those that wait."""
 
-    def __init__(self, core: BrokerCore, log: PopLog, revival: Revival) -> None:
+    def __init__(self, core: BrokerCore, log: PopLog) -> None:
         options = core.options
         self._store = core.store
         self._topics = core.tables.topics
@@ -65,7 +64,6 @@ class PopRequests:
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
         self._pop_log = log
-        self._revival = revival
         self._filters = Filters(options)
         self._taker = Taker(core, log)
         self._reader = QueueReader(
@@ -231,7 +229,6 @@ class PopRequests:
             if code is not None:
                 hold.connection.reply(hold.command, _answer(hold.command, code, request, taken))
             return
-        self._revival.wake(taken.pop_time_ms + request.invisible_time)
         if taken.rest_count:
             self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
         self._waiting_bytes += taken.size

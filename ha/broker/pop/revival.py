@@ -62,7 +62,7 @@ class _Due(msgspec.Struct, frozen=True):
 
 
 class Revival:
-    """`serve` while the broker is a master. `wake` when a message may be due earlier than before."""
+    """`serve` while the broker is a master."""
 
     def __init__(self, core: BrokerCore, log: PopLog) -> None:
         self._core = core
@@ -71,6 +71,7 @@ class Revival:
         self._offsets = core.tables.offsets
         self._puts = core.puts
         self._pop_log = log
+        log.on_scheduled = self._wake
         self._reader = BatchReader(core.store)
         self._log = LimitedLog(logger)
         self._is_v2 = core.options.enable_retry_topic_v2
@@ -85,8 +86,7 @@ class Revival:
         self.lost_count = 0
         """Messages in flight that were gone when they were due"""
 
-    def wake(self, due_ms: int) -> None:
-        """Called when a message was popped that is due at `due_ms`."""
+    def _wake(self, due_ms: int) -> None:
         if due_ms < self._sleeps_until_ms:
             self._earlier.set()
 

@@ -46,9 +46,9 @@ class PopService:
     def __init__(self, core: BrokerCore) -> None:
         self._pop_log = PopLog(core)
         self._revival = Revival(core, self._pop_log)
-        self.requests = PopRequests(core, self._pop_log, self._revival)
+        self.requests = PopRequests(core, self._pop_log)
         self.holds = self.requests.holds
-        acks = AckRequests(core, self._pop_log, self._revival, self.holds)
+        acks = AckRequests(core, self._pop_log, self.holds)
         self.assignments = Assignments(core)
         self.families: Sequence[Family] = (self.requests, acks, self.assignments)
         self.takes: Sequence[tuple[AbstractSet[int], Take]] = (

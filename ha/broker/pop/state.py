@@ -113,12 +113,19 @@ _Changes: TypeAlias = "dict[QueueKey, tuple[PopQueue | None, Undo | None]]"
 class PopState:
     """All queues of all groups."""
 
-    def __init__(self, limits: Limits, on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change` is called when there is something to write."""
+    def __init__(
+        self,
+        limits: Limits,
+        on_change: Callable[[], None] = lambda: None,
+        on_scheduled: Callable[[int], None] = lambda due_ms: None,
+    ) -> None:
+        """`on_change` is called when there is something to write, `on_scheduled` with each due time (ms) when messages
+        with it enter the schedule."""
         self.limits = limits
         self.queues: dict[QueueKey, PopQueue] = {}
         self.in_flight_count = 0
         self._on_change = on_change
+        self._on_scheduled = on_scheduled
         self._batch_count = 0
         self._schedule: list[tuple[int, int, Batch]] = []
         self._sequence = count()
@@ -168,6 +175,7 @@ class PopState:
         if batch.left and not batch.is_scheduled:
             batch.is_scheduled = True
             heappush(self._schedule, (due_ms, next(self._sequence), batch))
+            self._on_scheduled(due_ms)
 
     # ---- changes
 
