@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.pop import taking
 from ha.broker.pop.service import GroupInFlight
 from ha.broker.queue_read import QueueRead
 from ha.protocol.admin_requests import decode_consume_stats
@@ -163,6 +164,22 @@ async def test_messages_that_are_not_selected_are_passed(node: Node, autojump_cl
     assert (message.body, message.handle.offset) == (b"2900", 2900)
     assert (await pop(node, exp="B", expType="TAG")).code == 210
     assert node.broker.offsets.get("g", "TT", 0) == 3000
+
+
+async def test_pop_that_waits_goes_on_after_many_messages_that_are_not_selected(
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "SCAN_COUNT_MAX", 100)
+    messages = [Message("TT", 0, b"%d" % number, b"TAGS\x01%c\x02" % b"AB"[number == 990]) for number in range(1000)]
+    await send(node, b"first", e=1)
+    await node.broker.put_service.put(messages)
+    await node.dispatched()
+    began = trio.current_time()
+    [message] = await pop_messages(node, exp="B", expType="TAG", pollTime=20_000)
+    assert (message.body, trio.current_time()) == (b"990", began)
+    assert (await ack(node, message)).code == 0
+    assert (await pop(node, exp="B", expType="TAG", pollTime=20_000)).code == 210
+    assert trio.current_time() - began == 20
 
 
 async def test_sql(tmp_path: Path, autojump_clock: object) -> None:

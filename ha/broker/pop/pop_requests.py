@@ -250,14 +250,14 @@ class PopRequests:
         """Holds a pop that found nothing; returns the code of its answer if that is not possible."""
         if not self._may_wait(hold, request.poll_time):
             return ResponseCode.POLLING_TIMEOUT
-        return None if self._hold(hold, taken.blocked_until_ms) else ResponseCode.POLLING_FULL
+        return None if self._hold(hold, taken.again_ms) else ResponseCode.POLLING_FULL
 
-    def _hold(self, hold: PopHold, blocked_until_ms: int | None) -> bool:
-        """Holds a request until it is woken, a blocked queue is free, or its time ends; returns whether it may wait."""
+    def _hold(self, hold: PopHold, again_ms: int | None) -> bool:
+        """Holds a request until it is woken, `again_ms` comes, or its time ends; returns whether it may wait."""
         hold.deadline = hold.ends_at
-        if blocked_until_ms is not None:
-            blocked_s = max(0, blocked_until_ms - self._wall_clock_ms()) / 1000
-            hold.deadline = min(hold.ends_at, trio.current_time() + blocked_s)
+        if again_ms is not None:
+            wait_s = max(0, again_ms - self._wall_clock_ms()) / 1000
+            hold.deadline = min(hold.ends_at, trio.current_time() + wait_s)
         hold.is_waiting = True
         # Fields and filter expression may be long. Nothing reads them after this point.
         asked = hold.command

@@ -91,8 +91,9 @@ class _Wanted(msgspec.Struct, kw_only=True, gc=False):
 class Taken(msgspec.Struct, kw_only=True):
     """What a pop took.
 
-    since: the log's `failure_count` before. rest_count: messages that are left. blocked_until_ms: when the first queue
-    that is blocked by ordered messages no longer is; None if none is.
+    since: the log's `failure_count` before. rest_count: messages that are left. again_ms: when another attempt may find
+    more without an arrival, as a queue that is blocked by ordered messages is free, or at once after `SCAN_COUNT_MAX`;
+    None if no time is known.
     """
 
     pop_time_ms: int
@@ -102,7 +103,11 @@ class Taken(msgspec.Struct, kw_only=True):
     count: int = 0
     size: int = 0
     rest_count: int = 0
-    blocked_until_ms: int | None = None
+    again_ms: int | None = None
+
+    def try_again(self, at_ms: int) -> None:
+        """Notes a time for another attempt."""
+        self.again_ms = at_ms if self.again_ms is None else min(self.again_ms, at_ms)
 
 
 class Taker:
@@ -214,7 +219,7 @@ class Taker:
         if request.order and order is not None and not order.is_same_attempt(request.attempt_id):
             blocked_until_ms = order.due_ms(taken.pop_time_ms)
             if blocked_until_ms is not None:
-                taken.blocked_until_ms = min(taken.blocked_until_ms or blocked_until_ms, blocked_until_ms)
+                taken.try_again(blocked_until_ms)
                 return
         count_max = request.max_msg_nums - taken.count
         if not request.order:
@@ -364,7 +369,9 @@ class Taker:
                 state.move(queue, read.next_offset)
                 if scan_end > read.next_offset < read.max_offset:
                     continue
-                taken.rest_count += max(0, read.max_offset - read.next_offset)
+                if read.next_offset < read.max_offset:
+                    taken.rest_count += read.max_offset - read.next_offset
+                    taken.try_again(taken.pop_time_ms)
             else:
                 end = self._store.log.next_queue_offset(source.topic, source.queue_id)
                 if begin > end:  # the topic was deleted and created again, or the log lost its end
