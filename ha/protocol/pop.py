@@ -43,6 +43,8 @@ BATCH_ACK_SIZE_MAX = 8192
 """Maximum bytes of the bit set of one batch ack; a pop skips fewer messages than that has bits"""
 BATCH_ACK_COUNT_MAX = 4096
 """Maximum number of acknowledged messages in one request"""
+INVISIBLE_MS_MAX = 1 << 62
+"""Maximum invisible time, so that due times are 64-bit numbers"""
 
 NORMAL, RETRY_V1, RETRY_V2 = 0, 1, 2
 """Flags: which topic a message was read from"""

@@ -93,6 +93,22 @@ async def test_requests_at_the_same_time_share_a_record(tmp_path: Path, autojump
         assert node.broker.pop.statistics().in_flight_count == 0
 
 
+async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path, autojump_clock: object) -> None:
+    """Such a record lost the changes of all other requests that are in it."""
+    async with open_node(tmp_path) as node:
+        await put_many(node, 8)
+        [message] = await pop_messages(node, maxMsgNums=1)
+        refused, longest = 2**63 - 1, 2**62
+        assert (await pop(node, invisibleTime=refused)).code == 29
+        assert (await change(node, message, refused))[0].code == 29
+        assert (await change(node, message, longest))[0].code == 0
+        assert len(await pop_messages(node, maxMsgNums=1, invisibleTime=longest)) == 1
+        assert len(await pop_messages(node, consumerGroup="h", order=True, invisibleTime=longest)) == 9
+    async with open_node(tmp_path) as node:
+        assert node.broker.pop.statistics().in_flight_count == 2
+        assert await pop_messages(node, consumerGroup="h", order=True) == []
+
+
 async def test_record_of_a_pop_is_small(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         await put_many(node, 40, 1)

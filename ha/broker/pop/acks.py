@@ -28,6 +28,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.pop import (
     BATCH_ACK_COUNT_MAX,
+    INVISIBLE_MS_MAX,
     ORDER_QUEUE,
     BatchAckBody,
     ChangeInvisibleTimeRequest,
@@ -160,8 +161,11 @@ class AckRequests:
             raise RefusedError(
                 ResponseCode.NO_MESSAGE, f"offset {request.offset} is not in the queue's range {begin}~{end}"
             )
-        if request.invisible_time < 0:
-            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
+        if not 0 <= request.invisible_time <= INVISIBLE_MS_MAX:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"invisibleTime {request.invisible_time} is not between 0 and {INVISIBLE_MS_MAX}",
+            )
         handle = parse_handle(request.extra_info)
         now_ms = self._wall_clock_ms()
         queue = state.get((request.consumer_group, request.topic, request.queue_id))

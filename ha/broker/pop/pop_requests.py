@@ -31,6 +31,7 @@ from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import Header, parse_header
 from ha.protocol.pop import (
+    INVISIBLE_MS_MAX,
     ORDER_QUEUE,
     NotificationRequest,
     NotificationResponse,
@@ -188,8 +189,11 @@ class PopRequests:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER, f"the broker[{host}] pop message's num is greater than 32"
             )
-        if request.invisible_time < 0:
-            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {request.invisible_time} is negative")
+        if not 0 <= request.invisible_time <= INVISIBLE_MS_MAX:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"invisibleTime {request.invisible_time} is not between 0 and {INVISIBLE_MS_MAX}",
+            )
         return left_s, self._check_topic(request, ResponseCode.INVALID_PARAMETER)
 
     def _new_hold(
