@@ -43,6 +43,8 @@ BATCH_ACK_SIZE_MAX = 8192
 """Maximum bytes of the bit set of one batch ack; a pop skips fewer messages than that has bits"""
 BATCH_ACK_COUNT_MAX = 4096
 """Maximum number of acknowledged messages in one request"""
+ATTEMPT_ID_SIZE_MAX = 255
+"""Maximum characters of an attempt id; clients send UUIDs"""
 INVISIBLE_MS_MAX = 1 << 62
 """Maximum invisible time, so that due times are 64-bit numbers"""
 

@@ -13,12 +13,15 @@ from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
+from ha.broker.pop.ordered import ordered_batch
+from ha.broker.pop.state import Limits, PopState
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, QueueReader
 from ha.causes import Cause
 from ha.poller import open_poller
 from ha.protocol.codes import PutStatus
-from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record
+from ha.protocol.pop import ATTEMPT_ID_SIZE_MAX
+from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record, encode_pop_record
 from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.topic_names import POP_TOPIC
@@ -342,6 +345,20 @@ async def test_snapshot_bounds_what_a_start_reads(
         for message in kept:
             assert (await ack(node, message)).code == 0
         assert node.broker.pop.statistics().in_flight_count == 27
+
+
+def test_parts_of_a_snapshot_are_small_with_ordered_messages() -> None:
+    state = PopState(Limits(per_queue=100, total=10_000, queue_count=10_000))
+    for number in range(2000):
+        queue = state.open((f"g{number}", "TT", 0), 0)
+        assert queue is not None
+        offsets = range(10**9, 10**9 + 32)
+        attempt_id = "a" * ATTEMPT_ID_SIZE_MAX
+        order = ordered_batch(None, offsets, pop_time_ms=1 << 40, invisible_ms=60_000, attempt_id=attempt_id)
+        state.set_order(queue, order)
+    sizes = [len(encode_pop_record(part)) for part in state.snapshot(pop_log.PART_BYTES_MAX)]
+    assert sum(sizes) > 10 * pop_log.PART_BYTES_MAX
+    assert max(sizes) < 1.5 * pop_log.PART_BYTES_MAX
 
 
 async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: object) -> None:

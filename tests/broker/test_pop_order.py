@@ -69,6 +69,12 @@ async def test_same_attempt_gets_the_same_messages(node: Node, autojump_clock: o
     assert node.broker.offsets.get("g", "TT", 0) == 2
 
 
+async def test_attempt_id_is_limited(node: Node, autojump_clock: object) -> None:
+    assert (await node.send(b"a")).code == 0
+    assert (await pop(node, order=True, attemptId="x" * 256)).code == 29
+    assert (await pop(node, order=True, attemptId="x" * 255)).code == 0
+
+
 async def test_change_of_the_invisible_time_keeps_the_pop_time(node: Node, autojump_clock: object) -> None:
     began = trio.current_time()
     [message] = await pop_messages(node, **ORDER, maxMsgNums=1, invisibleTime=10_000)

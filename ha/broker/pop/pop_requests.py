@@ -31,6 +31,7 @@ from ha.protocol.bodies import GroupConfig, TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import Header, parse_header
 from ha.protocol.pop import (
+    ATTEMPT_ID_SIZE_MAX,
     INVISIBLE_MS_MAX,
     ORDER_QUEUE,
     NotificationRequest,
@@ -193,6 +194,11 @@ class PopRequests:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
                 f"invisibleTime {request.invisible_time} is not between 0 and {INVISIBLE_MS_MAX}",
+            )
+        if len(request.attempt_id or "") > ATTEMPT_ID_SIZE_MAX:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"attemptId of {len(request.attempt_id or '')} characters; at most {ATTEMPT_ID_SIZE_MAX} are accepted",
             )
         return left_s, self._check_topic(request, ResponseCode.INVALID_PARAMETER)
 

@@ -40,7 +40,8 @@ STALE_COUNT_MIN = 1024
 """Stale entries of the schedule that are kept at least, beside as many as there are valid ones"""
 _SUSPENDED = 1
 _RUN_SIZE = 24
-"""Estimated bytes of one run in a record"""
+_ORDERED_SIZE = 32
+"""Estimated bytes of one run, and of one ordered message, in a record"""
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):
@@ -417,6 +418,8 @@ class PopState:
             part.append(record)
             size += len(key[0]) + len(key[1]) + 64
             size += _RUN_SIZE * sum(2 + len(taken.runs) // 2 for taken in record.taken)
+            if record.order is not None:
+                size += len(record.order.attempt_id) + _ORDERED_SIZE * (1 + len(record.order.messages))
             if size >= size_max:
                 yield PopRecord(queues=part)
                 part, size = [], 0
