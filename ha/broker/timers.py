@@ -19,7 +19,8 @@ Rolling: before retention deletes a segment, `release` stores its pending messag
 flushes them; RocketMQ rolls all messages every two days. A segment whose messages can't be rolled is kept. A slave
 keeps a segment until its master has rolled or delivered the messages in it.
 
-A recall (a message with TIMER_DEL_UNIQKEY) has the due time of the message that it recalls; the index returns it first.
+A recall (a message with TIMER_DEL_UNIQKEY) has the topic and the due time of the message that it recalls; the index
+returns it first.
 Due times refer to the wall clock, which is checked at least once a second.
 Sources: TimerMessageStore, RecallMessageProcessor.
 """
@@ -141,8 +142,8 @@ class TimerService:
         """The latest due time of the messages taken from the index for delivery"""
         self._searched_at = 0
         """Value of `_indexed_to` when FIRST was last determined"""
-        self._recalls: dict[str, int] = {}
-        """Unique key of a recalled message -> its due time (ms)"""
+        self._recalls: dict[tuple[str, str], int] = {}
+        """Topic and unique key of a recalled message -> its due time (ms)"""
 
     def statistics(self) -> TimerStatistics:
         """Returns a snapshot."""
@@ -319,12 +320,12 @@ class TimerService:
     def _delivery(self, record: MessageRecord, code: int, now_ms: int) -> Iterator[_Delivery]:
         """Yields the put of a message, or nothing if it is recalled, a recall, or invalid."""
         properties = record.property_map()
+        topic, due_ms = properties.get(REAL_TOPIC, ""), code >> 1
         recalled = properties.get(TIMER_DELETE_UNIQUE_KEY)
         if recalled is not None:
-            self._recalls[recalled] = code >> 1
+            self._recalls[topic, recalled] = due_ms
             return
-        unique_key = properties.get(UNIQ_KEY)
-        if unique_key is not None and self._recalls.get(unique_key) == code >> 1:
+        if self._recalls.get((topic, properties.get(UNIQ_KEY, ""))) == due_ms:
             self._recalled_count += 1
             return
         try:

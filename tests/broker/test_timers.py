@@ -141,6 +141,17 @@ async def test_a_recalled_message_is_not_delivered(tmp_path: Path, autojump_cloc
         assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
 
 
+async def test_a_recall_concerns_only_its_own_topic(tmp_path: Path, autojump_clock: object) -> None:
+    """A producer of one topic can't take back messages of another one."""
+    async with open_node(tmp_path) as node:
+        due_ms = WallClock()() + 60_000
+        sent = await node.send(b"stays", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
+        key = sent.ext_fields["transactionId"]
+        await node.send(b"0", b="Other", i=properties(TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key), e=0)
+        await trio.sleep(70)
+        assert node.broker.timers.statistics().delivered_count == 1
+
+
 async def test_a_wall_clock_set_forward_delivers_within_a_second(tmp_path: Path, autojump_clock: object) -> None:
     clock = WallClock()
     async with open_node(tmp_path, wall_clock_ms=clock) as node:
