@@ -34,7 +34,7 @@ from ha.protocol.properties import (
     decode_properties,
     encode_properties,
 )
-from ha.protocol.record import Message, MessageRecord, encode_host
+from ha.protocol.record import RECONSUME_TIMES_MAX, Message, MessageRecord, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.remoting import RemotingConnection, RequestHandler
@@ -109,7 +109,7 @@ class SendBackProcessor:
             record.sys_flag,
             record.born_timestamp_ms,
             encode_host(*record.born_host),
-            record.reconsume_times + 1,
+            min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
         )
         level = request.delay_level
         times_max = retries_max(group, version, request.max_reconsume_times)

@@ -69,6 +69,8 @@ FILLER_SIZE_MIN = 8
 """A segment always has this many bytes left for a filler, so a record never ends exactly where its segment does."""
 RECORD_SIZE_MIN = 91
 """V1, IPv4 hosts, empty body, topic and properties."""
+RECONSUME_TIMES_MAX = 0x7FFFFFFF
+"""Largest number of retries in a record, which a producer may have set"""
 TOPIC_SIZE_V1_MAX = 127
 """Bytes; longer topics (of retries and dead letters, topic_names.py) need V2"""
 CRC_MASK = 0x7FFFFFFF

@@ -209,7 +209,7 @@ async def test_slave_refuses_replies(tmp_path: Path, autojump_clock: object) -> 
 
 
 @pytest.mark.parametrize("limit", [{"replies_in_flight_max": 3}, {"reply_bytes_max": 3 * (5 + len(PROPERTIES))}])
-async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: object, limit: dict[str, int]) -> None:
+async def test_waiting_replies_are_bounded(tmp_path: Path, autojump_clock: object, limit: dict[str, Any]) -> None:
     async with open_node(tmp_path, **limit) as node:
         await asking(node)
         codes: list[int] = []

@@ -102,6 +102,14 @@ async def test_retry_limits(
     assert (SCHEDULE_TOPIC in node.store.queues.topics()) is not is_dead
 
 
+async def test_a_message_with_the_largest_number_of_retries_becomes_a_dead_letter(
+    node: Node, autojump_clock: object
+) -> None:
+    assert (await node.send(b"x", j=2**31 - 1)).code == 0
+    assert (await send_back(node, 0, maxReconsumeTimes=16)).code == 0
+    assert (await receive(node, "%DLQ%g")).reconsume_times == 2**31 - 1
+
+
 async def test_consumer_can_set_the_delay_level(node: Node, autojump_clock: object) -> None:
     offset = offset_of(await node.send())
     assert (await send_back(node, offset, delayLevel=1)).code == 0

@@ -34,7 +34,14 @@ from ha.broker.queue_read import ReadStatus
 from ha.errors import RemoteProtocolError
 from ha.protocol.pop import FIRST_POP_TIME, NORMAL, ORIGIN_GROUP, popped_topic, retry_topic
 from ha.protocol.properties import CRC32, encode_properties
-from ha.protocol.record import RECORD_PLACE, Message, MessageRecord, decode_record, encode_host
+from ha.protocol.record import (
+    RECONSUME_TIMES_MAX,
+    RECORD_PLACE,
+    Message,
+    MessageRecord,
+    decode_record,
+    encode_host,
+)
 from ha.store.consume_queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
@@ -43,8 +50,6 @@ CHECK_INTERVAL_S = 1.0
 """Interval for checking the wall clock, which may be set."""
 RETRY_S = 1.0
 """Time before another attempt to deliver a message."""
-RECONSUME_TIMES_MAX = (1 << 31) - 1
-"""The largest number in a record's field, which a producer may have set."""
 
 
 class _Copy(PutRequest, kw_only=True, gc=False):
