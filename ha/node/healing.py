@@ -55,7 +55,7 @@ async def _peers(node: Node, client: RemotingClient, name_servers: list[str]) ->
             peers.append(master)
     for address in await _addresses_by_name(client, name_servers, config.broker_name):
         host, port = split(address)
-        if address != node.remoting_address and port.isdigit():
+        if address != node.remoting_address and port.isdecimal():
             peers.append(f"{host}:{int(port) + HA_PORT_STEP}")
     return [peer for peer in dict.fromkeys(peers) if peer != node.ha_address][:PEER_COUNT_MAX]
 

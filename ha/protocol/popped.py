@@ -93,7 +93,7 @@ def parse_receipt(text: str) -> ReceiptHandle:
     handle = parse_handle(text)
     words = text.split(" ")
     ninth = words[HANDLE_WORD_COUNT] if len(words) > HANDLE_WORD_COUNT else ""
-    return ReceiptHandle(handle, int(ninth) if ninth.isdigit() and len(ninth) < 20 else -1)
+    return ReceiptHandle(handle, int(ninth) if ninth.isdecimal() and len(ninth) < 20 else -1)
 
 
 class Popped(msgspec.Struct):
@@ -151,6 +151,6 @@ def _counts(info: str | None) -> dict[str, int]:
     found = {}
     for entry in (info or "").split(";"):
         words = entry.split(" ")
-        if len(words) == 3 and words[2].isdigit() and len(words[2]) < 10:
+        if len(words) == 3 and words[2].isdecimal() and len(words[2]) < 10:
             found[words[1]] = int(words[2])
     return found
