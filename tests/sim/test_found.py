@@ -402,16 +402,6 @@ def test_a_cluster_has_not_converged_while_its_damage_may_still_be_healed(outcom
     assert any("hopeless=True" in line for line in outcome.trace)
 
 
-def test_a_message_that_a_hidden_flip_moved_to_another_queue_is_lost_to_pop(outcome: Outcome) -> None:
-    """A bit of a record's queue id flips before the bytes have a checksum; the master restarts.
-
-    The message was in flight. Nothing is in its place, so POP gives it up, as it does with deleted ones. Then the
-    operator, who compares the logs, gives the master the slave's. The checker still expected an acknowledgement.
-    """
-    assert any("pop.dropped" in line for line in outcome.trace)
-    assert any("replaces m's, which is damaged" in line for line in outcome.trace)
-
-
 def test_members_that_lost_their_first_records_elect_one_of_them(outcome: Outcome) -> None:
     """The first master loses its first records with its power, the second one is killed before the first byte.
 
