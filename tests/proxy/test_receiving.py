@@ -275,7 +275,7 @@ async def test_invalid_handles(tmp_path: Path) -> None:
             ("", Code.INTERNAL_SERVER_ERROR),
             ("1 2 3", Code.INTERNAL_SERVER_ERROR),
             ("0 1000 1000 0 0 b0 0 0 0", Code.INVALID_RECEIPT_HANDLE),
-            ("0 1000 1000 0 0 b0 0 0 \u00b2", Code.INTERNAL_SERVER_ERROR),
+            ("0 1000 1000 0 0 b0 0 0 \u00b2", Code.INVALID_RECEIPT_HANDLE),
             (f"0 {int(time.time() * 1000)} 60000 0 0 other 0 0 0", Code.INTERNAL_SERVER_ERROR),
         ):
             received = definition.Message(system_properties=definition.SystemProperties(receipt_handle=handle))
