@@ -49,7 +49,7 @@ class ConsumerOffsetTable:
         self._options = options
         self._standing = fixed_standing(options) if standing is None else standing
         self._table: dict[str, dict[int, int]] = {}
-        self._is_dirty = False
+        self._change_count = self._saved_count = 0
         self._is_full = False
         self._resets: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> reset offset, until the group's next pull of the queue"""
@@ -122,7 +122,7 @@ class ConsumerOffsetTable:
             self._are_local_commits_dirty = True
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
-            self._is_dirty = True
+            self._change_count += 1
             if self.journal is not None:
                 self.journal.offset(key, queue_id, offset)
         return True
@@ -159,7 +159,7 @@ class ConsumerOffsetTable:
             of_topic, _, of_group = key.partition("@")
             if topic == of_topic or group == of_group:
                 del self._table[key]
-                self._is_dirty = True
+                self._change_count += 1
                 self._is_full = False
                 if self.journal is not None:
                     self.journal.offsets_removed(key)
@@ -189,7 +189,7 @@ class ConsumerOffsetTable:
                     self._are_local_commits_dirty = True
                 if mine.get(queue_id) != offset:
                     mine[queue_id] = offset
-                    self._is_dirty = True
+                    self._change_count += 1
 
     # ---- in a failover group
 
@@ -279,14 +279,11 @@ class ConsumerOffsetTable:
 
         The log is flushed first: offsets of POP follow its records, and must not be ahead of them after a power loss.
         """
-        if self._is_dirty and self.journal is None:
-            offsets, self._is_dirty = self.snapshot(), False
-            try:
-                await self._flush_log()
-            except BaseException:
-                self._is_dirty = True
-                raise
+        if self._change_count > self._saved_count and self.journal is None:
+            offsets, count = self.snapshot(), self._change_count
+            await self._flush_log()
             await self._file.save_when_possible(lambda: offsets)
+            self._saved_count = count
         if self._are_local_commits_dirty and self._taken_file is not None:
             self._are_local_commits_dirty = False
             await self._taken_file.save_when_possible(self._taken_snapshot)

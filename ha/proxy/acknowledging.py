@@ -123,7 +123,7 @@ class Acknowledging:
             return current
         try:
             receipt = parse_receipt(text)
-        except (RemoteProtocolError, ValueError) as error:  # ValueError: digits that are no number, such as ²
+        except RemoteProtocolError as error:
             raise CallRefused(Code.INTERNAL_SERVER_ERROR, str(error)) from None
         if receipt.expires_ms <= self._wall_clock_ms():
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")

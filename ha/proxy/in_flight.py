@@ -4,7 +4,7 @@ A push consumer receives with auto_renew and sends no times. Its messages are in
 (consumeTimeoutMinute, 15 min). Shortly before that ends, the front changes it to begin again, for at most
 RENEWED_S_MAX in all; the client goes on using its first handle, so the latest one is kept here. When a client is gone,
 its messages become visible after RELEASED_MS, unless it comes back within RETURN_S, over another connection. So do
-messages that a client has not received because it cancelled the call. Those of a client that may not receive any more,
+messages that a client has not received because it cancelled the call. Those of a client without the right to receive,
 and so can't acknowledge them either, are not renewed.
 
 RocketMQ's proxy pops for one minute and renews every few seconds, and its clients' handles are void when it restarts.

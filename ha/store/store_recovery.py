@@ -128,8 +128,8 @@ class StoreRecovery:
             # Records in queues were confirmed. A consumer that got one would find the queue's end before it.
             parts.log.limit_dispatch(min(max(confirmed, queued_to), recovered.max_offset))
         if not recovered.segments and (known_begin >= 0 or known_end):
-            # The log was deleted, or its disk was replaced or is not mounted: a term that began in it doesn't any more.
-            # Done before the checkpoint, the evidence that there was a log, is replaced.
+            # The log was deleted, or its disk was replaced or is not mounted: its terms are gone, too. Done before the
+            # checkpoint, the evidence that there was a log, is replaced.
             hint = "if it was not deleted on purpose, stop this node and check that its disk is mounted"
             logger.error("commitlog.lost directory=%s hint=%r", options.commitlog_path, hint)
             await parts.epochs.truncate_from(0)

@@ -1,6 +1,7 @@
 """Requests of clients, operators and slaves to a broker that keeps its tables in the log."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ha.protocol.topic_names import TABLES_TOPIC
 from ha.remoting import open_remoting_client
 from ha.store.commitlog import UNLIMITED
 from tests.broker.node import Node, open_node, text
-from tests.broker.test_put import slave_of
+from tests.broker.test_put import Slave, slave_of
 
 IN_LOG: dict[str, Any] = {"keeps_tables_in_log": True}
 SYNC: dict[str, Any] = {"role": BrokerRole.SYNC_MASTER, "keeps_tables_in_log": True}
@@ -38,6 +39,21 @@ async def commit(node: Node, offset: int, group: str = "g") -> RemotingCommand:
     return await node.ask(
         RequestCode.UPDATE_CONSUMER_OFFSET, consumerGroup=group, topic="TT", queueId=0, commitOffset=offset
     )
+
+
+@asynccontextmanager
+async def acknowledging(slave: Slave) -> AsyncIterator[None]:
+    """During the block the slave acknowledges everything."""
+
+    async def acknowledge() -> None:
+        while True:
+            await slave.acknowledge()
+            await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acknowledge)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 async def committed(node: Node, group: str = "g") -> int | None:
@@ -86,18 +102,10 @@ async def test_answered_changes_survive_the_loss_of_the_files(tmp_path: Path, au
 
 async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_node(tmp_path, **SYNC) as node, slave_of(node) as slave:
-
-        async def acknowledge() -> None:
-            while True:
-                await slave.acknowledge()
-                await trio.sleep(0.01)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(acknowledge)
+        async with acknowledging(slave):
             assert (await node.send()).code == 0
             await node.broker.groups.find_or_create("g")
             assert (await commit(node, 1)).code == 0
-            nursery.cancel_scope.cancel()
         began = trio.current_time()
         answer = await commit(node, 2)
         assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
@@ -108,28 +116,18 @@ async def test_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockCl
 async def test_repeated_commit_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:
     """The record of a oneway commit waits for nobody, but who repeats the commit must know that it is safe."""
     async with open_node(tmp_path, **SYNC) as node, slave_of(node) as slave:
-
-        async def acknowledge() -> None:
-            while True:
-                await slave.acknowledge()
-                await trio.sleep(0.01)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(acknowledge)
+        async with acknowledging(slave):
             assert (await node.send()).code == 0
             await node.broker.groups.find_or_create("g")
             assert (await commit(node, 1)).code == 0
-            nursery.cancel_scope.cancel()
         fields = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 2}
         command = RemotingCommand(15, version=479, ext_fields={name: text(value) for name, value in fields.items()})
         (await node.client.connection(node.address)).send_oneway(command)
         await trio.sleep(1)
         assert await committed(node) == 2
         assert (await commit(node, 2)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(acknowledge)
+        async with acknowledging(slave):
             assert (await commit(node, 2)).code == 0
-            nursery.cancel_scope.cancel()
 
 
 async def test_repeated_change_waits_for_the_slave(tmp_path: Path, autojump_clock: MockClock) -> None:

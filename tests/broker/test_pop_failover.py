@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from ha.broker.broker import Broker
+from ha.broker.options import BrokerRole
 from ha.broker.standing import Standing
+from ha.protocol.codes import ResponseCode
 from ha.protocol.record import Message
 from tests.broker.group_member import copy_log
 from tests.broker.node import Node, open_node
@@ -60,6 +63,22 @@ async def test_ten_thousand_messages_in_flight_at_a_change_of_master(tmp_path: P
             await trio.sleep(100)
             again = {message.body for message in await pop_all(second, 100_000)}
             assert again == {message.body for message in rest[100:]}
+
+
+async def test_a_repeated_acknowledgement_waits_for_the_records_of_earlier_terms(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """The new master has its record, which changes nothing any more, but no other member may have it."""
+    async with open_node(tmp_path / "a", standing=standing_of(1), keeps_tables_in_log=True) as first:
+        assert await first.broker.become_master(1)
+        await start_topic(first.broker, first, 1)
+        [message] = await pop_messages(first, invisibleTime=100_000)
+        assert (await ack(first, message)).code == 0
+        sync: dict[str, Any] = {"role": BrokerRole.SYNC_MASTER, "keeps_tables_in_log": True}
+        async with open_node(tmp_path / "b", standing=standing_of(2), **sync) as second:
+            await copy_log(first.store, second.store, first.store.log.max_offset.value)
+            assert await second.broker.become_master(2)
+            assert (await ack(second, message)).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
 async def test_role_changes_of_one_broker(tmp_path: Path, autojump_clock: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,20 @@ async def put_many(node: Node, count: int, queue_count: int = 4) -> None:
     for start in range(0, count, 200):
         await node.broker.put_service.put(messages[start : start + 200])
     await node.dispatched()
+
+
+@contextmanager
+def refused_puts(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """During the block nothing can be stored."""
+    service = node.broker.put_service
+
+    def refuse(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
+        service._refuse(requests, Cause.NOT_WRITABLE, "no room")
+        return ()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_admit", refuse)
+        yield
 
 
 def record_count(node: Node) -> int:
@@ -163,14 +178,7 @@ async def test_pop_that_can_not_be_stored_is_undone(
             answer = await ack(node, messages[0])
             assert answer.code == 14
 
-        service = node.broker.put_service
-
-        def refuse(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
-            service._refuse(requests, Cause.NOT_WRITABLE, "no room")
-            return ()
-
-        with monkeypatch.context() as patch:
-            patch.setattr(service, "_admit", refuse)
+        with refused_puts(node, monkeypatch):
             await refused()
         assert standing.refusal == ""
         assert node.broker.pop.statistics().in_flight_count == 3
@@ -410,14 +418,7 @@ async def test_reset_of_the_offset_is_repeated_if_it_can_not_be_stored(
         await node.send(b"1")
         for message in await pop_messages(node):
             await ack(node, message)
-        service = node.broker.put_service
-
-        def refuse(requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
-            service._refuse(requests, Cause.NOT_WRITABLE, "no room")
-            return ()
-
-        with monkeypatch.context() as patch:
-            patch.setattr(service, "_admit", refuse)
+        with refused_puts(node, monkeypatch):
             assert node.broker.offsets.reset("g", "TT", 0, 1)
             assert (await pop(node)).code == 14
         await trio.sleep(1)

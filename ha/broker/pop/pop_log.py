@@ -123,8 +123,8 @@ class PopLog:
         """Of changes that are not in a record yet"""
         self._unanswered: dict[int, _RecordPut] = {}
         self._waiting_count = 0
-        self._is_settled = True
-        """Whether the last answered record was acknowledged"""
+        self._is_settled = False
+        """Whether the last answered record, and with it all earlier ones, was acknowledged in this term"""
         self._is_snapshot_wanted = False
         self._snapshot_done = trio.Event()
         self._snapshot_begin = -1
