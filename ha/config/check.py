@@ -119,7 +119,9 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
         return None
     match _without_none(field_type):
         case inspect.CustomType(cls=cls) if cls is SecretStr:
-            return None if isinstance(value, SecretStr) else "it is not a SecretStr"  # without showing the value
+            if not isinstance(value, SecretStr):
+                return "it is not a SecretStr"  # without showing the value
+            return None if _is_utf8(value.reveal()) else "it is not UTF-8 text"
         case inspect.BoolType():
             return None if isinstance(value, bool) else f"{value!r} is not a boolean"
         case inspect.LiteralType(values=values):
@@ -134,12 +136,17 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
         case inspect.StrType(pattern=pattern, max_length=length):
             if not isinstance(value, str):
                 return f"{value!r} is not text"
-            if any(ord(character) < 32 or 0xD800 <= ord(character) < 0xE000 for character in value):
+            if any(ord(character) < 32 for character in value) or not _is_utf8(value):
                 return f"{value!r} contains characters that are not UTF-8 text"
             if length is not None and len(value) > length:
                 return f"{value[:20]}… has {len(value)} characters"
             return None if pattern is None or re.search(pattern, value) else f"{value!r} has the wrong format"
     return None
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether `text` can be encoded: other bytes in files and the environment are read as lone surrogates."""
+    return not any(0xD800 <= ord(character) < 0xE000 for character in text)
 
 
 def _without_none(field_type: inspect.Type) -> inspect.Type:

@@ -135,6 +135,15 @@ def test_comments_may_be_in_any_encoding_values_in_utf8(tmp_path: Path) -> None:
         load_config(Config, file=file)
 
 
+@pytest.mark.parametrize("key", ["haSharedSecret", "adminToken", "etcdPassword", "initAuthenticationUser"])
+def test_secrets_are_utf8(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_bytes(f"{key}=hidden-value-ü\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"^{key}: it is not UTF-8 text") as caught:
+        load_config(Config, file=file)
+    assert "hidden" not in str(caught.value)
+
+
 def test_what_is_printed_can_be_loaded(tmp_path: Path) -> None:
     config = Config(broker_role="SLAVE", store_path_root_dir="/a\\b", in_sync_replicas=2, listen_port=0)
     file = tmp_path / "broker.conf"
