@@ -11,12 +11,12 @@ dependency. RFC 5280, section 4.1:
 
 from __future__ import annotations
 
+import binascii
 import re
-import ssl
 from datetime import UTC, datetime
 
 _PEM = re.compile(
-    r"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----.*?-----END (?:TRUSTED |X509 )?CERTIFICATE-----", re.S
+    r"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.*?)-----END (?:TRUSTED |X509 )?CERTIFICATE-----", re.S
 )
 _VERSION, _SEQUENCE, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x30, 0x17, 0x18
 
@@ -26,7 +26,7 @@ def earliest_end_ms(pem: str) -> int:
     blocks = _PEM.findall(pem)
     if not blocks:
         raise ValueError("it contains no PEM certificate")
-    return min(not_after_ms(ssl.PEM_cert_to_DER_cert(block)) for block in blocks)
+    return min(not_after_ms(binascii.a2b_base64(block)) for block in blocks)
 
 
 def not_after_ms(der: bytes) -> int:

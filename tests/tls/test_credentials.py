@@ -189,6 +189,15 @@ def test_the_end_as_openssl_reads_it(pki: Pki, tmp_path: Path) -> None:
     assert earliest_end_ms("".join(pem for _, pem in reversed(ends))) == ends[0][0]
 
 
+@pytest.mark.parametrize("label", ["X509 CERTIFICATE", "TRUSTED CERTIFICATE"])
+def test_openssls_other_labels_of_certificates(label: str, pki: Pki) -> None:
+    files = pki.files("server")
+    end = credentials(files).status().expires_at_ms
+    with open(files.certificate, "a") as file:
+        file.write(Path(pki.trust).read_text().replace("CERTIFICATE", label))
+    assert credentials(files).status().expires_at_ms == end
+
+
 def test_what_is_no_certificate_is_refused(pki: Pki) -> None:
     der = ssl.PEM_cert_to_DER_cert(Path(pki.issue("server")[0]).read_text())
     end = not_after_ms(der)
