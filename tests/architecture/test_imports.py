@@ -114,7 +114,7 @@ def test_secrets_are_revealed_where_they_become_keys() -> None:
     """Everybody else gets what signs and checks, and can't show the text by mistake."""
     for path in SOURCES:
         if ".reveal()" in path.read_text() and path != PACKAGE / "config" / "secret.py":
-            assert room(path) in {"node", "proxy", "tls"} or path.name in {"link_keys.py", "user_keys.py"}, path
+            assert room(path) in {"node", "proxy", "tls"} or path.name in {"check.py", "link_keys.py", "user_keys.py"}, path
 
 
 def test_clients_and_name_servers_do_without_numpy() -> None:
