@@ -124,6 +124,9 @@ class RouteTable:
         if before is not None and before.broker_name != broker.broker_name:
             # The broker was renamed. RocketMQ keeps the address under the old name as well until a restart.
             self._remove(before)
+        for other in self._in_other_clusters(broker):
+            # The broker changed its cluster. RocketMQ 5 removes its route once the earlier registration ends.
+            self._remove(other)
         group = self._groups.get(broker.broker_name)
         addresses = {} if group is None else group.addresses
         is_known = addresses.get(broker.broker_id) is not None
@@ -162,6 +165,16 @@ class RouteTable:
             channel=broker.channel,
         )
         return self._master_of(broker, group)
+
+    def _in_other_clusters(self, broker: Registration) -> list[LiveBroker]:
+        """Returns the registrations of the same broker name and address in other clusters."""
+        return [
+            live
+            for cluster_name in self._clusters
+            if cluster_name != broker.cluster_name
+            and (live := self._live.get((cluster_name, broker.broker_address))) is not None
+            and live.broker_name == broker.broker_name
+        ]
 
     def _note_duplicate(self, broker: Registration, holder: LiveBroker, now: float) -> None:
         """Records that `broker` replaced `holder`, unless it belongs to a newer term."""

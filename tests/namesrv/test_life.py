@@ -1,5 +1,6 @@
 """Who holds a broker id, and how long: takeovers, silence, closed connections."""
 
+import json
 import logging
 from typing import Any, NoReturn
 
@@ -107,6 +108,34 @@ async def test_a_renamed_broker_leaves_its_old_name(peer: Peer) -> None:
     await peer.ask(register(["T8", "T9"], name="b9"))
     assert await route_of(peer, "T1") is None
     assert await addresses(peer, "T9") == {"0": "10.0.0.1:10911"}
+
+
+@pytest.mark.parametrize("ends", ["closed", "silent"])
+async def test_a_broker_that_changed_its_cluster_keeps_its_route(
+    ends: str, site: Site, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It restarted at its address before the name server noticed, and its earlier registration ends later."""
+    before, after = site.connect(), site.connect()
+    await before.ask(register())
+    await trio.sleep(100)
+    await after.ask(register(cluster="D"))
+    if ends == "closed":
+        await before.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+    else:
+        await trio.sleep(21)
+    client = site.connect()
+    assert await addresses(client) == {"0": "10.0.0.1:10911"}
+    found = json.loads((await client.ask(RemotingCommand(224, ext_fields={"cluster": "D"}))).body)
+    assert found == {"topicList": ["T1", "T2"]}
+    assert site.name_server.routes.clusters() == {"D": ["b0"]}
+
+
+async def test_brokers_of_two_clusters_may_have_one_address(peer: Peer) -> None:
+    """Private addresses of different networks may be equal."""
+    await peer.ask(register(["T1", "T2"]))
+    await peer.ask(register(["T8", "T9"], name="b9", cluster="D"))
+    assert await addresses(peer) == await addresses(peer, "T9") == {"0": "10.0.0.1:10911"}
 
 
 async def test_a_silent_broker_is_dropped_after_120_seconds(site: Site, autojump_clock: trio.testing.MockClock) -> None:
