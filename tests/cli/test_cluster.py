@@ -19,6 +19,7 @@ from ha.cli import run
 from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
 from ha.cli.cluster.running import locked, runner_of
+from ha.cli.exits import UsageError
 from tests.cli.cluster import wait_until
 from tests.failover.etcd_servers import require_etcd
 
@@ -319,17 +320,33 @@ def test_without_etcd_there_is_no_failover(
 # ---- processes
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", str(1 << 30), "1"], ids=["empty", "no number", "gone", "another"])
-def test_a_lock_file_that_nobody_holds_names_no_process(text: str, tmp_path: Path) -> None:
+_HOLD_LOCK = """
+import sys
+from pathlib import Path
+from ha.cli.cluster.running import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_process_that_runs_a_cluster_is_the_one_that_holds_the_lock(tmp_path: Path) -> None:
+    """What an earlier one left in the file does not count, nor does a process that has its ID now."""
     assert runner_of(tmp_path) is None
-    (tmp_path / "cluster.lock").write_text(text)
+    (tmp_path / "cluster.lock").write_text(str(os.getpid()))
     assert runner_of(tmp_path) is None
-    with locked(tmp_path):
+    command = [sys.executable, "-c", _HOLD_LOCK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        (tmp_path / "cluster.lock").write_text(str(os.getpid()))
         found = runner_of(tmp_path)
         assert found is not None
         fields = Path(f"/proc/self/fdinfo/{found}").read_text().split()
-        assert int(fields[fields.index("Pid:") + 1]) == os.getpid()
+        assert int(fields[fields.index("Pid:") + 1]) == holder.pid
         os.close(found)
+        with pytest.raises(UsageError, match="already runs"), locked(tmp_path):
+            pass
     assert runner_of(tmp_path) is None
 
 

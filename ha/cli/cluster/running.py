@@ -1,7 +1,7 @@
 """Runs the nodes of a cluster on this machine until a signal, in one process that holds the directory's lock.
 
-The lock says whether the cluster runs, and its file which process runs it. The kernel releases the lock when the
-process ends, so a crash leaves nothing to clean up.
+The lock says whether the cluster runs, and the kernel which process holds it. The kernel releases it when the process
+ends, so a crash leaves nothing to clean up.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import signal
+import struct
 import sys
 import time
 import urllib.request
@@ -19,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
 from itertools import groupby
 from pathlib import Path
+from typing import IO
 
 from ha.cli.admin_pages import Page, fetch_pages
 from ha.cli.cluster.layout import ETCD, LOCK_FILE, LocalNode, etcd_url, read_nodes
@@ -28,36 +30,40 @@ from ha.cli.exits import UsageError
 START_MISSING = signal.SIGUSR1
 """Makes the process that runs a cluster start the nodes that don't run, such as new ones."""
 _POLL_S = 0.1
+_LOCK = "@hhqqi"
+"""struct flock: kind, whence, start, length, ID of the holder"""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock during the block. UsageError if another process does."""
-    with (directory / LOCK_FILE).open("a+") as file:
+    """Holds the directory's lock during the block, in which this process must not open its file again. UsageError if
+    another process holds it.
+    """
+    with (directory / LOCK_FILE).open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"the cluster in {directory} already runs; ha cluster down stops it") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
         yield
 
 
 def runner_of(directory: Path) -> int | None:
     """Returns a pidfd of the process that runs the cluster, for the caller to close; None if it does not run."""
-    try:
-        with (directory / LOCK_FILE).open() as file, suppress(ProcessLookupError, ValueError):
-            descriptor = os.pidfd_open(int(file.read()))
-            # The process held the lock after the pidfd was opened, so it is the one that wrote its ID.
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return descriptor
-            os.close(descriptor)
-    except FileNotFoundError:
-        pass
+    with suppress(FileNotFoundError), (directory / LOCK_FILE).open() as file:
+        while holder := _holder_of(file):
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(holder)
+                if _holder_of(file) == holder:  # the ID was not reused before the pidfd was opened
+                    return descriptor
+                os.close(descriptor)
     return None
+
+
+def _holder_of(file: IO[str]) -> int:
+    """Returns the ID of the process that holds a lock of this file; 0 if none does, except this one."""
+    asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, holder = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return 0 if kind == fcntl.F_UNLCK else int(holder)
 
 
 def stop_runner(descriptor: int, timeout_s: float) -> bool:
