@@ -223,17 +223,26 @@ class Admin(ClientUser):
     async def delete_topic(self, topic: str) -> None:
         """Deletes `topic` on all brokers and name servers; its messages become unreachable at once."""
         await self._ask_masters(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
-        for address in self._client.name_servers:
+        # Routes come from the first name server, so the topic can be found until the others have deleted it.
+        for address in reversed(self._client.name_servers):
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
         self._routes.forget(topic)
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
-        """Offsets and last store time of each queue of `topic`, from the masters. RouteNotFound."""
+        """Offsets and last store time of each queue of `topic`, from the masters that have it. RouteNotFound.
+
+        Name servers still know a topic that was deleted only on brokers."""
         route = await self._routes.find(topic)
         found: dict[MessageQueue, QueueStats] = {}
         for address in _masters_of(route):
-            answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic=topic))
-            found |= {MessageQueue(*queue): stats for queue, stats in decode_topic_stats(answer.body).items()}
+            answer = await self._ask_if(
+                address,
+                RequestCode.GET_TOPIC_STATS_INFO,
+                TopicRequest(topic=topic),
+                absent=(ResponseCode.TOPIC_NOT_EXIST,),
+            )
+            if answer is not None:
+                found |= {MessageQueue(*queue): stats for queue, stats in decode_topic_stats(answer.body).items()}
         return dict(sorted(found.items()))
 
     # Users of ACL 2.0

@@ -1,0 +1,80 @@
+"""`ha topic delete` when a part of the cluster can't delete: it can be repeated."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import anyio.from_thread
+import pytest
+
+from ha.cli import run
+from ha.protocol.codes import RequestCode
+from ha.protocol.java_json import dumps
+from ha.protocol.remoting import RemotingCommand
+from tests.client.fake_broker import route_body, serving
+
+MISSING = 17
+
+
+class FakeCluster:
+    """Two brokers and two name servers that know topic T; those in `failing` refuse to delete it."""
+
+    def __init__(self) -> None:
+        self.holders = {"a", "b", "n1", "n2"}
+        self.failing: set[str] = set()
+        self.addresses: dict[str, str] = {}
+
+    def answer(self, name: str, command: RemotingCommand) -> RemotingCommand:
+        match command.code:
+            case RequestCode.GET_ROUTEINFO_BY_TOPIC if name in self.holders:
+                return command.reply(0, body=route_body({broker: {0: self.addresses[broker]} for broker in "ab"}, 1))
+            case RequestCode.GET_BROKER_CLUSTER_INFO:
+                table = {
+                    broker: {"brokerAddrs": {0: self.addresses[broker]}, "brokerName": broker, "cluster": "C"}
+                    for broker in "ab"
+                }
+                return command.reply(0, body=dumps({"brokerAddrTable": table, "clusterAddrTable": {"C": ["a", "b"]}}))
+            case RequestCode.GET_TOPIC_STATS_INFO if name in self.holders:
+                key = f'{{"brokerName":"{name}","queueId":0,"topic":"T"}}'
+                queue = '{"lastUpdateTimestamp":1,"maxOffset":5,"minOffset":0}'
+                return command.reply(0, body=f'{{"offsetTable":{{{key}:{queue}}}}}'.encode())
+            case RequestCode.QUERY_TOPIC_CONSUME_BY_WHO:
+                return command.reply(0, body=dumps({"groupList": []}))
+            case RequestCode.DELETE_TOPIC_IN_BROKER | RequestCode.DELETE_TOPIC_IN_NAMESRV:
+                if name in self.failing:
+                    return command.reply(1, "not now")
+                self.holders.discard(name)
+                return command.reply(0)
+        return command.reply(MISSING, "topic[T] not exist")
+
+    def delete(self) -> int:
+        servers = f"{self.addresses['n1']};{self.addresses['n2']}"
+        return run(["topic", "delete", "T", "--yes", "--servers", servers])
+
+
+@pytest.fixture
+def nodes() -> Iterator[FakeCluster]:
+    found = FakeCluster()
+    with ExitStack() as stack:
+        portal = stack.enter_context(anyio.from_thread.start_blocking_portal("trio"))
+        for name in ("a", "b", "n1", "n2"):
+
+            def answer(command: RemotingCommand, name: str = name) -> RemotingCommand:
+                return found.answer(name, command)
+
+            server = stack.enter_context(portal.wrap_async_context_manager(serving(answer)))
+            found.addresses[name] = server.address
+        yield found
+
+
+@pytest.mark.parametrize("failing", ["a", "b", "n1", "n2"])
+def test_a_topic_that_was_deleted_in_part_is_deleted_then(
+    failing: str, nodes: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes.failing = {failing}
+    assert nodes.delete() == 1
+    assert failing in nodes.holders
+    nodes.failing = set()
+    capfd.readouterr()
+    assert nodes.delete() == 0, capfd.readouterr()
+    assert not nodes.holders
+    assert nodes.delete() == 2, "it is gone"
