@@ -5,7 +5,7 @@ The broker checks each as one from outside, except for access control: the opera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import trio
 
@@ -14,7 +14,6 @@ from ha.broker.batch_reader import BatchReader
 from ha.broker.queue_times import bounds, offset_at
 from ha.protocol.admin_requests import CreateTopicRequest, ResetOffsetsRequest
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
-from ha.protocol.group_requests import decode_queue_offsets
 from ha.protocol.headers import Header, SendMessageRequest
 from ha.protocol.properties import (
     CRC32,
@@ -109,14 +108,20 @@ class NodeActions:
             moves.append(OffsetMove(queue_id, self._tables.offsets.get(group, topic, queue_id), after, end))
         return moves
 
-    async def reset(self, group: str, topic: str, to_ms: int | None) -> Outcome:
+    async def reset(self, group: str, topic: str, to_ms: int | None, offsets: Mapping[int, int]) -> Outcome:
         """`DashboardActions.reset`."""
         header = ResetOffsetsRequest(topic=topic, group=group, timestamp=-1 if to_ms is None else to_ms, is_force=True)
-        answer = await self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-        if isinstance(answer, str) or answer.code != ResponseCode.SUCCESS:
-            return _outcome(answer, "")
-        count = len(decode_queue_offsets(answer.body))
-        return Outcome(True, f"{group} continues at the new offsets in {count} queues of {topic}.")
+        if not self._node.config.server_side_reset_offset:
+            answer = await self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            return _outcome(answer, f"The members of {group} were asked to reset their offsets of {topic}.")
+        for count, (queue_id, offset) in enumerate(offsets.items()):
+            begin, end = bounds(self._node.store.queues.get(topic, queue_id))
+            header.queue_id, header.offset = queue_id, min(max(offset, begin), end)  # retention may have moved `begin`
+            outcome = _outcome(await self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header), "")
+            if not outcome.is_done:
+                done = f"{count:,} of {len(offsets):,} queues were reset; queue {queue_id}: " if count else ""
+                return Outcome(False, f"{done}{outcome.text}")
+        return Outcome(True, f"{group} continues at the new offsets in {len(offsets)} queues of {topic}.")
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:
         """`DashboardActions.dead_letters`."""

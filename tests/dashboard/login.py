@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from urllib.parse import urlencode
 
 import httpx
 
+_HIDDEN = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
 TOKEN = "a-token-of-the-operator"
 
 
@@ -31,8 +33,9 @@ async def act(client: httpx.AsyncClient, name: str, **values: str) -> httpx.Resp
 
 
 async def confirm(client: httpx.AsyncClient, name: str, page: str, **values: str) -> httpx.Response:
-    """Confirms what `page` asks to be confirmed."""
-    return await post_form(client, name, {**values, "confirmed": "1", "form_token": form_token(page)})
+    """Confirms what `page` asks to be confirmed, with the values of its form, or these."""
+    shown = {name: unescape(value) for name, value in _HIDDEN.findall(page)}
+    return await post_form(client, name, {**shown, **values, "confirmed": "1"})
 
 
 async def post_form(client: httpx.AsyncClient, name: str, values: dict[str, str]) -> httpx.Response:

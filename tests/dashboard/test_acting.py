@@ -70,8 +70,8 @@ class Actions(Source):
             return Missing(f"Consumer group {group} does not exist on this node.")
         return [OffsetMove(0, 10, 4, 12), OffsetMove(1, None, 0, 5), OffsetMove(2, 3, 5, 5)]
 
-    async def reset(self, group: str, topic: str, to_ms: int | None) -> Outcome:
-        return self._do("reset", group, topic, to_ms)
+    async def reset(self, group: str, topic: str, to_ms: int | None, offsets: Mapping[int, int]) -> Outcome:
+        return self._do("reset", group, topic, to_ms, offsets)
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:
         return DeadLetters(5, 1005) if group == "g" else Missing(f"{group} has none.")
@@ -82,6 +82,21 @@ class Actions(Source):
     async def switch(self, to: int | None, reason: str, wait_s: float) -> Mapping[str, object]:
         self.done.append(("switch", to, reason))
         return {"is_done": self.is_good, "master_id": 2, "epoch": 7, "why_not": "it is fenced"}
+
+
+class Growing(Actions):
+    """Queues and dead letters that grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added_count = 0
+
+    async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
+        ends = [end + self.added_count for end in (12, 5, 5)]
+        return [OffsetMove(number, 3, end, end) for number, end in enumerate(ends)]
+
+    def dead_letters(self, group: str) -> DeadLetters | Missing:
+        return DeadLetters(5 - min(5, self.added_count), 8 + self.added_count)
 
 
 @asynccontextmanager
@@ -125,19 +140,19 @@ async def acting(actions: Actions, *, is_logged_in: bool = True) -> AsyncIterato
             "reset",
             {"group": "g", "topic": "t", "to": "first"},
             "Move the group g in 3 queues of t to the first message.",
-            ("reset", "g", "t", 0),
+            ("reset", "g", "t", 0, {0: 4, 1: 0, 2: 5}),
         ),
         (
             "reset",
             {"group": "g", "topic": "t", "to": "last"},
             "Its members receive 6 messages again, and skip 2.",
-            ("reset", "g", "t", None),
+            ("reset", "g", "t", None, {0: 4, 1: 0, 2: 5}),
         ),
         (
             "reset",
             {"group": "g", "topic": "t", "to": "2025-03-09 07:05:01"},
             "of t to 2025-03-09 07:05:01.000 UTC.",
-            ("reset", "g", "t", 1_741_503_901_000),
+            ("reset", "g", "t", 1_741_503_901_000, {0: 4, 1: 0, 2: 5}),
         ),
         (
             "send-back",
@@ -180,6 +195,36 @@ async def test_what_is_confirmed_is_done_once(
     assert "done=true" in line
     assert "hello" not in line
     assert not [record for record in caplog.records if TOKEN in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "done"),
+    [
+        ("reset", {"group": "g", "topic": "t", "to": "last"}, ("reset", "g", "t", None, {0: 12, 1: 5, 2: 5})),
+        ("send-back", {"group": "g", "offset": "", "count": "500"}, ("send back", "g", 5, 3)),
+    ],
+)
+async def test_what_was_shown_is_done_although_messages_were_added(
+    name: str, values: dict[str, str], done: object
+) -> None:
+    actions = Growing()
+    async with acting(actions) as client:
+        asked = await act(client, name, **values)
+        actions.added_count = 100
+        assert (await confirm(client, name, asked.text)).status_code == 200
+    assert actions.done == [done]
+
+
+@pytest.mark.parametrize(
+    "offsets", ["0:12,1:5", "0:12,1:5,2:5,3:0", "0:12,1:5,2", "0:12,1:5,2:x", "0:12,1:5,2:-1", ","]
+)
+async def test_offsets_of_other_queues_are_not_confirmed(offsets: str) -> None:
+    actions = Actions()
+    async with acting(actions) as client:
+        asked = await act(client, "reset", group="g", topic="t", to="last")
+        answer = await confirm(client, "reset", asked.text, offsets=offsets)
+        assert (answer.status_code, "have changed" in answer.text) == (400, True)
+    assert actions.done == []
 
 
 async def test_what_is_confirmed_twice_at_once_is_done_once() -> None:

@@ -71,14 +71,25 @@ async def test_offsets_are_reset_as_planned(tmp_path: Path) -> None:
         assert await actions.planned_reset("g", "t", 0) == [OffsetMove(0, 3, 0, 5), OffsetMove(1, None, 0, 0)]
         assert await actions.planned_reset("g", "t", None) == [OffsetMove(0, 3, 5, 5), OffsetMove(1, None, 0, 0)]
         assert offsets.get("g", "t", 0) == 3  # a plan changes nothing
-        outcome = await actions.reset("g", "t", 0)
+        outcome = await actions.reset("g", "t", 0, {0: 0, 1: 0})
         assert (outcome.is_done, outcome.text) == (True, "g continues at the new offsets in 2 queues of t.")
         assert offsets.get("g", "t", 0) == 0
-        await actions.reset("g", "t", None)
-        assert offsets.get("g", "t", 0) == 5
+        await actions.reset("g", "t", None, {0: 4, 1: 7})
+        assert (offsets.get("g", "t", 0), offsets.get("g", "t", 1)) == (4, 0)  # as planned, within the queue
         assert isinstance(await actions.planned_reset("g", "nothing", 0), Missing)
         assert isinstance(await actions.planned_reset("nobody", "t", 0), Missing)
-        assert (await actions.reset("nobody", "t", 0)).text == "Group nobody does not exist"
+        assert (await actions.reset("nobody", "t", 0, {0: 0})).text == "Group nobody does not exist"
+
+
+async def test_members_are_asked_to_reset_if_the_broker_does_not(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path, server_side_reset_offset=False)) as node:
+        actions = NodeActions(node)
+        await actions.change_topic("t", 1, is_readable=True, is_writable=True)
+        assert await node.broker.groups.find_or_create("g") is not None
+        node.broker.offsets.commit("g", "t", 0, 0)
+        outcome = await actions.reset("g", "t", None, {0: 0})
+        assert not outcome.is_done
+        assert "Consumer not online" in outcome.text
 
 
 async def test_dead_letters_are_sent_back_to_their_group(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ class Acting:
         if isinstance(plan, Refusal):
             return self._show(request, operation, "form", values, error=plan.reason, status=400)
         if not is_confirmed:
-            return self._show(request, operation, "confirm", values, plan=plan)
-        outcome = await operation.run(values)
+            return self._show(request, operation, "confirm", {**values, **plan.values}, plan=plan)
+        outcome = await operation.run({**values, **plan.values})
         logger.warning(
             "admin.action_performed action=%s session=%s peer=%s done=%s request=%r outcome=%r",
             operation.name,

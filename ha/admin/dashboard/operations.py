@@ -1,6 +1,7 @@
 """The operations behind the dashboard's actions: their input fields, checks, previews and effects.
 
-`plan` checks the values and returns what would happen; `run` gets values that `plan` has accepted.
+`plan` checks the values and returns what would happen; `run` gets the values that `plan` has accepted. A plan contains
+values for what those leave open, such as "last", so that what is done is what was shown.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Switch = Callable[[int | None, str, float], Awaitable[Mapping[str, Any]]]
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """An input field. `kind`: text, number, body or choice (of `options`, by value)."""
+    """An input field. `kind`: text, number, body, choice (of `options`, by value), or hidden (only plans set it)."""
 
     name: str
     label: str
@@ -45,12 +46,16 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action would do. `warning`: what it can't undo. `table`: a head and rows. `audit`: for the log."""
+    """What an action would do. `warning`: what it can't undo. `table`: a head and rows. `audit`: for the log.
+
+    `values`: what the given values leave open, as it was planned; the confirmation contains them.
+    """
 
     sentence: str
     audit: str
     warning: str = ""
     table: Sequence[Sequence[str]] = ()
+    values: Mapping[str, str] = {}
 
 
 class Operation(Protocol):
@@ -178,6 +183,7 @@ class ResetOffsets:
         Field(name="group", label="Consumer group"),
         Field(name="topic", label="Topic"),
         Field(name="to", label="To: first, last, or a store time (UTC)", hint="2025-03-09 07:05:01"),
+        Field(name="offsets", label="New offset of each queue", kind="hidden"),
     )
 
     def __init__(self, actions: DashboardActions) -> None:
@@ -194,6 +200,13 @@ class ResetOffsets:
         moves = await self._actions.planned_reset(group, topic, to_ms)
         if isinstance(moves, Missing):
             return Refusal(moves.reason)
+        if len(moves) > QUEUE_COUNT_MAX:
+            return Refusal(f"{topic} has more than {count(QUEUE_COUNT_MAX)} queues. Use ha offsets reset.")
+        if shown := values.get("offsets", ""):
+            offsets = _offsets(shown)
+            if offsets.keys() != {move.queue_id for move in moves}:
+                return Refusal(f"The queues of {topic} have changed. Nothing was done.")
+            moves = [msgspec.structs.replace(move, after=offsets[move.queue_id]) for move in moves]
         rows = [
             (str(m.queue_id), count(m.before), count(m.after), count(m.end), _difference(m.before, m.after))
             for m in moves
@@ -206,12 +219,14 @@ class ResetOffsets:
             warning=f"Its members receive {count(again)} messages again, and skip {count(skipped)}.",
             audit=f"group={group} topic={topic} to={to} again={again} skipped={skipped}",
             table=(("Queue", "Committed", "New offset", "End", "Effect"), *rows),
+            values={"offsets": ",".join(f"{move.queue_id}:{move.after}" for move in moves)},
         )
 
     async def run(self, values: Values) -> Outcome:
         to_ms = _moment_ms(values["to"].strip())
         assert to_ms is not _UNKNOWN
-        return await self._actions.reset(values["group"].strip(), values["topic"].strip(), to_ms)
+        group, topic = values["group"].strip(), values["topic"].strip()
+        return await self._actions.reset(group, topic, to_ms, _offsets(values["offsets"]))
 
 
 class SendBack:
@@ -240,13 +255,11 @@ class SendBack:
             f"from offset {count(begin)} to {count(begin + number - 1)}.",
             warning="They also remain dead letters. Sending them back twice delivers them twice.",
             audit=f"group={group} offset={begin} count={number}",
+            values={"offset": str(begin), "count": str(number)},
         )
 
     async def run(self, values: Values) -> Outcome:
-        span = self._span(values)
-        if isinstance(span, Refusal):
-            return Outcome(False, span.reason)
-        return await self._actions.send_back(values["group"].strip(), *span)
+        return await self._actions.send_back(values["group"].strip(), int(values["offset"]), int(values["count"]))
 
     def _span(self, values: Values) -> tuple[int, int] | Refusal:
         dead = self._actions.dead_letters(values.get("group", "").strip())
@@ -315,6 +328,17 @@ def _moment_ms(text: str) -> int | None:
         return 0 if text == "first" else None
     found = parse_time_ms(text)
     return _UNKNOWN if found is None or found < 0 else found
+
+
+def _offsets(text: str) -> dict[int, int]:
+    """Returns the offset of each queue in "0:4,1:12"; empty for other texts."""
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        queue_id, offset = (_number(each, (1 << 63) - 1) for each in (*part.split(":"), "")[:2])
+        if queue_id is None or offset is None:
+            return {}
+        found[queue_id] = offset
+    return found
 
 
 def _message(values: Values) -> NewMessage | Refusal:

@@ -304,10 +304,13 @@ class DashboardActions(Protocol):
         """Creates a topic, or changes its queues and permission and leaves the rest as it is."""
 
     async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
-        """Returns what `reset` would do."""
+        """Returns the moves to the first message stored at `to_ms` or later; None: to the end of each queue."""
 
-    async def reset(self, group: str, topic: str, to_ms: int | None) -> Outcome:
-        """Moves a group to the first message stored at `to_ms` or later; None: to the end of each queue."""
+    async def reset(self, group: str, topic: str, to_ms: int | None, offsets: Mapping[int, int]) -> Outcome:
+        """Moves a group to the offsets by queue that `planned_reset` returned for `to_ms`.
+
+        With useServerSideResetOffset=false, its members move to `to_ms`: a broker can't give them offsets.
+        """
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:
         """Returns where the dead letters of a group are."""
