@@ -97,7 +97,7 @@ class HAClient:
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
-        self._condition = Condition.NOT_STARTED
+        self._condition = self._logged_condition = Condition.NOT_STARTED
         self._detail = ""
         self._ended_counts: Counter[Condition] = Counter()
         self._connection_count = 0
@@ -204,6 +204,7 @@ class HAClient:
         )
         self._session = session
         self.local_address = local_name(stream)
+        self._note_open()
         self.state.value = HAClientState.TRANSFER
         try:
             return await session.run()
@@ -275,13 +276,20 @@ class HAClient:
         self._skipped_bytes += first - own
         return True
 
+    def _note_open(self) -> None:
+        """Set NO_DATA_YET. Not logged, so that an obstacle that stays is logged once, not once per attempt."""
+        detail = "the connection is open, but no data has come yet"
+        if self._condition not in GOOD_CONDITIONS:
+            detail += f"; before that {self._condition.value}: {self._detail}"
+        self._condition, self._detail = Condition.NO_DATA_YET, detail
+
     def _set_condition(self, condition: Condition, detail: str) -> None:
-        """Set the condition; log it if it is another one than before."""
-        if condition is not self._condition:
+        """Set the condition; log it if it is another one than the last one logged."""
+        if condition is not self._logged_condition:
             level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
             master = self._master.value
             logger.log(level, "ha.client_%s master=%s detail=%r", condition.value, master, detail)
-        self._condition = condition
+        self._condition = self._logged_condition = condition
         self._detail = detail
 
     def statistics(self) -> HAClientStatistics:
@@ -306,4 +314,12 @@ class HAClient:
         )
 
 
-GOOD_CONDITIONS = frozenset({Condition.CONNECTED, Condition.STOPPED, Condition.NO_MASTER, Condition.MASTER_CHANGED})
+GOOD_CONDITIONS = frozenset(
+    {
+        Condition.NOT_STARTED,
+        Condition.CONNECTED,
+        Condition.STOPPED,
+        Condition.NO_MASTER,
+        Condition.MASTER_CHANGED,
+    }
+)

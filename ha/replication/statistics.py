@@ -79,6 +79,8 @@ class Condition(Enum):
     NO_MASTER = "no_master"
     """No master address is known."""
     CONNECT_FAILED = "connect_failed"
+    NO_DATA_YET = "no_data_yet"
+    """The connection is open, but the master has not sent anything that fits the log here."""
     CONNECTED = "connected"
     MASTER_CHANGED = "master_changed"
     MASTER_CLOSED = "master_closed"

@@ -75,7 +75,7 @@ async def test_nothing_but_the_handshake_is_sent_before_the_answer(
 
 async def test_a_master_that_does_not_answer_is_disconnected(autojump_clock: MockClock) -> None:
     async with following(Member()) as (client, master):
-        await trio.sleep(21)
+        await trio.sleep(20.002)
         assert condition_of(client) is Condition.HOUSEKEEPING_TIMEOUT
         assert master.closed_at == [20.001]
 

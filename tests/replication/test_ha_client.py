@@ -212,6 +212,48 @@ async def test_another_master_ends_the_wait_and_the_connection(autojump_clock: M
         assert master.connected_at[-1] == 63.0
 
 
+async def test_a_new_connection_has_no_condition_of_the_last_one(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(9))) as (client, master):
+        await master.send(9)
+        await wait_all_tasks_blocked()
+        client.set_master(None)
+        await wait_all_tasks_blocked()
+        assert client.statistics().condition is Condition.NO_MASTER
+        client.set_master("master:10912")
+        await wait_all_tasks_blocked()
+        assert client.statistics().state is HAClientState.TRANSFER
+        assert client.statistics().condition is Condition.NO_DATA_YET
+        await master.send(9)
+        await wait_all_tasks_blocked()
+        assert client.statistics().condition is Condition.CONNECTED
+
+
+async def test_a_new_connection_says_what_the_obstacle_was(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(9))) as (client, master):
+        await master.send(123)  # which is not where the log ends
+        await trio.sleep(5.1)
+        statistics = client.statistics()
+        assert (statistics.state, statistics.condition) == (HAClientState.TRANSFER, Condition.NO_DATA_YET)
+        assert "before that offset_mismatch: the master sends from 123" in statistics.detail
+
+
+async def test_an_obstacle_that_stays_is_logged_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="ha.replication")
+    async with following(MemoryLog(bytes(9))) as (_, master):
+        for _ in range(3):
+            await master.send(123)  # which is not where the log ends
+            await trio.sleep(6)
+        await master.send(9)
+        await wait_all_tasks_blocked()
+    assert [text.split()[0] for text in caplog.messages] == [
+        "ha.client_offset_mismatch",
+        "ha.client_connected",
+        "ha.client_stopped",
+    ]
+
+
 @pytest.mark.parametrize(
     ("own", "offset", "size", "condition"),
     [

@@ -163,7 +163,8 @@ async def test_a_slave_whose_end_is_damaged_says_so(housekeeping_s: float, autoj
     slave.damage(2500, 3000)
     async with following("halog", master, slave, housekeeping_s=housekeeping_s) as (client, _):
         await trio.sleep(30)
-        assert client.statistics().condition is Condition.DAMAGED
+        assert client.statistics().ended_counts.keys() == {Condition.DAMAGED}
+        assert "the end of the log here" in client.statistics().detail
         slave.heal()
         await trio.sleep(6)
         assert client.statistics().condition is Condition.CONNECTED
