@@ -194,9 +194,12 @@ class AdminClients:
         return self._later(connection, command, relay)
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """307: the running information of a consumer, relayed."""
+        """307: the running information of a consumer, relayed.
+
+        RocketMQ relays the body, too, which tools leave empty and no client reads; it could take a whole frame.
+        """
         request = parse_header(RunningInfoRequest, command.ext_fields)
-        return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), command.body)
+        return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), b"")
 
     async def consume_directly(
         self, connection: RemotingConnection, command: RemotingCommand

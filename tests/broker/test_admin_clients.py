@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from ha.protocol.group_requests import encode_consumer_status, read_queue_map
 from ha.protocol.record import decode_record
 from ha.protocol.remoting import FRAME_SIZE_MAX, SERIALIZE_ROCKETMQ, RemotingCommand
 from ha.remoting import RemotingClient, RemotingConnection, open_remoting_client
-from tests.broker.node import Node
+from tests.broker.node import Node, open_node
 
 Answer = Callable[[RemotingCommand], Awaitable[RemotingCommand | None]]
 
@@ -144,11 +145,12 @@ async def test_running_info_is_relayed_to_the_consumer(node: Node, autojump_cloc
                 assert trio.current_time() - began < 2, "the asker's connection goes on"
 
             nursery.start_soon(meanwhile)
-            found = await node.ask(307, **fields, AccessKey="ak", Signature="s", SecurityToken="t")
+            found = await node.ask(307, b"x" * 1000, **fields, AccessKey="ak", Signature="s", SecurityToken="t")
         assert (found.code, found.remark, bytes(found.body)) == (0, "fine", b'{"mqTable":{}}')
         assert found.ext_fields["x"] == "1"
         [command] = asked
         assert command.ext_fields == {"consumerGroup": "g", "clientId": "c1", "jstackEnable": "false"}
+        assert bytes(command.body) == b""
         assert (await node.ask(307, **{**fields, "clientId": "c9"})).code == 1
 
 
@@ -175,12 +177,14 @@ async def test_consumer_disconnects_during_a_relayed_request(node: Node, autojum
             await trio.sleep(1)
 
 
-async def test_relayed_request_that_fits_no_frame_fails_alone(node: Node, autojump_clock: object) -> None:
+async def test_relayed_request_that_fits_no_frame_fails_alone(tmp_path: Path, autojump_clock: object) -> None:
     """JSON takes six characters for what is one byte in the header of the request."""
-    node.serialize_type = SERIALIZE_ROCKETMQ
-    async with member(node, "c1"):
-        body_size = FRAME_SIZE_MAX - 1_000_000
-        answer = await node.ask(307, bytes(body_size), consumerGroup="g", clientId="c1", other="\x01" * 200_000)
+    store = {"segment_size": 2 * FRAME_SIZE_MAX, "message_size_max": FRAME_SIZE_MAX}
+    async with open_node(tmp_path, message_size_max=FRAME_SIZE_MAX, store_changes=store) as node, member(node, "c1"):
+        sent = await node.send(bytes(FRAME_SIZE_MAX - 1_000_000))
+        node.serialize_type = SERIALIZE_ROCKETMQ
+        fields = {"consumerGroup": "g", "clientId": "c1", "msgId": sent.ext_fields["msgId"], "other": "\x01" * 200_000}
+        answer = await node.ask(309, **fields)
         assert answer.code == 1
         assert "the maximum is 16777216" in (answer.remark or "")
         assert (await body(node, 203, consumerGroup="g"))["connectionSet"]
