@@ -86,6 +86,7 @@ class AdminGroups:
     async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """314: copies the offsets of one group to another."""
         request = parse_header(CloneOffsetRequest, command.ext_fields)
+        refuse_if(group_fault(GroupConfig(group_name=request.dest_group)), ResponseCode.INVALID_PARAMETER)
         members = self._clients.consumer_group(request.src_group)
         for topic in [request.topic] if request.topic else self._offsets.topics_of(request.src_group):
             if self._topics.get_readable(topic) is None:

@@ -112,6 +112,9 @@ async def test_offsets_are_cloned(node: Node, autojump_clock: object) -> None:
     assert (node.broker.offsets.of("g2", "TT"), node.broker.offsets.of("g2", "T2")) == ({0: 1}, {})
     assert (await node.ask(314, **clone)).code == 0
     assert node.broker.offsets.of("g2", "T2") == {1: 5}
+    for wrong in ("no space", "", "x" * 121):
+        answer = await node.ask(314, **{**clone, "destGroup": wrong})
+        assert (answer.code, node.broker.offsets.of(wrong, "TT")) == (29, {}), answer
 
 
 async def test_slave_refuses_changes_of_groups(tmp_path: Path, autojump_clock: object) -> None:
