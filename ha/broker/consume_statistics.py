@@ -41,7 +41,7 @@ ENTRY_COUNT_MAX = 8192
 """Maximum number of queue entries in an answer to 321."""
 MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
-"""Maximum number of queues of all groups in an answer to 317."""
+"""Maximum number of queues of all groups in an answer to 317, and of several topics in one to 208."""
 
 
 class ConsumeStatistics:
@@ -158,11 +158,17 @@ class ConsumeStatistics:
         )
         table: dict[QueueObject, QueueConsumption] = {}
         per_s = 0.0
-        for topic in topics:
+        for topic in dict.fromkeys(topics):
+            await self._yield_sometimes(0)
             config = self._topics.get_readable(topic)
-            if config is not None:
-                table |= await self._progress(group, topic, config.read_queue_nums)
-                per_s += self._reads.per_s(group, topic)
+            if config is None:
+                continue
+            if table and len(table) + config.read_queue_nums > QUEUE_LIST_MAX:
+                return command.reply(
+                    ResponseCode.SYSTEM_ERROR, f"more than {QUEUE_LIST_MAX} queues; request each topic separately"
+                )
+            table |= await self._progress(group, topic, config.read_queue_nums)
+            per_s += self._reads.per_s(group, topic)
         return _body(command, {"consumeTps": per_s, "offsetTable": table})
 
     async def _progress(self, group: str, topic: str, queue_count: int) -> dict[QueueObject, QueueConsumption]:

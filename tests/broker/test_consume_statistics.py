@@ -243,6 +243,25 @@ async def test_long_answers_are_bounded(node: Node, autojump_clock: object, monk
     monkeypatch.setattr(consume_statistics, "QUEUE_LIST_MAX", 3)
     answer = await node.ask(317, isOrder=False)
     assert (answer.code, answer.remark) == (1, "more than 3 queues; request each group separately")
+    await node.send(b="T2")
+    answer = await node.ask(208, consumerGroup="g", topicList="TT;T2")
+    assert (answer.code, answer.remark) == (1, "more than 3 queues; request each topic separately")
+    assert len((await body(node, 208, consumerGroup="g"))["offsetTable"]) == 4, "a topic is shown whole"
+
+
+async def test_a_topic_that_is_listed_again_and_again_is_counted_once(
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    bounds = node.broker.offsets.get
+
+    def get(group: str, topic: str, queue_id: int) -> int | None:
+        looked_up.append(queue_id)
+        return bounds(group, topic, queue_id)
+
+    monkeypatch.setattr(node.broker.offsets, "get", get)
+    assert len((await body(node, 208, consumerGroup="g", topicList="TT;" * 1000))["offsetTable"]) == 4
+    assert looked_up == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("code", "fields"), [(207, {"groupName": "g", "cleanOffset": True}), (215, {"topic": "TT"})])
