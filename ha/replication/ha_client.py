@@ -94,6 +94,8 @@ class HAClient:
         """Set once a member's log has had everything that a master's log had when they connected."""
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
+        self._connecting = trio.CancelScope()
+        """Of the attempt to connect"""
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
@@ -118,8 +120,9 @@ class HAClient:
     def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
         """Follow the master whose HA port is at `host:port`; None: none is known. The same address changes nothing.
 
-        A connection to another address ends, and so does a wait between two attempts. `origin`: where the address is
-        configured, for error messages. `reads_run_ids`: whether the master understands run ids.
+        A connection to another address ends, and so do an attempt to make one and a wait between two attempts.
+        `origin`: where the address is configured, for error messages. `reads_run_ids`: whether the master understands
+        run ids.
         """
         self._origin = origin
         self._master_reads_run_ids = reads_run_ids
@@ -127,6 +130,7 @@ class HAClient:
         if address != previous and self._session is not None:
             self._session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {previous} to {address}"))
         if address != previous:
+            self._connecting.cancel()
             self._reconnect.reset()
         self._master.value = address
 
@@ -169,24 +173,30 @@ class HAClient:
     async def _wait_for_master(self) -> str:
         if self._master.value is None:
             self._set_condition(Condition.NO_MASTER, "no master address is known yet")
-        address: str = await self._master.wait_value(lambda current: current is not None)
+        address: str | None = None
+        while address is None:
+            await self._master.wait_value(lambda current: current is not None)
+            address = self._master.value  # which may have changed since that
         return address
 
     async def _follow(self, address: str) -> SessionEnd:
         """Connect, and follow the master until the session ends."""
         self._has_followed = False
+        self._connecting = trio.CancelScope()
+        stream = None
         try:
-            with trio.fail_after(self._options.connect_timeout_s):
+            with trio.fail_after(self._options.connect_timeout_s), self._connecting:
                 stream = await self._connect(address)
         except (OSError, ConfigError, trio.TooSlowError) as error:
             silence = f"no answer within {self._options.connect_timeout_s:g} s, as behind a firewall"
             return self._unreachable(address, str(error) or silence)
+        if stream is None or self._master.value != address:
+            if stream is not None:
+                await trio.aclose_forcefully(stream)
+            return SessionEnd(Condition.MASTER_CHANGED, f"from {address} to {self._master.value}")
         if leads_to_itself(stream, self._own_port):
             await trio.aclose_forcefully(stream)
             return self._unreachable(address, "that is this slave itself")
-        if self._master.value != address:
-            await trio.aclose_forcefully(stream)
-            return SessionEnd(Condition.MASTER_CHANGED, f"from {address} to {self._master.value}")
         self._connection_count += 1
         follower = None
         if self._member is not None:

@@ -254,6 +254,41 @@ async def test_an_obstacle_that_stays_is_logged_once(
     ]
 
 
+async def test_another_master_ends_an_attempt_to_connect(autojump_clock: MockClock) -> None:
+    """As after a failover: the former master's machine is off, and answers no packet."""
+    tries: list[tuple[float, str]] = []
+
+    async def connect(address: str) -> trio.abc.Stream:
+        tries.append((round(trio.current_time() - began, 6), address))
+        await trio.sleep_forever()
+        raise AssertionError
+
+    client = HAClient(MemoryLog(), HAOptions(), connect)
+    client.set_master("gone:10912")
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.run)
+        await trio.sleep(1)
+        client.set_master("gone:10912")
+        await trio.sleep(1)
+        client.set_master("new:10912")
+        await wait_all_tasks_blocked()
+        assert tries == [(0, "gone:10912"), (2, "new:10912")]
+        client.set_master(None)
+        client.set_master("new:10912")
+        await wait_all_tasks_blocked()
+        assert tries[2:] == [(2, "new:10912")]
+        client.set_master(None)
+        await wait_all_tasks_blocked()
+        assert client.statistics().condition is Condition.NO_MASTER
+        assert client.statistics().ended_counts == {Condition.MASTER_CHANGED: 3}
+        client.set_master("gone:10912")
+        client.set_master("new:10912")
+        await wait_all_tasks_blocked()
+        assert tries[3:] == [(2, "new:10912")]
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(
     ("own", "offset", "size", "condition"),
     [
