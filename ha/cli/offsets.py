@@ -147,16 +147,13 @@ def reset(
     Without --yes, show the current and new offset of each queue. Connected members continue at the new offsets at once
     and may receive messages again.
     """
-    moment_ms: int | None = None
-    if to == "first":
-        moment_ms = 0
-    elif to != "last":
-        try:
-            moment_ms = time_ms(to)
-        except (ValueError, OverflowError):
-            raise UsageError(
-                f"--to {to!r}: accepted are first, last, a time such as 2026-11-22T09:30, or ms since 1970"
-            ) from None
+    try:
+        moment_ms = None if to == "last" else 0 if to == "first" else time_ms(to)
+        moment = None if moment_ms is None else datetime.fromtimestamp(moment_ms / 1000, UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--to {to!r}: accepted are first, last, a time such as 2026-11-22T09:30, or ms since 1970"
+        ) from None
 
     async def question(admin: Admin, sdk: Client) -> list[Move]:
         await admin.route(topic)
@@ -164,7 +161,6 @@ def reset(
         moves = await _planned(sdk, group, topic, moment_ms)
         if not yes:
             return moves
-        moment = None if moment_ms is None else datetime.fromtimestamp(moment_ms / 1000, UTC)
         done = await admin.reset_offsets(group, topic, moment)
         return [
             msgspec.structs.replace(move, after=done.get(MessageQueue(topic, move.broker, move.queue), move.after))

@@ -399,9 +399,9 @@ class Admin(ClientUser):
 
         Online members follow at once. Returns the new offset of each queue. RocketMQ 4.9 rejects this (206) while no
         member is online."""
-        header = ResetOffsetsRequest(
-            topic=topic, group=group, timestamp=-1 if to is None else int(to.timestamp() * 1000), is_force=True
-        )
+        # Brokers take a negative time for None.
+        time_ms = -1 if to is None else max(0, int(to.timestamp() * 1000))
+        header = ResetOffsetsRequest(topic=topic, group=group, timestamp=time_ms, is_force=True)
         found: dict[MessageQueue, int] = {}
         for address in _masters_of(await self._routes.find(topic)):
             answer = await self._ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
