@@ -311,8 +311,9 @@ class HAConnection:
             try:
                 if position < log.min_offset:
                     raise OffsetGone(position, log.min_offset, end)
-                hot = log.read_hot(position, size_max)
-                chunk = await log.read(position, size_max, "replication") if hot is None else hot
+                body = log.read_hot(position, size_max)
+                if body is None:
+                    body = memoryview(await log.read(position, size_max, "replication"))
             except DamagedBytes as damaged:
                 if progress.is_reader:
                     progress.close_detail = f"it asked for what is damaged here: {damaged}"
@@ -325,7 +326,7 @@ class HAConnection:
                 self._become_out_of_range(position)
                 return await self._serve_out_of_range()
             # Released as soon as it is sent, so that the store can unmap the segment.
-            with memoryview(chunk) as body:
+            with body:
                 await self._send_frame(position, body)
             if progress.transfer_offset != log.max_offset.value:
                 await trio.lowlevel.checkpoint()  # a send that does not block is no checkpoint

@@ -121,6 +121,28 @@ async def test_cold_bytes_are_read_through_the_log(autojump_clock: MockClock) ->
         assert log.cold_reads == 2
 
 
+class MappedLog(MemoryLog):
+    """Hands out views of its content, which can't grow or shrink while one of them exists."""
+
+    def bytes_at(self, offset: int, size: int) -> Any:
+        start = offset - self.min_offset
+        with memoryview(self.content) as whole:
+            return whole[start : start + size]
+
+
+@pytest.mark.parametrize("hot_bytes", [1 << 40, 0])
+async def test_a_connection_keeps_no_view_of_what_it_sent(hot_bytes: int, autojump_clock: MockClock) -> None:
+    """Such a view keeps a deleted segment's memory and disk space."""
+    log = MappedLog(bytes(5000), hot_bytes=hot_bytes)
+    async with connected(HAService(log), 0) as slave:
+        assert slave.heads == [(0.0, 4096, 904)]
+        log.delete_before(4096)
+        log.hot_bytes = 1 << 40
+        log.put(b"more")
+        await wait_all_tasks_blocked()
+        assert slave.received.endswith(b"more")
+
+
 async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
     log = log_of(1 << 20, segment_size=1 << 20)
     async with connected(HAService(log), 3) as slave:
