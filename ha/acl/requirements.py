@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     CloneOffsetRequest,
@@ -71,6 +72,9 @@ that needs exactly the right on the group."""
 
 NO_TOPIC = ""
 """A name that only admins have rights on."""
+HEARTBEAT_SIZE_MAX = 256 * 1024
+BODY_SIZE_MAX = 1024 * 1024
+"""The handlers' limits for heartbeats, and for lists of queues or groups: rights are checked before."""
 CLUSTER = None
 """The resource of settings and of whole tables."""
 
@@ -143,6 +147,13 @@ def _group_of(name: str, right: int = Right.SUB) -> tuple[str, int]:
     return RETRY_PREFIX + name, right
 
 
+def _body(command: RemotingCommand, size_max: int) -> bytes | memoryview:
+    """Returns the body. RemoteProtocolError if it is longer than `size_max`."""
+    if len(command.body) > size_max:
+        raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {size_max}")
+    return command.body
+
+
 def _send(command: RemotingCommand) -> Needed:
     topic = topic_of_send(command.ext_fields)
     if topic != TRACE_TOPIC:  # as in RocketMQ, every account may send traces
@@ -210,7 +221,7 @@ def _end(command: RemotingCommand) -> Needed:
 
 def _heartbeat(command: RemotingCommand) -> Needed:
     # Decoded once more by its handler: one in 30 s for each client.
-    for consumer in decode_heartbeat(command.body).consumer_data_set:
+    for consumer in decode_heartbeat(_body(command, HEARTBEAT_SIZE_MAX)).consumer_data_set:
         yield _group_of(consumer.group_name)
         for subscription in consumer.subscription_data_set:
             yield subscription.topic, Right.SUB
@@ -227,7 +238,7 @@ def _member(command: RemotingCommand) -> Needed:
 
 
 def _locks(command: RemotingCommand) -> Needed:
-    yield _group_of(java_json.read_as(LockQueuesBody, command.body).consumer_group)
+    yield _group_of(java_json.read_as(LockQueuesBody, _body(command, BODY_SIZE_MAX)).consumer_group)
 
 
 def _check_client(command: RemotingCommand) -> Needed:
@@ -302,11 +313,11 @@ def _deleted_group(command: RemotingCommand) -> Needed:
 
 def _changed_group(command: RemotingCommand) -> Needed:
     if command.body:
-        yield _group_of(java_json.read_as(GroupConfig, command.body).group_name, Right.CREATE)
+        yield _group_of(java_json.read_as(GroupConfig, _body(command, BODY_SIZE_MAX)).group_name, Right.CREATE)
 
 
 def _changed_groups(command: RemotingCommand) -> Needed:
-    for group in java_json.read_as(GroupConfigList, command.body).group_config_list:
+    for group in java_json.read_as(GroupConfigList, _body(command, BODY_SIZE_MAX)).group_config_list:
         yield _group_of(group.group_name, Right.CREATE)
 
 

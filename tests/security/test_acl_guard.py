@@ -11,6 +11,8 @@ from trio.testing import MockClock
 
 from ha.acl import BROKER_RULES, Right
 from ha.acl.requirements import Needs
+from ha.broker import admin_groups, queue_locks
+from ha.broker.options import BrokerOptions
 from ha.broker.send import SEND_CODES
 from ha.errors import RemoteProtocolError
 from ha.protocol.acl import AclCredentials
@@ -38,6 +40,23 @@ async def refusal(client: Client, code: int, body: bytes = b"", **ext: Any) -> s
     assert answer.code == 1
     assert answer.remark is not None
     return answer.remark.removeprefix(EXCEPTION)
+
+
+@pytest.mark.parametrize(
+    ("code", "size_max"),
+    [
+        (34, BrokerOptions().heartbeat_size_max),
+        (41, queue_locks.REQUEST_SIZE_MAX),
+        (42, queue_locks.REQUEST_SIZE_MAX),
+        (200, admin_groups.BODY_SIZE_MAX),
+        (225, admin_groups.BODY_SIZE_MAX),
+    ],
+)
+def test_bodies_that_their_handlers_refuse_are_not_decoded(code: int, size_max: int) -> None:
+    """Any account can send them, and 16 MiB take seconds to decode."""
+    for size, reason in ((size_max, "JSON"), (size_max + 1, f"{size_max + 1} bytes; at most {size_max}")):
+        with pytest.raises(RemoteProtocolError, match=reason):
+            list(BROKER_RULES[code].needs(RemotingCommand(code, body=b" " * size)))
 
 
 async def test_authentication(autojump_clock: MockClock, tmp_path: Path) -> None:
