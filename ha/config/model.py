@@ -1,4 +1,4 @@
-"""The configuration keys: one frozen struct for a broker node, one for a name server.
+"""The configuration keys: one frozen struct each for a broker node, a name server, and a front for gRPC clients.
 
 `name` is the key as RocketMQ spells it; keys marked "own" exist only in halog. The type and its bounds define the
 accepted values. Numbers keep RocketMQ's units, and field names end in the unit. A field that another package uses has

@@ -96,7 +96,7 @@ class NodeTls:
         }
 
     def credentials(self) -> dict[str, CredentialStatus]:
-        """Returns the certificates in use by role: server, ha, admin, client, etcd."""
+        """Returns the certificates in use by role: server, grpc, ha, admin, client, etcd."""
         return {each.role: each.status() for each in self._all}
 
     # Ports
