@@ -29,6 +29,8 @@ Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 RECEIVE_SIZE = 256 << 10
 SILENCE_S_MAX = 5.0
 """Silence after which the peer is assumed not to have the bytes, or not to be able to send them now."""
+FETCH_S_MAX = 60.0
+"""Time for one range, after which the other peers are asked. What has come by then is used."""
 ANSWER_COUNT = 2
 """Empty frames with which a halog peer answers the range question."""
 
@@ -107,11 +109,12 @@ async def _receive_body(
 ) -> None:
     """Receive until `got` is [begin, end). HealFetchError if the peer sends no more; `got` keeps what was received."""
     heartbeat_count = 0
+    deadline = trio.current_time() + FETCH_S_MAX
     while len(got) < end - begin:
-        with trio.move_on_after(SILENCE_S_MAX) as scope:
+        with trio.move_on_at(min(trio.current_time() + SILENCE_S_MAX, deadline)) as scope:
             received = await _some(stream, address)
         if scope.cancelled_caught:
-            raise HealFetchError(f"{address} sent {len(got)} of {end - begin} bytes and no more")
+            raise HealFetchError(f"{address} sent {len(got)} of {end - begin} bytes in time")
         for event in parser.feed(received):
             if isinstance(event, TransferHeader):
                 if event.physical_offset != begin + len(got) and len(got) < end - begin:
