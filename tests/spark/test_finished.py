@@ -8,9 +8,11 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,7 @@ def stats_of(store: Path, folder: Path, stop_at: int = 1 << 60) -> tuple[dict[st
         files = LogFiles(str(store))
         run = finished.runner(inline_runner(), lambda task: task_key("t", task, files.between(task.begin, task.end)))
         result = stats_with(run, options, stopping_at(stop_at))
+        assert bool(finished.note()) == bool(finished.taken_count)
     return without_times(msgspec.to_builtins(result, str_keys=True)), finished.taken_count
 
 
@@ -181,6 +184,19 @@ def test_damaged_result_file_and_missing_folder_only_lose_results(
     assert "job.results_not_stored" in caplog.text
     (tmp_path / "a-file").touch()
     assert stats_of(store, tmp_path / "a-file" / "folder") == expected
+
+
+@pytest.mark.parametrize("change", ["result = x'00'", "result = zeroblob(9)", "result = 'x'", "at_ms = 1 << 62"])
+def test_damaged_results_are_made_again(change: str, stores: list[Path], tmp_path: Path) -> None:
+    store, folder = stores[0], tmp_path / "unfinished"
+    with pytest.raises(StoppedError):
+        stats_of(store, folder, KEPT * SEGMENT)
+    [file] = folder.iterdir()
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(f"UPDATE finished SET {change}")
+    result, taken = stats_of(store, folder)
+    assert taken == (KEPT if "at_ms" in change else 0)
+    assert result == stats_of(store, tmp_path / "other")[0]
 
 
 def test_findings_of_a_stopped_audit_are_kept_with_it(stores: list[Path], tmp_path: Path) -> None:

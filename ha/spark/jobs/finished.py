@@ -17,7 +17,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -104,7 +103,7 @@ class FinishedTasks:
         """Return a note for the report about results of an earlier attempt; None without any."""
         if self.first_ms is None:
             return None
-        began = datetime.fromtimestamp(self.first_ms / 1000, UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.first_ms / 1000))
         return f"{self.taken_count} ranges were read by an earlier, unfinished attempt, from {began} on"
 
     def close(self) -> None:
@@ -156,9 +155,13 @@ class FinishedTasks:
         row = self._row("at_ms, result", key)
         if row is None:
             return None
+        try:
+            at_ms, result = int(row[0]), msgspec.msgpack.decode(zlib.decompress(row[1]), type=kind)
+        except (TypeError, ValueError, zlib.error, msgspec.MsgspecError):
+            return None  # it is damaged: the task runs again
         self.taken_count += 1
-        self.first_ms = row[0] if self.first_ms is None else min(self.first_ms, row[0])
-        return msgspec.msgpack.decode(zlib.decompress(row[1]), type=kind)
+        self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
+        return result
 
     def _keep(self, keys: Sequence[bytes | None], results: Sequence[Any]) -> None:
         if self._database is None and not self._is_failing:
