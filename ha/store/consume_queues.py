@@ -154,6 +154,15 @@ class ConsumeQueues:
         self._disk.sync_all([path for queue in self if (path := queue.files.take_zeroed()) is not None])
         return removed
 
+    def destroy(self) -> None:
+        """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking.
+
+        The next ones may come from a master that has lost earlier ones, too: its queues then continue before the ends
+        that these have.
+        """
+        for queue in self:
+            queue.destroy()
+
     def correct_min(self, log_min_offset: int) -> int:
         """Adjusts every queue's `min_offset` to the commitlog's; returns how many files that deleted."""
         return sum(queue.correct_min(log_min_offset) for queue in self)

@@ -218,6 +218,8 @@ class Truncation:
         await self._checkpointer.cap_timestamps(await run(_stored_before, scan, queues, log.dispatched_offset.value))
         await run(truncate_segments, disk, segments, offset, "truncated")
         await run(queues.truncate, offset)
+        if offset == log.min_offset:
+            await run(queues.destroy)
         put_again_from = None
         if index is not None:
             put_again_from = await run(index.truncate, offset, scan.timestamp_at)

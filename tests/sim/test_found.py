@@ -460,3 +460,12 @@ def test_a_group_is_given_what_it_popped_before_a_power_loss(outcome: Outcome) -
     The file was written without waiting for the log, so the messages in flight were skipped.
     """
     assert outcome.faults["power"] == 1
+
+
+def test_the_queues_of_a_slave_without_records_begin_where_the_next_ones_do(outcome: Outcome) -> None:
+    """A slave that has just copied its master's last segment loses all of it with its power, and the master loses more.
+
+    Then the master's queues continue before the places where the slave's had begun: it took what came first for
+    messages that had been removed from its queues, and its consumers never got them.
+    """
+    assert any(" s2 WARNING ha.client_master_behind" in line for line in outcome.trace), outcome.trace
