@@ -174,7 +174,9 @@ class _Work:
                 continue
             self._failing.discard(queue.broker_name)
             for message in result.messages:
-                if self._left == 0 or (not self._follow and message.queue_offset >= end):
+                if self._left == 0:
+                    return  # the messages of another queue reached the limit
+                if not self._follow and message.queue_offset >= end:
                     break
                 self._print(message)
                 self._reached[queue] = message.queue_offset + 1
@@ -191,7 +193,7 @@ class _Work:
                 if anyio.current_time() - asked_at < EMPTY_PULL_MIN_S:
                     # The broker does not support long polling, or a slave is behind: avoid a tight loop.
                     await anyio.sleep(RECONNECT_PAUSE_S)
-            offset = result.next_offset
+            offset = result.next_offset if self._follow else min(result.next_offset, end)
             self._reached[queue] = offset
 
     def _show_outage(self, queue: MessageQueue, error: ClientError) -> None:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from ha.cli import run
-from ha.client import PullConsumer, PullResult
+from ha.client import MessageQueue, PullConsumer, PullResult
 from ha.errors import ConnectionFailed, RequestTimedOut
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
@@ -124,6 +124,41 @@ def test_committed_offsets_go_on_where_the_last_run_ended(
     assert len(first) + len(second) == 10
     assert consume(filled, "--from", "committed", "--commit") == 0
     assert capsysbinary.readouterr().out == b""
+
+
+def test_messages_behind_the_end_are_not_committed(
+    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """They came after the start, with the same pull as the last one that is printed."""
+
+    async def end_at_start(self: PullConsumer, queue: MessageQueue) -> int:
+        return 1
+
+    monkeypatch.setattr(PullConsumer, "max_offset", end_at_start)
+    assert consume(filled, "--commit") == 0
+    assert len(capsysbinary.readouterr().out.splitlines()) == QUEUE_COUNT
+    assert filled.committed == dict.fromkeys(range(QUEUE_COUNT), 1)
+
+
+def test_messages_behind_the_limit_are_not_committed(
+    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """All queues are pulled when one of them reaches it."""
+    pull, arrived_count, everyone = PullConsumer.pull, 0, trio.Event()
+
+    async def pull_together(self: PullConsumer, *arguments: Any, **settings: Any) -> PullResult:
+        nonlocal arrived_count
+        result = await pull(self, *arguments, **settings)
+        arrived_count += 1
+        if arrived_count == QUEUE_COUNT:
+            everyone.set()
+        await everyone.wait()
+        return result
+
+    monkeypatch.setattr(PullConsumer, "pull", pull_together)
+    assert consume(filled, "--commit", "--limit", "1") == 0
+    assert len(capsysbinary.readouterr().out.splitlines()) == 1
+    assert sum(filled.committed.values()) == 1
 
 
 def test_ctrl_c_commits_what_was_printed(filled: OneBroker) -> None:
