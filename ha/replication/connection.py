@@ -325,6 +325,9 @@ class HAConnection:
                     return CloseReason.LOG_TRUNCATED
                 self._become_out_of_range(position)
                 return await self._serve_out_of_range()
+            except OSError as error:
+                progress.close_detail = f"the log here can't be read at {position}: {error}"
+                return CloseReason.DAMAGED_HERE
             # Released as soon as it is sent, so that the store can unmap the segment.
             with body:
                 await self._send_frame(position, body)

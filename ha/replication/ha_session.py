@@ -402,6 +402,8 @@ class HASession:
         while start + len(held) < own:
             try:
                 held += await log.read(start + len(held), own - start - len(held))
+            except OSError as error:
+                return SessionEnd(Condition.DAMAGED, f"the end of the log here can't be read: {error}")
             except DamagedBytes as damaged:
                 # The master hears nothing meanwhile: it must not close first, or the damage is not what ends this.
                 wait_s = min(self._options.reconnect_interval_s, self._options.housekeeping_interval_s / 2)

@@ -52,7 +52,8 @@ class CloseReason(Enum):
     LOG_TRUNCATED = "log_truncated"
     """The master's own log now ends before the slave's position."""
     DAMAGED_HERE = "damaged_here"
-    """The peer reads to heal its log, and the bytes that it needs are damaged here, too."""
+    """The peer reads to heal its log, and the bytes that it needs are damaged here, too; or the disk here can't read
+    what a peer needs."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     HANDSHAKE_FAILED = "handshake_failed"
     """TLS failed, or the slave's certificate is not among those that are accepted."""

@@ -143,6 +143,24 @@ async def test_a_connection_keeps_no_view_of_what_it_sent(hot_bytes: int, autoju
         assert slave.received.endswith(b"more")
 
 
+async def test_a_log_that_cannot_be_read_is_why_a_connection_ends(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_of(100, hot_bytes=0)
+
+    async def read(*_: object) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise OSError(5, "Input/output error")
+
+    log.read = read  # type: ignore[method-assign,assignment]
+    service = HAService(log)
+    async with until_closed(service, 40) as slave:
+        pass
+    assert slave.close_reason is CloseReason.DAMAGED_HERE
+    assert "the log here can't be read at 40: [Errno 5] Input/output error" in service.explain(100)
+    assert "can't be read" in caplog.text
+
+
 async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
     log = log_of(1 << 20, segment_size=1 << 20)
     async with connected(HAService(log), 3) as slave:

@@ -155,6 +155,20 @@ async def test_a_shorter_master_is_reported(kind: str, autojump_clock: MockClock
         assert slave.content == content + b"new"
 
 
+async def test_a_slave_that_cannot_read_its_end_says_so(autojump_clock: MockClock) -> None:
+    master, slave = MemoryLog(bytes(3000)), MemoryLog(bytes(3000))
+
+    async def read(*_: object) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise OSError(5, "Input/output error")
+
+    slave.read = read  # type: ignore[method-assign,assignment]
+    async with following("halog", master, slave) as (client, _):
+        await trio.sleep(1)
+        assert client.statistics().condition is Condition.DAMAGED
+        assert client.statistics().detail == "the end of the log here can't be read: [Errno 5] Input/output error"
+
+
 @pytest.mark.parametrize("housekeeping_s", [3.0, 20.0])
 async def test_a_slave_whose_end_is_damaged_says_so(housekeeping_s: float, autojump_clock: MockClock) -> None:
     """A master that closes silent connections sooner than the slave waited for the repair hid why it waited."""
