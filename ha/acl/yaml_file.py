@@ -193,6 +193,8 @@ class _Reader:
         is_text = node.tag == _STRING and (node.style is not None or not _EXPONENT.fullmatch(text))
         if not is_text and not _SAME_EVERYWHERE.fullmatch(text):
             raise AclFileError(f"{where}: YAML takes this for something other than text; put it in quotes")
+        if any(0xD800 <= ord(character) < 0xE000 for character in text):  # from an escape; it can't be encoded
+            raise AclFileError(f"{where} is not valid text")
         return text
 
     def _bool(self, node: yaml.Node | None, where: str) -> bool:

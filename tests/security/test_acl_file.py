@@ -106,6 +106,7 @@ SECRET = "s3cr3t-that-nobody-sees"
         ("accounts: [{accessKey: abcdefg, secretKey: 0123456, whiteRemoteAddress: %s}]", "put it in quotes"),
         ("accounts: [{accessKey: abcdefg, secretKey: 1234567e10, topicPerms: [%s]}]", "put it in quotes"),
         ("accounts: [{accessKey: abcdefg, secretKey: 2026-01-01, topicPerms: [%s]}]", "put it in quotes"),
+        (r'accounts: [{accessKey: abcdefg, secretKey: "\ud800%s"}]', "secretKey is not valid text"),
         ("accounts: [{accessKey: abcdefg, secretKey: %s, admin: yes}]", "neither true nor false"),
         ("accounts: [{accessKey: abcdefg, secretKey: %s, topicPerms: [a]}]", r"topicPerms\[0\] is not name=right"),
         ("accounts: [{accessKey: abcdefg, secretKey: %s, topicPerms: a=PUB}]", "topicPerms is not a list"),
