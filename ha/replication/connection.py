@@ -328,6 +328,8 @@ class HAConnection:
             except OSError as error:
                 progress.close_detail = f"the log here can't be read at {position}: {error}"
                 return CloseReason.DAMAGED_HERE
+            if not body:
+                continue  # truncated to this position while it was read
             # Released as soon as it is sent, so that the store can unmap the segment.
             with body:
                 await self._send_frame(position, body)

@@ -161,6 +161,25 @@ async def test_a_log_that_cannot_be_read_is_why_a_connection_ends(
     assert "can't be read" in caplog.text
 
 
+async def test_a_log_truncated_to_a_slaves_position_while_it_is_read(autojump_clock: MockClock) -> None:
+    log = log_of(100, hot_bytes=0)
+    read = log.read
+
+    async def cut_and_read(position: int, *rest: Any) -> memoryview | bytes:
+        await trio.lowlevel.checkpoint()
+        del log.content[40:]
+        log.max_offset.reset(40)
+        return await read(position, *rest)
+
+    log.read = cut_and_read  # type: ignore[method-assign]
+    async with connected(HAService(log), 40) as slave:
+        log.read = read  # type: ignore[method-assign]
+        await slave.report(40)
+        log.put(b"new")
+        await wait_all_tasks_blocked()
+        assert slave.heads == [(0.0, 40, 3)]
+
+
 async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
     log = log_of(1 << 20, segment_size=1 << 20)
     async with connected(HAService(log), 3) as slave:
