@@ -337,8 +337,12 @@ class HAConnection:
                 await trio.lowlevel.checkpoint()  # a send that does not block is no checkpoint
 
     def _on_log_grew(self) -> None:
-        """Send what is new, or have the writer do it."""
+        """Send what is new, or have the writer do it. Also called when the log is truncated."""
         progress = self.progress
+        if self._log.max_offset.value < progress.transfer_offset:
+            # Now: a writer that waits would not notice that other bytes have taken the place of those it has sent.
+            self.close(CloseReason.LOG_TRUNCATED)
+            return
         now = trio.current_time()
         if progress.sample_offset < 0 and progress.is_counted:
             progress.sample_offset, progress.sample_started_at = self._log.max_offset.value, now

@@ -5,6 +5,7 @@ Times are virtual and exact; RocketMQ compares milliseconds strictly, so the tim
 
 import logging
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -325,6 +326,31 @@ async def test_truncation_below_a_slaves_position_closes_its_connection(autojump
         log.max_offset.reset(50)
     assert slave.close_reason is CloseReason.LOG_TRUNCATED
     assert slave.closed_at == 0
+
+
+async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_old_bytes(
+    autojump_clock: MockClock,
+) -> None:
+    """As of a member that has lost its term, and has slaves that are no members; the slave is slow to receive."""
+    log = MemoryLog(b"a" * 100)
+    service = HAService(log)
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    reasons = []
+
+    async def serve() -> None:
+        reasons.append(await service.handle(theirs, "10.0.0.9:5"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await ours.send_all((10).to_bytes(8, "big"))
+        await wait_all_tasks_blocked()  # the frame up to 100 is being sent
+        del log.content[50:]
+        log.max_offset.reset(50)
+        log.put(b"b" * 100)
+        with suppress(trio.BrokenResourceError):
+            received = b"".join([chunk async for chunk in ours])
+            assert b"b" not in received
+    assert reasons == [CloseReason.LOG_TRUNCATED]
 
 
 async def test_a_slave_that_does_not_read_costs_one_frame_and_is_disconnected(autojump_clock: MockClock) -> None:
