@@ -155,7 +155,7 @@ class DurableState:
             return None
         try:
             return msgspec.json.decode(content, type=_Content)
-        except msgspec.DecodeError as error:  # ValidationError is one
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.error("member.state_file_damaged reason=%r", str(error))
             return _UNKNOWN
 

@@ -77,9 +77,14 @@ async def test_an_empty_store_is_new_until_it_has_caught_up() -> None:
     assert not (await state_after(start(CLEAN), start(OTHER_BOOT, EMPTY))).is_new  # it had a log, and lost all of it
 
 
-async def test_a_damaged_file_proves_nothing() -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b'{"bootId":"a","flushesFirst":tru', b'{"bootId":"\xff","flushesFirst":true,"isComplete":true,"isNew":false}'],
+    ids=["truncated", "not UTF-8"],
+)
+async def test_a_damaged_file_proves_nothing(content: bytes) -> None:
     file = MemoryFile()
-    file.content = b'{"bootId":"a","flushesFirst":tru'
+    file.content = content
     state = DurableState(file)
     await state.begin(start(CLEAN))
     assert not state.is_complete
