@@ -99,10 +99,13 @@ class Member:
             view = await self.known.latest.wait_value(lambda now: now is not None and now is not before)  # noqa: B023
             if view.group is None:
                 continue
-            if (before is not None and view.revision < before.revision) or view.group.age < self.state.known_age:
+            own = view.members.get(self._options.broker_id)
+            if before is not None and view.revision < before.revision:
                 self.keeper.republish()
-            else:
+            elif view.group.age >= self.state.known_age:
                 await self.state.note(view.group)
+            elif own is None or own.known_age < self.state.known_age:  # once is enough: each write makes a new view
+                self.keeper.republish()
 
     async def leave(self) -> None:
         """For a node that stops: hand over if this member is master and another can take over, then end the lease."""

@@ -454,6 +454,22 @@ async def test_a_master_stops_when_the_service_is_rolled_back(autojump_clock: Cl
         assert group.view.members[master.id].known_age == master.state_on_disk.known_age
 
 
+async def test_an_outdated_record_causes_no_endless_writes(autojump_clock: Clock) -> None:
+    """An operator may restore the newest record hours later; until then the service must not fill with revisions."""
+    async with open_three() as (group, master):
+        for node in group.nodes.values():
+            node.way.delay(watch_s=0.005)  # a write is answered before the watch shows it
+        snapshot = group.service.snapshot()
+        await group.in_set(master.id)
+        group.restore(snapshot)
+        await trio.sleep(5)
+        assert group.master is None
+        revision = group.view.revision
+        await trio.sleep(60)
+        assert group.view.revision == revision
+        assert group.view.members[master.id].known_age == master.state_on_disk.known_age
+
+
 async def test_a_master_that_changes_the_set_learns_that_the_service_has_lost_the_group(autojump_clock: Clock) -> None:
     """The service is restored to a state from before the group's first record; its answer comes before the watch."""
     async with open_group() as group:
