@@ -143,6 +143,8 @@ class Campaign:
             self._keeper.mark_lost(error.lease)
         except AgreementUnavailable as error:
             membership.progress.explain(str(error))
+            if not error.outcome_unknown:  # refused, which may take no time
+                await trio.sleep(options.retry_s)
             await self._known.refresh()
         else:
             new = {"master": master, "master_revision": revision, "master_lease_id": held.lease.id}

@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from ha.errors import ConfigError
-from ha.failover.agreement import GroupRecord, MasterRecord, SwitchRequest
+from ha.failover.agreement import AgreementUnavailable, GroupRecord, MasterRecord, SwitchRequest
 from ha.failover.member import open_member
 from ha.failover.member_state import TRANSITIONS, MemberProgress, MemberState
 from ha.failover.role import LogPosition
@@ -259,6 +259,28 @@ async def test_a_lease_shorter_than_the_delays_elects_nobody(autojump_clock: Clo
         assert not group.masters
         assert node.member.keeper.last_error
         node.way.delay(each_way_s=0.01)
+        assert (await group.wait_master()) is node
+
+
+async def test_an_election_that_the_service_refuses_is_repeated_with_pauses(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As etcd does at once, and for as long as its disk quota is used up."""
+    tries = 0
+
+    async def refuse(*_: object, **__: object) -> int:
+        nonlocal tries
+        tries += 1
+        await trio.lowlevel.checkpoint()
+        raise AgreementUnavailable("taking mastership", "database space exceeded", outcome_unknown=False)
+
+    async with open_group() as group:
+        node = group.add(1)
+        monkeypatch.setattr(node.way, "take_mastership", refuse)
+        await trio.sleep(10)
+        assert "database space exceeded" in node.member.progress.reason
+        assert 10 < tries < 60
+        monkeypatch.undo()
         assert (await group.wait_master()) is node
 
 
