@@ -147,6 +147,7 @@ class NodeRole:
             nursery.start_soon(revert_if_cancelled)
             with trio.CancelScope(shield=True):
                 await broker.become_master(term.epoch, term.lease.until)
+                broker.standing.extend(term.lease.until)  # it may have changed while the tables were read
                 is_done = True
             nursery.cancel_scope.cancel()
 

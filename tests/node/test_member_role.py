@@ -43,8 +43,10 @@ class Front:
 
     def __init__(self) -> None:
         self.standing = Standing("b0", 1, is_slave=True, is_elected=True)
+        self.reads_tables_s = 0.0
 
     async def become_master(self, epoch: int, acknowledges_until: float) -> bool:
+        await trio.sleep(self.reads_tables_s)
         self.standing.become_master(epoch, acknowledges_until)
         return True
 
@@ -95,3 +97,23 @@ async def test_a_term_begins_with_what_was_confirmed_and_leaves_nothing_behind(
         assert store.log.is_slave
         assert (node.broker.standing.is_slave, node.broker.standing.epoch) == (True, 6)
         assert node.ha_client.epochs == [6]
+
+
+async def test_a_lease_that_is_renewed_during_the_promotion_counts(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    async with open_small(is_slave=True, dispatch_confirmed=True) as store:
+        node = Node(store)
+        node.broker.reads_tables_s = 2.0
+        lease = LeaseDeadline()
+        lease.renewed(trio.current_time(), 2.0)
+        term = Term(epoch=1, sync_state_set=frozenset({1}), lease=MasterLease(lease))
+
+        async def renew() -> None:
+            await trio.sleep(1.0)
+            lease.renewed(trio.current_time(), 2.0)
+
+        nursery.start_soon(renew)
+        await NodeRole(cast("Any", node)).become_master(term)
+        assert term.lease.is_held
+        assert not node.broker.standing.why_not_stored()
