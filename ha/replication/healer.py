@@ -106,9 +106,8 @@ class Healer:
             try:
                 trouble = await self._heal(damage, peers)
             except OffsetGone:
-                self._log.damage.forget(damage.begin, damage.end)
-                continue
-            if not trouble:
+                trouble = "the log was truncated, or its start deleted, meanwhile"
+            if not trouble or damage not in self._log.damage.open:
                 self._retry_at.pop(damage, None)
                 continue
             if damage.begin != began:

@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
+from ha.errors import OffsetGone
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_service import HAService
 from ha.replication.heal_fetch import FETCH_S_MAX, SILENCE_S_MAX, Fetched, HealFetchError, fetch_range
@@ -256,6 +257,35 @@ async def test_only_proven_bytes_are_written_and_the_next_peer_is_asked(
         assert bytes(log.held) == LOG
         assert not log.damage.open
         assert damage.healed_from == "honest:1"
+
+
+async def test_what_a_truncation_leaves_of_a_range_stays_listed_until_it_is_healed(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """Its last block has no checksum any more, so a read would not notice the damage."""
+    log = DamagedLog(LOG, 1000, 2000)
+    peer = Peer(nursery, HAService(MemoryLog(LOG)))
+    rewrite = log.rewrite
+
+    async def truncate_before(begin: int, raw: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        log.rewrite = rewrite  # type: ignore[method-assign]
+        log.damage.truncate(1500, lambda begin: begin)
+        raise OffsetGone(begin + len(raw), 0, 1500)
+
+    async def peers() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["peer:1"]
+
+    log.rewrite = truncate_before  # type: ignore[method-assign]
+    healer = Healer(log, peers, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+    nursery.start_soon(healer.run)
+    await wait_all_tasks_blocked()
+    assert [(each.begin, each.end) for each in log.damage.open] == [(1000, 1500)]
+    await trio.sleep(RETRY_S)
+    await wait_all_tasks_blocked()
+    assert log.writes == [(1000, 500)]
+    assert not log.damage.open
 
 
 async def test_a_peer_that_sends_a_byte_now_and_then_does_not_hold_up_the_others(
