@@ -140,7 +140,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = application(words)(words, exit_on_error=False, print_error=False)
     except cyclopts.CycloptsError as error:
-        errors.print(f"ha: {explain_usage(error)}", markup=False)
+        _print(errors, explain_usage(error))
         return EXIT_USAGE
     except BaseException as error:
         return _explain(_cause(error), errors)
@@ -161,7 +161,7 @@ def _explain(error: BaseException, errors: Console) -> int:
         case RouteNotFound():
             from ha.cli.names import explain_missing_topic
 
-            errors.print(f"ha: {explain_missing_topic(error)}", markup=False)
+            _print(errors, explain_missing_topic(error))
             return EXIT_USAGE
         case UsageError() | OptionError():
             code = EXIT_USAGE
@@ -174,7 +174,7 @@ def _explain(error: BaseException, errors: Console) -> int:
         case BrokerError():
             code = EXIT_REFUSED
         case ClientError():
-            errors.print(f"ha: {explain_unreachable(error)}", markup=False)
+            _print(errors, explain_unreachable(error))
             return EXIT_UNREACHABLE
         case ProtocolError() | OSError():
             code = EXIT_UNREACHABLE
@@ -184,12 +184,19 @@ def _explain(error: BaseException, errors: Console) -> int:
             from ha.cli.spark import failures
 
             if failures.is_job_failure(error):
-                errors.print(f"ha: {failures.explain(error)}", markup=False)
+                _print(errors, failures.explain(error))
                 return failures.exit_code_of(error)
             traceback.print_exception(error, file=sys.stderr)
             return EXIT_BUG
-    errors.print(f"ha: {error}", markup=False)
+    _print(errors, str(error))
     return code
+
+
+def _print(errors: Console, text: str) -> None:
+    """Prints a message, which can contain text of a peer."""
+    from ha.cli.showing import safe
+
+    errors.print("ha: " + "\n".join(map(safe, text.splitlines())), markup=False)
 
 
 def _cause(error: BaseException) -> BaseException:

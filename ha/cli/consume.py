@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.showing import warnings_shown
+from ha.cli.showing import safe, safe_json, warnings_shown
 from ha.cli.unreachable import explain_unreachable
 from ha.client import (
     Client,
@@ -199,7 +199,7 @@ class _Work:
     def _show_outage(self, queue: MessageQueue, error: ClientError) -> None:
         if queue.broker_name not in self._failing:
             self._failing.add(queue.broker_name)
-            print(f"ha: {explain_unreachable(error)}; trying again", file=sys.stderr)
+            print(f"ha: {safe(explain_unreachable(error))}; trying again", file=sys.stderr)
 
     async def _first_offset(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> int:
         if self._start == "last":
@@ -263,15 +263,12 @@ class _Member:
 
 def _print_body_error(message: ReceivedMessage) -> None:
     queue = message.queue
-    print(
-        f"ha: {queue.topic} queue {queue.queue_id} of {queue.broker_name}, queue offset {message.queue_offset}: "
-        f"{message.body_error}",
-        file=sys.stderr,
-    )
+    where = f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}, queue offset {message.queue_offset}"
+    print(f"ha: {safe(f'{where}: {message.body_error}')}", file=sys.stderr)
 
 
 def _line(message: ReceivedMessage, json: bool) -> bytes:
-    return (msgspec.json.encode(as_json(message)) if json else message.body) + b"\n"
+    return (safe_json(as_json(message)) if json else message.body) + b"\n"
 
 
 def as_json(message: ReceivedMessage) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Annotated
 
 import anyio
 import anyio.to_thread
-import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ha.cli.exits import EXIT_DONE, EXIT_STORED_WEAKLY, UsageError
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
+from ha.cli.showing import safe, safe_json
 from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
 
 _CHUNK_SIZE = 64 * 1024
@@ -173,7 +173,7 @@ class _Work:
             self.statuses[result.status] += 1
             advance()
             if self._json:
-                sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+                sys.stdout.buffer.write(safe_json(result) + b"\n")
         if self._json:
             sys.stdout.buffer.flush()
 
@@ -181,15 +181,16 @@ class _Work:
         sent = sum(self.statuses.values())
         if sent == 1 and self._last is not None and not self._json:
             result = self._last
+            remark = result.remark and f"  {safe(result.remark)}"
             print(
-                f"{result.status.name} {result.message_id} {result.queue.topic}/{result.queue.broker_name}/"
-                f"{result.queue.queue_id}@{result.queue_offset}{result.remark and '  ' + result.remark}"
+                f"{result.status.name} {result.message_id} {result.queue.topic}/{safe(result.queue.broker_name)}/"
+                f"{result.queue.queue_id}@{result.queue_offset}{remark}"
             )
         elif sent > 1 or (sent == 0 and self._total != 1):
             counts = ", ".join(f"{number:,} {status.name}" for status, number in self.statuses.items()) or "0"
             console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)", markup=False)
             if self._last is not None and self._last.remark:
-                console.print(f"last remark: {self._last.remark}", markup=False)
+                console.print(f"last remark: {safe(self._last.remark)}", markup=False)
         first = min(self._in_flight_numbers, default=self._begun)
         if not self._is_complete and first > 0:
             again = f"; up to {self._begun - first:,} of the next messages may already be stored" * (

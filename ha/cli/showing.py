@@ -43,7 +43,7 @@ def safe_json(value: Any) -> bytes:
     encoded = msgspec.json.encode(value, enc_hook=str)
     if encoded.isascii() and b"\x7f" not in encoded:
         return encoded  # the encoder escapes control characters below U+0020
-    return _UNSAFE_IN_JSON.sub(_escape, encoded.decode()).encode()
+    return _UNSAFE_IN_JSON.sub(_escape, encoded.decode(errors="replace")).encode()
 
 
 def print_json(value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,7 @@ from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_REFUSED, EXIT_UNREACHAB
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
 from ha.cli.node_pages import NodePages, fetch_node_pages
-from ha.cli.showing import duration, notices, output, safe
+from ha.cli.showing import duration, notices, output, print_json, safe
 from ha.cli.unreachable import explain_no_node
 
 
@@ -53,8 +52,7 @@ def status(
     if json:
         shown: dict[str, Any] = {address: msgspec.Raw(page.raw) for address, page in pages.items()}
         shown |= {address: {"error": error} for address, error in errors.items()}
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n")
-        sys.stdout.buffer.flush()
+        print_json(shown)
     else:
         _show(list(pages.values()), _flows(list(pages.values()), fetch, sample), events)
     if not pages:
@@ -126,18 +124,18 @@ def _show(pages: list[Page], flows: list[NodeFlow], event_count: int) -> None:
         for role, held in node.tls.credentials.items():
             if held.is_expiring and held.expires_at_ms is not None:
                 end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(held.expires_at_ms / 1000))
-                console.print(f"{name}: {role} certificate {held.certificate} expires {end}")
+                console.print(f"{name}: {safe(role)} certificate {safe(held.certificate)} expires {end}")
             if held.error:
-                console.print(f"{name}: {role} certificate could not be reloaded: {held.error}")
+                console.print(f"{name}: {safe(role)} certificate could not be reloaded: {safe(held.error)}")
         for event in node.events[:event_count]:
-            console.print(f"  {event.level} {safe(event.text)}")
+            console.print(f"  {safe(event.level)} {safe(event.text)}")
 
 
 def _timers_text(timers: Timers) -> str:
     text = f"{timers.pending_count:,} timer messages are pending"
     if timers.next_due_ms is not None:
         text += time.strftime(", the next from %Y-%m-%d %H:%M:%S UTC on", time.gmtime(timers.next_due_ms / 1000))
-    counts = ", ".join(f"{due}: {count:,}" for due, count in timers.due_counts.items() if count)
+    counts = ", ".join(f"{safe(due)}: {count:,}" for due, count in timers.due_counts.items() if count)
     return f"{text} ({counts})" if counts else text
 
 
@@ -148,8 +146,8 @@ def nodes_table(flows: list[NodeFlow]) -> Table:
     for node in flows:
         table.add_row(
             safe(node.name),
-            node.role,
-            node.remoting,
+            safe(node.role),
+            safe(node.remoting),
             "yes" if node.is_ready else "NO",
             f"{sum(slave.counts for slave in node.slaves)} of {len(node.slaves)}" if node.slaves else "–",
             *(f"{offset:,}" for offset in (node.min_offset, node.max_offset)),
@@ -202,7 +200,7 @@ def slaves_table(flows: list[NodeFlow]) -> Table:
             table.add_row(
                 safe(slave.identity),
                 safe(node.name),
-                slave.state,
+                safe(slave.state),
                 f"{slave.ack_offset:,}",
                 f"{slave.lag_bytes:,}",
                 seconds(slave.lag_s),
@@ -229,10 +227,10 @@ def megabytes(rate: float | None) -> str:
 def _show_damage(console: Console, name: str, damage: Damage) -> None:
     log = damage.log
     for each in log.open:
-        repair_error = f"; repair failed: {each.heal_trouble}" if each.heal_trouble else ""
+        repair_error = f"; repair failed: {safe(each.heal_trouble)}" if each.heal_trouble else ""
         console.print(
-            f"{name} DAMAGED: commitlog {each.file}, offsets {each.begin:,} to {each.end:,} "
-            f"(found by {each.found_by}: {each.reason}){repair_error}"
+            f"{name} DAMAGED: commitlog {safe(each.file)}, offsets {each.begin:,} to {each.end:,} "
+            f"(found by {safe(each.found_by)}: {safe(each.reason)}){repair_error}"
         )
     if log.open_count > len(log.open):
         console.print(f"{name} DAMAGED: {log.open_count:,} ranges, {log.open_bytes:,} bytes in total")

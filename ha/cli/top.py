@@ -88,12 +88,13 @@ def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
     if any(node.slaves for node in flows):
         shown += ["", slaves_table(flows)]
     for node in flows:
+        name = safe(node.name)
         if node.waiting_sends:
-            shown.append(Text(f"{node.waiting_sends:,} sends are waiting for a slave of {node.name}"))
+            shown.append(Text(f"{node.waiting_sends:,} sends are waiting for a slave of {name}"))
         if node.link:
-            shown.append(Text(f"{node.name} ← {node.master_address or 'no master'}: {safe(node.link)}"))
+            shown.append(Text(f"{name} ← {safe(node.master_address or 'no master')}: {safe(node.link)}"))
         if node.why_not_ready:
-            shown.append(Text(f"{node.name} is not ready: {safe(node.why_not_ready)}"))
+            shown.append(Text(f"{name} is not ready: {safe(node.why_not_ready)}"))
     shown += [Text(f"{safe(address)}: {safe(reason)}") for address, reason in errors.items()]
     return Group(*shown)
 

@@ -64,6 +64,16 @@ def test_json_lines(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes
     assert {message["tags"] for message in messages} == {"even", "odd"}
 
 
+def test_json_does_not_control_the_terminal(broker: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    evil = "x\x1b[2J\x7f\x9b2J\u202e"
+    broker.put(0, evil.encode(), encode_properties({"a": evil}))
+    assert consume(broker, "--json") == 0
+    shown = capsysbinary.readouterr().out.decode()
+    assert not set("\x1b\x7f\x9b\u202e") & set(shown)
+    message = json.loads(shown)
+    assert (message["body"], message["properties"]["a"]) == (evil, evil)
+
+
 def test_bodies_that_are_no_text_are_base64_in_json(
     broker: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

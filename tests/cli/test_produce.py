@@ -39,6 +39,19 @@ def test_one_message_with_tag_and_keys(broker: OneBroker, capsys: pytest.Capture
     assert out.startswith(f"SEND_OK {properties['UNIQ_KEY']} T/a/")
 
 
+@pytest.mark.parametrize("words", [["--body", "x"], ["--body", "x", "--count", "2"], ["--body", "x", "--json"]])
+@pytest.mark.parametrize("code", [0, 1, 13])
+def test_a_brokers_text_does_not_control_the_terminal(
+    code: int, words: list[str], broker: OneBroker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broker.send_code, broker.send_remark = code, "full\x1b[2J\x07\x9b2J\nsee the log"
+    assert produce(broker, *words) == (1 if code else 0)
+    captured = capfd.readouterr()
+    assert not set("\x1b\x07\x9b") & set(captured.out + captured.err)
+    if code:
+        assert "full\\u001b[2J\\u0007\\u009b2J" in captured.err
+
+
 def test_lines_of_a_file(broker: OneBroker, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"one\ntwo\r\n\nthree")
     assert produce(broker, "--file", str(tmp_path / "lines"), "--in-flight", "1") == 0
