@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPException, responses
 from typing import Annotated
 
 import msgspec
@@ -280,11 +280,16 @@ def fetch_pages(
 
 def _page(answer: Answer) -> Page | str:
     if answer.code != HTTPStatus.OK:
-        return f"HTTP error: {HTTPStatus(answer.code).phrase}"
+        return f"HTTP error: {phrase_of(answer.code)}"
     try:
         return Page(answer.body, msgspec.json.decode(answer.body, type=NodeStatus), answer.clock_ahead_s)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return f"invalid status page: {error}"
+
+
+def phrase_of(code: int) -> str:
+    """Returns what an HTTP status code means; the code for one that is not standard."""
+    return responses.get(code, str(code))
 
 
 def ask_admins(
@@ -319,14 +324,15 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         asked_s = time.time()
-        with urllib.request.urlopen(request, timeout=timeout_s, context=tls) as response:
+        try:
+            response = urllib.request.urlopen(request, timeout=timeout_s, context=tls)
+        except urllib.error.HTTPError as error:
+            response = error  # a response, too
+        with response:
+            if response.status == HTTPStatus.UNAUTHORIZED:
+                return "wrong adminToken" if token else "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"
             clock_ahead_s = _clock_ahead_s(response.headers.get("Date"), asked_s, time.time())
             return Answer(response.status, response.read(BODY_SIZE_MAX), clock_ahead_s)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code != HTTPStatus.UNAUTHORIZED:
-                return Answer(error.code, error.read(BODY_SIZE_MAX), None)
-            return "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN" if not token else "wrong adminToken"
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):

@@ -10,7 +10,16 @@ from urllib.parse import urlencode
 import msgspec
 from cyclopts import Parameter
 
-from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Answer, NodeStatus, Page, ask_admins, fetch_pages
+from ha.cli.admin_pages import (
+    LOCAL_ADMINS,
+    AdminFlags,
+    Answer,
+    NodeStatus,
+    Page,
+    ask_admins,
+    fetch_pages,
+    phrase_of,
+)
 from ha.cli.asking import Json
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import PLAIN, TlsFlags
@@ -93,10 +102,10 @@ def _report_no_member(answers: dict[str, Page | str]) -> int:
         notices().print(f"ha: {address}: {safe(page.node.name)} is not in a failover group: etcdEndpoints is not set")
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     if not pages:
-        notices().print(f"ha: {explain_no_node(errors)}")
+        notices().print(f"ha: {safe(explain_no_node(errors))}")
         return EXIT_UNREACHABLE
     for address, error in errors.items():
-        notices().print(f"ha: {address}: {error}")
+        notices().print(f"ha: {address}: {safe(error)}")
     return EXIT_REFUSED
 
 
@@ -109,7 +118,7 @@ def _ask(address: str, path: str, token: str, tls: ssl.SSLContext | None, timeou
     if not isinstance(answer, Answer):
         return answer
     if answer.code not in (HTTPStatus.OK, HTTPStatus.CONFLICT):
-        return answer.body.decode(errors="replace").strip() or HTTPStatus(answer.code).phrase
+        return answer.body.decode(errors="replace").strip() or phrase_of(answer.code)
     try:
         return msgspec.json.decode(answer.body, type=Outcome)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

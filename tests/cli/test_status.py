@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -187,6 +189,80 @@ def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[st
     with admin_port(body) as address:
         assert run(["status", "--admin", address]) == 69
     assert "invalid status page" in capsys.readouterr().err
+
+
+@contextmanager
+def raw_port(answer: bytes) -> Iterator[str]:
+    """A server that answers each connection with these bytes, and closes it with an error."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 520 Whatever\r\nContent-Length: 0\r\n\r\n", "HTTP error: 520"),
+        (b"HTTP/1.1 404 Whatever\r\nContent-Length: 0\r\n\r\n", "HTTP error: Not Found"),
+        (b"HTTP/1.1 404 Whatever\r\nContent-Length: 5\r\n\r\n12", "Connection reset by peer"),
+        (b"HTTP/1.1 404 Whatever\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "not an admin port: IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n12", "Connection reset by peer"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "switch"])
+def test_errors_of_http(command: str, answer: bytes, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with raw_port(answer) as address:
+        assert run([command, "--admin", address]) == 69
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["status", "--events", "1"], ["status", "--json"], ["top", "--once", "--interval", "0.1"]]
+)
+def test_a_nodes_text_does_not_control_the_terminal(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    page: dict[str, Any] = hostile(MASTER) | {"uptime_s": 1.0}
+    page["ha"]["slaves"][0]["is_in_sync"] = False
+    damaged = {"begin": 0, "end": 1, "file": "x", "reason": "x", "found_by": "x", "heal_trouble": "x"}
+    page["damage"] = {"log": {"open_count": 1, "open": [hostile(damaged)]}}
+    held = {"certificate": "x", "is_expiring": True, "expires_at_ms": 1, "error": "x"}
+    page["tls"] = {"credentials": {f"server{EVIL}": hostile(held)}}
+    page["timers"] = {"pending_count": 1, "due_counts": {EVIL: 1}}
+    page["not_ready_reason"] = EVIL
+    slave = hostile(SLAVE) | {"role": "SLAVE", "member": {"state": EVIL, "reason": EVIL, "id_taken_by": EVIL}}
+    with admin_port(json.dumps(page).encode()) as master, admin_port(json.dumps(slave).encode()) as other:
+        run([*command, "--admin", master, "--admin", other])
+    captured = capsys.readouterr()
+    assert "\\u001b" in captured.out
+    assert not set("\x1b\x07\x9b") & set(captured.out + captured.err)
+
+
+EVIL = "x\x1b[2J\x07\x9b2J"
+
+
+def hostile(page: Any) -> Any:
+    """The same with control characters in each text."""
+    match page:
+        case dict():
+            return {key: hostile(value) for key, value in page.items()}
+        case list():
+            return [hostile(value) for value in page]
+        case str():
+            return page + EVIL
+    return page
 
 
 def test_the_token_is_for_the_address_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
