@@ -183,8 +183,8 @@ async def test_relayed_request_that_fits_no_frame_fails_alone(tmp_path: Path, au
     async with open_node(tmp_path, message_size_max=FRAME_SIZE_MAX, store_changes=store) as node, member(node, "c1"):
         sent = await node.send(bytes(FRAME_SIZE_MAX - 1_000_000))
         node.serialize_type = SERIALIZE_ROCKETMQ
-        fields = {"consumerGroup": "g", "clientId": "c1", "msgId": sent.ext_fields["msgId"], "other": "\x01" * 200_000}
-        answer = await node.ask(309, **fields)
+        fields: dict[str, Any] = {"consumerGroup": "g", "clientId": "c1", "msgId": sent.ext_fields["msgId"]}
+        answer = await node.ask(309, **fields, other="\x01" * 200_000)
         assert answer.code == 1
         assert "the maximum is 16777216" in (answer.remark or "")
         assert (await body(node, 203, consumerGroup="g"))["connectionSet"]

@@ -126,7 +126,7 @@ async def test_a_broker_that_changed_its_cluster_keeps_its_route(
         await trio.sleep(21)
     client = site.connect()
     assert await addresses(client) == {"0": "10.0.0.1:10911"}
-    found = json.loads((await client.ask(RemotingCommand(224, ext_fields={"cluster": "D"}))).body)
+    found = json.loads(bytes((await client.ask(RemotingCommand(224, ext_fields={"cluster": "D"}))).body))
     assert found == {"topicList": ["T1", "T2"]}
     assert site.name_server.routes.clusters() == {"D": ["b0"]}
 
