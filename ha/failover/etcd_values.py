@@ -127,7 +127,10 @@ def value_of(record: msgspec.Struct) -> bytes:
 
 
 def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
-    """Decode a group's keys. RemoteProtocolError if one was not written by halog; unknown keys are ignored."""
+    """Decode a group's keys. RemoteProtocolError if a record was not written by halog; unknown keys are ignored.
+
+    An invalid request for a switch, which operators may write by hand, becomes a refused one: elections must go on.
+    """
     members, member_lease_ids = {}, {}
     for key, found in keys.items():
         name = key.removeprefix(prefix)
@@ -147,9 +150,16 @@ def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> G
         master_lease_id=master.lease if master else 0,
         members=members,
         member_lease_ids=member_lease_ids,
-        switch=record_of(switch, SwitchRequest) if switch else None,
+        switch=_switch_of(switch) if switch else None,
         switch_revision=switch.mod_revision if switch else 0,
     )
+
+
+def _switch_of(found: KeyValue) -> SwitchRequest:
+    try:
+        return record_of(found, SwitchRequest)
+    except RemoteProtocolError as error:
+        return SwitchRequest(to=None, refusal=str(error))
 
 
 def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:

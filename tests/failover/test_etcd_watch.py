@@ -19,6 +19,7 @@ from ha.failover.etcd_values import (
     value_of,
 )
 from ha.failover.etcd_watch import QUEUE_COUNT_MAX, EtcdWatch
+from ha.failover.switchover import is_open
 from tests.failover.contract import EMPTY, MEMBER, master
 from tests.fuzz.agreement import PREFIX
 
@@ -112,6 +113,20 @@ async def test_ends_of_a_stream(ending: bytes, *, starts_over: bool) -> None:
     assert watch._end_reason
     assert (watch._keys is None) == starts_over
     assert not watch._queue
+
+
+@pytest.mark.parametrize("value", [b'{"to": "2"}', b"2", b"{to: 2}", b"\xff"])
+async def test_an_invalid_switch_request_hides_nothing_else(value: bytes) -> None:
+    """An operator may write it by hand. Elections go on."""
+    watch = watch_at(4)
+    invalid = put("switch", EMPTY, 5)
+    invalid["kv"]["value"] = text(value)
+    assert watch._take(CREATED + line(events=[invalid]) + line(events=[put("group", EMPTY, 6)]))
+    [_, seen] = await told(watch)
+    assert (seen.view.group, seen.view.switch_revision) == (EMPTY, 5)
+    assert not is_open(seen.view.switch)
+    assert seen.view.switch is not None
+    assert "switch holds no SwitchRequest" in seen.view.switch.refusal
 
 
 async def test_a_slow_reader_gets_the_newest_view(
