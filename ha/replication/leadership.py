@@ -176,7 +176,10 @@ class Leadership:
         state = self.sync_state
         if state is None or progress.broker_id is None or not self._is_current(progress):
             return
+        joining = state.joining
         state.report(progress.broker_id, progress.ack_offset, self._log.max_offset.value, trio.current_time())
+        if state.joining is not joining:
+            self._term_changed.unpark_all()  # puts wait for it from now on, but not for long if it stalls
         if self._reported:
             self._reported.unpark_all()
         if state.joining:

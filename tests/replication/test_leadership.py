@@ -247,6 +247,23 @@ async def test_puts_wait_for_a_slave_before_it_joins(autojump_clock: MockClock) 
         assert put.status is PutStatus.PUT_OK
 
 
+async def test_puts_wait_only_briefly_for_a_joining_slave_that_stalls(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member)) as nursery:
+        await trio.sleep(4)  # the set was looked at shortly before, and will be again in seconds
+        slave = await joined(service, nursery, 0)
+        member.log.put(b"x" * 10)
+        await slave.report(1000)
+        await wait_all_tasks_blocked()
+        member.log.put(b"x" * 10)
+        put = Put(service, 1020)
+        await trio.sleep(0.9)
+        assert put.status is None
+        await trio.sleep(0.2)
+        assert put.status is PutStatus.PUT_OK
+        assert leadership_of(service).proposed_set.value is None
+
+
 async def test_a_lost_member_fails_no_put_before_its_deadline(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member, SLAVE)) as nursery:
