@@ -307,9 +307,15 @@ async def test_nothing_is_done_without_the_form_of_the_session() -> None:
             answer = await post_form(client, "send", {**values, "form_token": token})
             assert answer.status_code == 403, token
         assert (await client.post(f"{path}?{urlencode({**values, 'form_token': good})}")).status_code == 403
-        for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "http://x:1"}):
+        for headers in (
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+            {"Origin": "http://x:1"},
+            {"Origin": "http://["},
+        ):
             content = urlencode({**values, "form_token": good}).encode()
-            assert (await client.post(path, content=content, headers=headers)).status_code == 403, headers
+            for each in (path, "/dashboard/login"):
+                assert (await client.post(each, content=content, headers=headers)).status_code == 403, headers
         large = urlencode({**values, "form_token": good, "body": "x" * ACTION_SIZE_MAX}).encode()
         assert (await client.post(path, content=large)).status_code == 403
         assert actions.done == []

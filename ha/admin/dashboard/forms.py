@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -39,4 +39,4 @@ def is_from_here(request: Request) -> bool:
     if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
     origin = request.headers.get("origin", "null")
-    return origin == "null" or urlsplit(origin).netloc == request.headers.get("host", "")
+    return origin == "null" or origin.partition("://")[2] == request.headers.get("host", "")
