@@ -216,7 +216,8 @@ class SyncStateSet:
     def disconnect(self, broker_id: int) -> None:
         """Its connection has ended."""
         if self._slaves.pop(broker_id, None) is not None:
-            self._disconnected.add(broker_id)
+            if any(broker_id in members for members in self._sets):
+                self._disconnected.add(broker_id)
             self.joining -= {broker_id}
             self._update_sets()
 

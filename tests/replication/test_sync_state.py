@@ -418,6 +418,15 @@ def test_a_disconnected_member_counts_until_its_removal_is_agreed() -> None:
     assert state.propose(2500, 2) == ids(MASTER, B)
 
 
+def test_ids_that_are_in_no_set_leave_nothing_behind() -> None:
+    """A peer may claim any number of them."""
+    state = term()
+    for broker_id in range(10, 1000):
+        state.connect(broker_id, 0, can_join=True)
+        state.disconnect(broker_id)
+    assert not state._disconnected
+
+
 def test_reconnecting_is_not_catching_up() -> None:
     state = connected(term(B), B)
     for now in range(1, 20):
