@@ -32,11 +32,11 @@ class Campaign:
         self._vacant_since = trio.current_time()
 
     async def run(self, view: GroupView) -> None:
-        """Return when there is a master, or was one meanwhile, or when this member leaves."""
+        """Return when there is a master, or was one meanwhile, or when this member must not become it."""
         membership = self._membership
         membership.stand(_epoch(view) + 1)
         try:
-            if not membership.is_leaving:
+            if not membership.why_not_stand:
                 await self._take_at_once(view, membership.record())
             if membership.is_electable:
                 await membership.announce()

@@ -231,7 +231,8 @@ class Member:
         self.progress.become_candidate(epoch)
         await self._role.become_slave(epoch, None)
         await campaign.run(view)
-        if self._membership.is_leaving:
+        if why_not := self._membership.why_not_stand:
+            self.progress.explain(why_not)
             await self.known.latest.wait_value(lambda now: now.master is not None)
 
     async def _be_master(self, view: GroupView) -> None:

@@ -81,10 +81,17 @@ class Membership:
         )
 
     @property
+    def why_not_stand(self) -> str:
+        """Why this member must not become master; "" if it may."""
+        if self.is_leaving:
+            return "this member stops"
+        return "this member only copies the log (asyncLearner)" if self.options.is_learner else ""
+
+    @property
     def is_electable(self) -> bool:
         """Whether there is no master, as far as is known, and this member may become it."""
         view = self.known.view
-        return view is not None and view.master is None and not self.is_leaving
+        return view is not None and view.master is None and not self.why_not_stand
 
     async def announce(self) -> None:
         """Publish the record, however long that takes, then read the group."""

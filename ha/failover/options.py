@@ -22,6 +22,8 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     """brokerElectionPriority: of candidates with equal logs the lowest is elected."""
     ack_count: int | None = None
     """Members of the sync-state set that acknowledge each message, the master included; None: all of them."""
+    is_learner: bool = False
+    """asyncLearner: it only copies the log, and never stands for election."""
     elects_unclean: bool = False
     """enableElectUncleanMaster: prefer a master that lacks acknowledged messages to no master."""
 

@@ -162,6 +162,7 @@ def member_options(config: Config, ha_address: str, broker_address: str, run_id:
         run_id=run_id,
         priority=config.election_priority,
         ack_count=ack_count(config),
+        is_learner=config.async_learner,
         elects_unclean=config.elect_unclean_master,
     )
 

@@ -179,6 +179,8 @@ def test_member_options_from_the_configuration() -> None:
     )
     usual = member_options(group, "h:1", "h:2")
     assert (usual.broker_id, usual.priority, usual.elects_unclean, usual.ack_count) == (2, 2**31 - 1, False, None)
+    assert not usual.is_learner
+    assert member_options(msgspec.structs.replace(group, async_learner=True), "h:1", "h:2").is_learner
     chosen = msgspec.structs.replace(
         group, election_priority=3, elect_unclean_master=True, lease_ttl_ms=5000, switch_timeout_ms=700
     )

@@ -98,6 +98,25 @@ async def test_an_unclean_election_if_configured(autojump_clock: Clock, caplog: 
         assert "acknowledged messages may be lost" in said.getMessage()
 
 
+async def test_a_learner_is_never_elected(autojump_clock: Clock) -> None:
+    """Not even in a new group, where everybody else is."""
+    async with open_group() as group:
+        learner = group.add(1, is_learner=True, elects_unclean=True)
+        learner.role.position = LogPosition(0, 1000)
+        await trio.sleep(60)
+        assert group.view.group is None
+        assert "asyncLearner" in learner.member.progress.reason
+        group.add(2)
+        assert (await group.wait_master()).id == 2
+        await group.settle()
+        assert learner.role.following == 2
+        group.nodes[2].kill()
+        await trio.sleep(60)
+        group.restart(2)
+        await group.settle()
+        assert group.masters == [(1, 2), (2, 2)]
+
+
 async def test_a_preferred_member_is_elected_but_does_not_take_over_when_it_returns(
     autojump_clock: Clock,
 ) -> None:
