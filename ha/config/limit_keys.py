@@ -18,7 +18,8 @@ class ServerLimitKeys(ServerTlsKeys, frozen=True, kw_only=True):
     """Limits per connection and per port."""
 
     connections_max: Count = _key("maxConnections", 8192)
-    """own; when full, the oldest connection that has sent no request, and is 5 s old, is closed, otherwise the new one"""
+    """own; when full, the oldest connection that has sent no request, and is 5 s old, is closed, otherwise the new
+    one"""
     connections_per_host_max: Count = _key("maxConnectionsPerHost", 4096)
     """own; the same, per IP address"""
     frame_size_max: FrameSize = _key("maxFrameSize", 16_777_216)
