@@ -167,7 +167,12 @@ class PutService:
             await self._drained.park()
 
     async def wait_appended(self) -> None:
-        """Waits until no put is queued. Each is queued for at most the store's `segment_wait_s` per segment."""
+        """Waits until no put is queued. Each is queued for at most the store's `segment_wait_s` per segment.
+
+        Always a checkpoint: puts that were taken off the queue when the disk failed are never done, and their callers
+        have to notice that they are cancelled.
+        """
+        await trio.lowlevel.checkpoint()
         while self._queue:
             await self._drained.park()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,11 @@ from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
 from ha.broker.pop.ordered import ordered_batch
 from ha.broker.pop.state import Limits, PopState
+from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, QueueReader
 from ha.causes import Cause
+from ha.errors import DiskFailed
 from ha.poller import open_poller
 from ha.protocol.codes import PutStatus
 from ha.protocol.pop import ATTEMPT_ID_SIZE_MAX
@@ -27,6 +29,7 @@ from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.topic_names import POP_TOPIC
 from ha.remoting import RemotingConnection
+from ha.store.commitlog import CommitLog
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, StalledSync, open_node, text
 from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
@@ -251,6 +254,43 @@ async def test_a_pop_of_which_a_part_was_undone_is_refused(
         assert (answer.code, "no room" in (answer.remark or "")) == (1, True)
         await trio.sleep(2)
         assert len(await pop_messages(node)) == 11
+
+
+async def test_a_disk_that_fails_while_a_record_waits_for_a_segment_ends_the_node(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that waited for the record looked again and again, without a checkpoint, and the process never ended."""
+    look_count = 0
+    wait_appended = PutService.wait_appended
+
+    async def look(service: PutService) -> None:
+        nonlocal look_count
+        look_count += 1
+        assert look_count < 100
+        await wait_appended(service)
+
+    async def fail() -> None:
+        async with open_node(tmp_path) as node:
+            await node.send(b"0")
+            [message] = await pop_messages(node)
+            log = node.store.log
+            monkeypatch.setattr(PutService, "wait_appended", look)
+            monkeypatch.setattr(log, "append", lambda *_: [])
+            monkeypatch.setattr(log, "add_segment", add_segment_of(log))
+            await ack(node, message)
+
+    def add_segment_of(log: CommitLog) -> Callable[[], Awaitable[None]]:
+        def append(*_: object) -> list[AppendResult]:
+            raise DiskFailed(tmp_path, "write", "no")
+
+        async def add_segment() -> None:
+            monkeypatch.setattr(log, "append", append)
+
+        return add_segment
+
+    with pytest.RaisesGroup(DiskFailed, flatten_subgroups=True):
+        await fail()
+    assert look_count
 
 
 async def test_message_whose_acknowledgement_is_undone_is_delivered_in_time(
