@@ -161,13 +161,13 @@ class Connection:
             self._outbox_drained.set()
 
     async def _connect_and_serve(self) -> None:
-        host, port = split_address(self.address)
         try:
+            host, port = split_address(self.address)
             with anyio.fail_after(self._options.connect_timeout_s):
                 stream = await self._connect(host, port)
         except TimeoutError:
             return self._protocol.close(f"can't connect within {self._options.connect_timeout_s:g} s")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name server announced what is no address
             return self._protocol.close(f"can't connect: {_root(error)}")
         self._socket = _socket_of(stream)
         self._was_open = True

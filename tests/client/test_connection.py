@@ -256,6 +256,17 @@ async def test_closed_port_fails_at_once() -> None:
 
 
 @on_both_backends()
+async def test_an_address_that_is_none_fails_only_its_requests() -> None:
+    """As a name server may announce it: a broker chooses its address."""
+    for address in ("broker-a", "broker-a:0", f"{'ü' * 80}:10911"):
+        async with anyio.create_task_group() as tasks:
+            connection = Connection(address, ClientOptions())
+            tasks.start_soon(connection.run)
+            with pytest.raises(ConnectionFailed, match="can't connect: "):
+                await connection.invoke(request(1), 5)
+
+
+@on_both_backends()
 async def test_full_outbox_blocks_senders() -> None:
     size = 600_000
     async with open_connection(lambda command: command.reply(0), ClientOptions(outbox_size_max=size)) as (
