@@ -18,6 +18,7 @@ from ha.cli.asking import Json, ask
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.names import check_brokers, user_groups, user_topics
+from ha.cli.nodes import whole_number
 from ha.cli.showing import notices, print_json, safe
 from ha.client import Admin, Client
 from ha.client.admin import Broker
@@ -186,9 +187,9 @@ async def _look(admin: Admin, client: Client, name: str, address: str) -> Left:
     delayed = 0
     for key, value in figures.items():
         if key.startswith("scheduleMessageOffset_"):
-            delivered, _, end = value.partition(",")
-            if delivered.isdecimal() and end.isdecimal():
-                delayed += max(0, int(end) - int(delivered))
+            delivered, end = map(whole_number, value.partition(",")[::2])
+            if delivered is not None and end is not None:
+                delayed += max(0, end - delivered)
     return Left(
         groups=behind,
         delayed_count=delayed,

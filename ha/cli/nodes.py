@@ -29,7 +29,7 @@ from ha.protocol.codes import DUPLICATE_BROKERS, RequestCode, ResponseCode
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
 
-_RUNTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
+_RUNTIME = re.compile(r"\[ (\d{1,9}) days, (\d{1,9}) hours, (\d{1,9}) minutes, (\d{1,9}) seconds \]")
 
 
 class Outcome(Enum):
@@ -100,11 +100,11 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
 
     def number(self, key: str) -> int | None:
         """Returns a configuration value as a number, None if unknown."""
-        return _whole(self.setting(key))
+        return whole_number(self.setting(key))
 
     def figure(self, key: str) -> int | None:
         """Returns a runtime figure as a number, None if unknown."""
-        return None if self.figures is None else _whole(self.figures.get(key))
+        return None if self.figures is None else whole_number(self.figures.get(key))
 
     @property
     def admin_address(self) -> str | None:
@@ -117,7 +117,8 @@ class BrokerFacts(msgspec.Struct, kw_only=True):
         return address if separator else None
 
 
-def _whole(text: str | None) -> int | None:
+def whole_number(text: str | None) -> int | None:
+    """Parses a number of a broker; None for another text, or one of more than 18 digits."""
     return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
 
 
@@ -138,12 +139,11 @@ async def reach(address: str, timeout_s: float) -> Reach:
     """Connects and disconnects."""
     try:
         host, port = split_address(address)
-    except ValueError as error:
-        return Reach(address, Outcome.UNREACHABLE, str(error))
-    try:
         with anyio.fail_after(timeout_s):
             stream = await anyio.connect_tcp(host, port)
             await stream.aclose()
+    except ValueError as error:  # also if the host can't be encoded for DNS
+        return Reach(address, Outcome.UNREACHABLE, str(error))
     except TimeoutError:
         return Reach(address, Outcome.SILENT, f"no response within {timeout_s:g} s")
     except OSError as error:
@@ -333,10 +333,10 @@ def uptime_s(figures: Mapping[str, str]) -> int | None:
 
 def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
     """Returns how far a broker's clock is ahead of ours, from its start time and uptime; 0: not measurable."""
-    up_s, began = uptime_s(figures), figures.get("bootTimestamp", "")
-    if up_s is None or not began.isdecimal():
+    up_s, began_ms = uptime_s(figures), whole_number(figures.get("bootTimestamp"))
+    if up_s is None or began_ms is None:
         return None
-    told_s = int(began) / 1000 + up_s
+    told_s = began_ms / 1000 + up_s
     return difference(told_s, told_s + 1, asked_s, answered_s)
 
 

@@ -77,6 +77,11 @@ async def test_refusal_and_silence_are_told_apart() -> None:
     assert (await reach("nonsense", 5)).outcome is Outcome.UNREACHABLE
 
 
+@pytest.mark.parametrize("address", ["broker-a", f"{'ü' * 80}:10911", "10.0.0..1:10911", "a\0b:10911"])
+async def test_an_address_that_is_none_is_a_finding(address: str) -> None:
+    assert (await reach(address, 1.0)).outcome is Outcome.UNREACHABLE
+
+
 def test_an_admin_port_that_says_nothing_does_not_hold_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with closed_port() as nowhere, socket.create_server(("127.0.0.1", 0)) as server:
         mute = f"127.0.0.1:{server.getsockname()[1]}"
@@ -252,6 +257,14 @@ def test_clocks_by_what_brokers_and_http_say() -> None:
     assert clock_ahead_s(figures, now_s - 600, now_s - 599.9) == pytest.approx(599.9)
     assert clock_ahead_s(figures, now_s + 600, now_s + 600.1) == pytest.approx(-599)
     assert clock_ahead_s({}, 0, 1) is None
+    for digits in (400, 5000):  # more than a float and than int() take
+        assert clock_ahead_s(figures | {"bootTimestamp": "9" * digits}, 0, 1) is None
+        assert (
+            clock_ahead_s(figures | {"runtime": f"[ {'9' * digits} days, 0 hours, 0 minutes, 1 seconds ]"}, 0, 1)
+            is None
+        )
+        told = broker(figures={"dispatchBehindBytes": "9" * digits, "commitLogDiskRatio": "x"})
+        assert not [found for found in examine(facts(told)) if found.check == "dispatch"]
     assert difference(10, 11, 10.5, 12) == 0
 
 

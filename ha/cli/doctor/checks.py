@@ -499,12 +499,12 @@ def _disks(facts: Facts) -> _Found:
                 f"the disk of its log is {ratio:.0%} full ({capacity}): expired files are deleted at any time",
                 "free space, lower fileReservedTime, or use a larger disk",
             )
-        behind = figures.get("dispatchBehindBytes", "")
-        if behind.isdecimal() and int(behind) > UNDISPATCHED_MAX:
+        behind = broker.figure("dispatchBehindBytes")
+        if behind is not None and behind > UNDISPATCHED_MAX:
             yield _warning(
                 "dispatch",
                 broker.label,
-                f"{size(int(behind))} of its log are not in a consume queue yet: consumers see them late",
+                f"{size(behind)} of its log are not in a consume queue yet: consumers see them late",
                 "check its disk and processor: queues and index are written more slowly than the log",
             )
 
