@@ -73,9 +73,9 @@ def consume(
     (for example, no such topic), or a body could not be shown; 2 usage; 69 no name server or broker reachable; 130
     interrupted.
     """
-    if from_ not in ("first", "last", "committed") and not from_.isdigit():
+    if from_ not in ("first", "last", "committed") and not from_.isdecimal():
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
-    if broker not in ("suggested", "master", "slave") and not broker.isdigit():
+    if broker not in ("suggested", "master", "slave") and not broker.isdecimal():
         raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
     if limit is not None and limit < 1:
         raise UsageError("--limit must be at least 1")
@@ -90,7 +90,7 @@ def consume(
         member = _Member(topic, group, _STARTS[from_], tags, limit, json)
         anyio.run(member.run, client.addresses(), options, backend="trio")
         return EXIT_DONE
-    read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
+    read_from = int(broker) if broker.isdecimal() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
     anyio.run(work.run, client.addresses(), GROUP, read_from, options, backend="trio")
     return EXIT_REFUSED if work.unreadable_count else EXIT_DONE
@@ -208,7 +208,7 @@ class _Work:
             committed = await consumer.committed_offset(queue)
             if committed is not None:
                 return committed
-        if self._start.isdigit():
+        if self._start.isdecimal():
             return int(self._start)
         return await consumer.min_offset(queue)
 

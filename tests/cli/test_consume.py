@@ -199,6 +199,8 @@ def test_a_member_ends_at_ctrl_c(filled: OneBroker) -> None:
         (["--group", "g", "--queue", "1"], "can't be combined with"),
         (["--group", "g", "--from", "7"], "can't be combined with"),
         (["--from", "yesterday"], "first, last, committed"),
+        (["--from", "²"], "first, last, committed"),
+        (["--broker", "²"], "suggested, master, slave"),
         (["--broker", "best"], "suggested, master, slave"),
         (["--limit", "0"], "at least 1"),
         (["--queue", "77"], "no readable queue 77"),
