@@ -59,7 +59,7 @@ LABELS = {
     "level": "INFO to CRITICAL of log lines; 1 to 18 (the levels of messageDelayLevel) of delayed messages",
     "name_server": "the addresses of namesrvAddr",
     "outcome": "of half messages committed, rolled_back, asked, unasked, given_up, dropped; of timer messages "
-    "delivered, recalled, dropped",
+    "delivered, recalled, dropped; of messages in flight revived (delivered again), lost",
     "python": "version of Python",
     "reason": "why connections were closed: for kind ha the values of ha.replication.progress.CloseReason, for grpc of "
     "ha.grpc.EndCause, for others of ha.remoting.CloseCause, with underscores; not_master, flow_control for rejected "

@@ -42,6 +42,8 @@ def shown(families: Iterable[Family]) -> set[str]:
         assert family.documentation == metric.help or metric.where == "process", "the process's are prometheus-client's"
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == set(metric.labels), sample
+            for label in sample.labels.keys() & {"outcome", "result"}:
+                assert sample.labels[label] in re.findall(r"\w+", LABELS[label]), sample
         names.add(name)
     return names
 
