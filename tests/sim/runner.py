@@ -3,9 +3,12 @@
 import gc
 import logging
 import random
+import signal
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 import msgspec
 import trio
@@ -29,6 +32,14 @@ from tests.sim.world import World
 
 STUCK_S = 45.0
 """The operator looks at nodes that have not converged for this long after the faults, and again after as long"""
+
+CPU_S_MAX = 300.0
+"""Processor time after which a run is in an endless loop; most take about a second"""
+_FRAMES_SHOWN = 10
+
+
+class EndlessLoopError(Exception):
+    """Ends the task of an endless loop."""
 
 
 class _Log(logging.Handler):
@@ -67,11 +78,11 @@ def run_plan(plan: AnyPlan) -> Outcome:
     random.seed(plan.seed)
     began = time.process_time()
     clock = trio.testing.MockClock(autojump_threshold=0)
+    scope = trio.CancelScope()
     try:
-        trio.run(_run_of(world, plan, outcome).run, clock=clock, instruments=[Processes()])
+        with _ended_if_endless(outcome, scope):
+            trio.run(_run_within, scope, _run_of(world, plan, outcome), clock=clock, instruments=[Processes()])
     except Exception as error:
-        import traceback
-
         text = "".join(traceback.format_exception(error))
         outcome.violations.append(Violation("simulator", f"the run itself failed: {error!r}\n{text}"))
     finally:
@@ -85,6 +96,30 @@ def run_plan(plan: AnyPlan) -> Outcome:
     outcome.fingerprint = world.fingerprint
     outcome.trace = world.trace
     return outcome
+
+
+@contextmanager
+def _ended_if_endless(outcome: Outcome, scope: trio.CancelScope) -> Iterator[None]:
+    """Ends a run that takes more than CPU_S_MAX: no deadline in virtual time ends a busy loop."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        place = "".join(traceback.format_stack(frame)[-_FRAMES_SHOWN:])
+        outcome.violations.append(Violation("simulator", f"the run is in an endless loop:\n{place}"))
+        scope.cancel()
+        raise EndlessLoopError
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S_MAX, CPU_S_MAX)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+async def _run_within(scope: trio.CancelScope, run: Run) -> None:
+    with scope:
+        await run.run()
 
 
 def _run_of(world: World, plan: AnyPlan, outcome: Outcome) -> Run:

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ha.broker.put import PutService
+from tests.sim import runner
 from tests.sim.__main__ import main, show
 from tests.sim.runner import run_plan
 from tests.sim.scenario import Options, Plan, draw_plan
@@ -109,3 +111,17 @@ def test_a_plan_survives_its_file() -> None:
     plan = draw_plan(7, {"slave_count": 3})
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
     assert plan.options != Options()
+
+
+def test_an_endless_loop_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one task of one node, without a checkpoint, so that virtual time stands still."""
+
+    async def loop(service: PutService) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(PutService, "_run", loop)
+    monkeypatch.setattr(runner, "CPU_S_MAX", 0.5)
+    outcome = runner.run_plan(draw_plan(1))
+    assert "endless loop" in str(outcome.violations[0])
+    assert "in loop" in str(outcome.violations[0])
