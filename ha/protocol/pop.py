@@ -288,6 +288,7 @@ def popped_topic(group: str, topic: str) -> tuple[str, int]:
 
 
 _Count = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_NOT_ZERO = re.compile(rb"[^\0]")
 
 
 class BatchAck(msgspec.Struct, kw_only=True):
@@ -319,9 +320,10 @@ class BatchAck(msgspec.Struct, kw_only=True):
             raise RemoteProtocolError("batch ack: the bits are not Base64") from None
         if len(raw) > BATCH_ACK_SIZE_MAX:
             raise RemoteProtocolError(f"batch ack of {len(raw)} bytes of bits; at most {BATCH_ACK_SIZE_MAX}")
-        for index, byte in enumerate(raw):
+        for found in _NOT_ZERO.finditer(raw):
+            index = found.start()
             for bit in range(8):
-                if byte >> bit & 1:
+                if raw[index] >> bit & 1:
                     yield self.start_offset + 8 * index + bit
 
 

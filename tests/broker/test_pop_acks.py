@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from base64 import b64encode
 
 import pytest
@@ -113,6 +114,19 @@ async def test_batch_ack(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(200151)).code == 208
     assert (await node.ask(200151, body.replace(b'"b":"gA=="', b'"b":"!"'))).code == 1
     assert bodies(await pop_messages(node, pollTime=5000)) == [b"7"]
+
+
+async def test_bits_beyond_the_limit_are_not_expanded(node: Node, autojump_clock: object) -> None:
+    """A request of 16 MiB has a hundred million of them: 5 GB, and ten seconds of the event loop."""
+    bits = b64encode(b"\xff" * 8192)
+    acks = [b'{"c":"g","t":"TT","r":"0","so":0,"q":0,"rq":0,"pt":1,"it":1000,"b":"%b"}' % bits] * 16
+    body = b'{"brokerName":"b0","acks":[%b]}' % b",".join(acks)
+    tracemalloc.start()
+    try:
+        assert (await node.ask(200151, body)).code == 29
+        assert tracemalloc.get_traced_memory()[1] < 50 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 async def test_batch_ack_is_limited(node: Node, autojump_clock: object) -> None:

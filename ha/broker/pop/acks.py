@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 
 import trio
@@ -139,13 +139,16 @@ class AckRequests:
         body = java_json.read_as(BatchAckBody, command.body) if command.body else BatchAckBody()
         if not body.acks:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request has no acknowledgements")
-        acks = [(ack, list(ack.offsets())) for ack in body.acks[:BATCH_ACK_COUNT_MAX]]
-        count = sum(len(offsets) for _, offsets in acks)
-        if count > BATCH_ACK_COUNT_MAX or len(body.acks) > BATCH_ACK_COUNT_MAX:
-            raise RefusedError(
-                ResponseCode.INVALID_PARAMETER,
-                f"the request acknowledges {count} messages; at most {BATCH_ACK_COUNT_MAX} are accepted",
-            )
+        acks = []
+        left = BATCH_ACK_COUNT_MAX
+        for ack in body.acks:
+            offsets = list(islice(ack.offsets(), left + 1))
+            left -= len(offsets)
+            acks.append((ack, offsets))
+            if left < 0 or len(acks) > BATCH_ACK_COUNT_MAX:
+                raise RefusedError(
+                    ResponseCode.INVALID_PARAMETER, f"the request acknowledges more than {BATCH_ACK_COUNT_MAX} messages"
+                )
         for ack, offsets in acks:
             queue = state.get((ack.group, ack.real_topic(), ack.queue_id))
             if queue is not None:
