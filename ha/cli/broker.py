@@ -80,7 +80,7 @@ def drain(
     *,
     wait: Annotated[
         float,
-        Parameter(help="Maximum time to wait, in seconds. Less than --settle only shows what is left."),
+        Parameter(help="Maximum time to wait, in seconds: at least --settle, to succeed."),
     ] = 600.0,
     settle: Annotated[
         float, Parameter(help="Minimum time until all producers have new routes, in seconds.")

@@ -54,7 +54,7 @@ class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | None:
-    """Returns the environment's TLS configuration, None without one. ValueError for an invalid boolean."""
+    """Returns the environment's TLS configuration, None without one. ValueError for an invalid or incomplete one."""
 
     def flag(name: str) -> bool:
         text = environment.get(name, "").lower()
@@ -63,15 +63,18 @@ def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | 
         return text in TRUE
 
     trust, certificate = environment.get("HALOG_TLS_CA", ""), environment.get("HALOG_TLS_CERT", "")
+    key, any_host = environment.get("HALOG_TLS_KEY", ""), flag("HALOG_TLS_ANY_HOST")
     if not (flag("HALOG_TLS") or trust or certificate):
+        if (key or any_host) and not environment.get("HALOG_TLS"):
+            raise ValueError("HALOG_TLS_KEY and HALOG_TLS_ANY_HOST require HALOG_TLS, HALOG_TLS_CA or HALOG_TLS_CERT")
         return None
     password = environment.get("HALOG_TLS_KEY_PASSWORD")
     return ClientTls(
         trust=trust,
         certificate=certificate,
-        key=environment.get("HALOG_TLS_KEY", ""),
+        key=key,
         key_password=SecretStr(password) if password else None,
-        check_host=not flag("HALOG_TLS_ANY_HOST"),
+        check_host=not any_host,
     )
 
 

@@ -175,6 +175,12 @@ def test_what_the_environment_says() -> None:
         environment_tls({"HALOG_TLS": "maybe"})
 
 
+@pytest.mark.parametrize("name", ["HALOG_TLS_KEY", "HALOG_TLS_ANY_HOST"])
+def test_what_needs_tls_does_not_mean_plaintext(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.* require HALOG_TLS"):
+        environment_tls({name: "true"})
+
+
 def test_a_program_that_says_nothing_gets_the_environments(
     enforcing: Node, session_pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
