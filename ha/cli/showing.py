@@ -1,7 +1,7 @@
 """Output of commands (tables, progress bars, JSON, sizes), and handling of Ctrl-C.
 
-Text from a log or a peer passes through `safe` or `safe_json` before it reaches a terminal: control characters and
-bidirectional overrides are escaped.
+Text from a log or a peer passes through `safe`, `safe_json` or a console of this module before it reaches a terminal:
+control characters and bidirectional overrides are escaped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ha.text_log import TextFormatter
 
@@ -52,14 +53,22 @@ def print_json(value: Any) -> None:
     sys.stdout.buffer.flush()
 
 
+class _PlainConsole(Console):
+    """Shows texts as they are, also in tables: without markup, and line by line as by `safe`."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Called by rich for each text."""
+        return super().render_str("\n".join(map(safe, text.split("\n"))), **options)
+
+
 def output() -> Console:
     """Returns the console for results (standard output)."""
-    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    return _PlainConsole(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def notices() -> Console:
     """Returns the console for everything else (standard error)."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return _PlainConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,13 +9,11 @@ from datetime import UTC, datetime
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from ha.cli.exits import UsageError, needs_extra
-from ha.cli.showing import WIDTH, notices
+from ha.cli.showing import notices, output, print_json
 from ha.cli.spark.failures import NOT_STARTED
 
 if TYPE_CHECKING:
@@ -77,13 +74,11 @@ def check_stores(*paths: str) -> None:
 
 def show_result(result: Any, where: Where, tables: Callable[[Any], list[Table]]) -> int:
     """Print `result` as tables or JSON, and return its exit code."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     if where.json:
-        # Plain print: rich would wrap long lines.
-        print(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2).decode())
+        print_json(result)
     else:
         for table in tables(result):
-            console.print(table)
+            output().print(table)
     code: int = result.exit_code
     return code
 
