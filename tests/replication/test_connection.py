@@ -172,7 +172,7 @@ async def test_a_log_truncated_to_a_slaves_position_while_it_is_read(autojump_cl
         log.max_offset.reset(40)
         return await read(position, *rest)
 
-    log.read = cut_and_read  # type: ignore[method-assign]
+    log.read = cut_and_read  # type: ignore[method-assign,assignment]
     async with connected(HAService(log), 40) as slave:
         log.read = read  # type: ignore[method-assign]
         await slave.report(40)
