@@ -230,6 +230,7 @@ class _Member:
         self._tags = tags
         self._left = limit
         self._json = json
+        self._output_error: OSError | None = None
 
     async def run(self, servers: list[str], options: ClientOptions) -> None:
         self._done = anyio.Event()
@@ -246,6 +247,8 @@ class _Member:
             ):
                 with warnings_shown():
                     await self._done.wait()
+        if self._output_error is not None:
+            raise self._output_error
 
     async def _print(self, message: ReceivedMessage) -> None:
         if self._done.is_set():
@@ -253,8 +256,13 @@ class _Member:
         if message.body_error is not None and not self._json:
             _print_body_error(message)
             raise RetryLater(-1)
-        sys.stdout.buffer.write(_line(message, self._json))
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(_line(message, self._json))
+            sys.stdout.buffer.flush()
+        except OSError as error:  # raised here, it would be taken for an error of the message
+            self._output_error = error
+            self._done.set()
+            await anyio.sleep_forever()
         if self._left is not None:
             self._left -= 1
             if self._left == 0:

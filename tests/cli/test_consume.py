@@ -192,6 +192,24 @@ def test_a_member_ends_at_ctrl_c(filled: OneBroker) -> None:
     assert sorted(lines) == [f"message {number}\n".encode() for number in (1, 3, 5, 7, 9)]
 
 
+@pytest.mark.parametrize("arguments", [[], ["--group", "g"], ["--follow"]])
+def test_it_ends_when_nobody_reads_on(filled: OneBroker, arguments: list[str]) -> None:
+    """As with `| head`. A member must not take the error for one of the message, which would become a dead letter."""
+    for number in range(10, 5000):
+        filled.put(number % QUEUE_COUNT, b"%d" % number * 100)
+    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", filled.name_server, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(20) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
