@@ -82,7 +82,7 @@ class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EtcdStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters for the status page."""
+    """Counters of one client."""
 
     endpoint: str
     """The one that is tried first now."""
