@@ -298,8 +298,8 @@ def _next(
 def _is_complete(member: MemberRecord) -> bool:
     """Whether a member of a group that has had a master is known to have every byte that it acknowledged.
 
-    A log without a term does not show that: the member may have had none yet, or the log was deleted, which members of
-    release 0.1.0 don't notice when they start (durable_state.py does).
+    A log without a term does not show that: the member may have had none yet, or the log was deleted. A start notices
+    this only if there is a state file (durable_state.py), and members of release 0.1.0 don't notice it at all.
     """
     return member.is_complete and member.epoch > 0
 
