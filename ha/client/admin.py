@@ -262,9 +262,9 @@ class Admin(ClientUser):
         return found
 
     async def create_user(self, user: UserInfo) -> None:
-        """Creates a user on all masters."""
+        """Creates a user on all masters that don't have it. BrokerError if all have."""
         header = UserRequest(username=user.username or "")
-        await self._ask_masters(RequestCode.AUTH_CREATE_USER, header, java_json.dumps(user))
+        await self._change_masters(RequestCode.AUTH_CREATE_USER, header, java_json.dumps(user), done="user is existed")
 
     async def delete_user(self, name: str) -> None:
         """Deletes a user and its policies on all masters."""
@@ -277,9 +277,9 @@ class Admin(ClientUser):
         await self._ask_masters(RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
-        """Deletes the policy entry of a user for `resource` on all masters."""
+        """Deletes the policy entry of a user for `resource` on all masters. BrokerError if none has policies of it."""
         header = DeleteAclRequest(subject=subject_of(name), resource=resource, policy_type=policy_type)
-        await self._ask_masters(RequestCode.AUTH_DELETE_ACL, header)
+        await self._change_masters(RequestCode.AUTH_DELETE_ACL, header, done="is not exist")
 
     # Groups
 
@@ -503,6 +503,22 @@ class Admin(ClientUser):
     ) -> list[RemotingCommand]:
         """The successful responses of these masters, asked one after the other. BrokerError at the first that fails."""
         return [await self._ask(address, code, header, body) for address in await self._masters(broker_names)]
+
+    async def _change_masters(self, code: RequestCode, header: Header, body: bytes = b"", *, done: str) -> None:
+        """Asks all masters for a change that some may have made in an earlier call, which they refuse with `done`.
+
+        BrokerError if all refuse so, and at the first that fails otherwise."""
+        refusals: list[BrokerError] = []
+        masters = await self._masters(None)
+        for address in masters:
+            try:
+                await self._ask(address, code, header, body)
+            except BrokerError as error:
+                if done not in error.remark:
+                    raise
+                refusals.append(error)
+        if len(refusals) == len(masters):
+            raise refusals[0]
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
         """Returns the response of the first master that succeeds. BrokerError of the last one if none does."""

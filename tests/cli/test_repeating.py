@@ -1,7 +1,8 @@
-"""`ha topic delete` when a part of the cluster can't delete: it can be repeated."""
+"""Commands that a part of the cluster can't carry out: they can be repeated."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import anyio.from_thread
 import pytest
@@ -16,9 +17,13 @@ MISSING = 17
 
 
 class FakeCluster:
-    """Two brokers and two name servers that know topic T; those in `failing` refuse to delete it."""
+    """Two brokers and two name servers that know topic T; those in `failing` refuse changes.
+
+    The brokers know the policies of users, and refuse what is done already in RocketMQ's words.
+    """
 
     def __init__(self) -> None:
+        self.users: dict[str, dict[str, set[str]]] = {"a": {}, "b": {}}
         self.holders = {"a", "b", "n1", "n2"}
         self.failing: set[str] = set()
         self.addresses: dict[str, str] = {}
@@ -44,11 +49,32 @@ class FakeCluster:
                     return command.reply(1, "not now")
                 self.holders.discard(name)
                 return command.reply(0)
+            case RequestCode.AUTH_CREATE_USER | RequestCode.AUTH_UPDATE_ACL | RequestCode.AUTH_DELETE_ACL:
+                return self.change_user(name, command)
         return command.reply(MISSING, "topic[T] not exist")
 
+    def change_user(self, name: str, command: RemotingCommand) -> RemotingCommand:
+        users, refused = self.users[name], ""
+        user = command.ext_fields.get("username") or command.ext_fields["subject"].removeprefix("User:")
+        if name in self.failing:
+            return command.reply(1, "not now")
+        if command.code == RequestCode.AUTH_CREATE_USER:
+            refused = "The user is existed" if user in users else ""
+            users.setdefault(user, set())
+        elif user not in users:
+            refused = f"The subject of User:{user} is not exist."
+        elif command.code == RequestCode.AUTH_UPDATE_ACL:
+            users[user].add("Topic:orders")
+        else:
+            refused = "" if users[user] else "The acl is not exist."
+            users[user].discard(command.ext_fields["resource"])
+        return command.reply(16 if refused else 0, refused)
+
+    def ha(self, *words: str) -> int:
+        return run([*words, "--servers", f"{self.addresses['n1']};{self.addresses['n2']}"])
+
     def delete(self) -> int:
-        servers = f"{self.addresses['n1']};{self.addresses['n2']}"
-        return run(["topic", "delete", "T", "--yes", "--servers", servers])
+        return self.ha("topic", "delete", "T", "--yes")
 
 
 @pytest.fixture
@@ -78,3 +104,23 @@ def test_a_topic_that_was_deleted_in_part_is_deleted_then(
     assert nodes.delete() == 0, capfd.readouterr()
     assert not nodes.holders
     assert nodes.delete() == 2, "it is gone"
+
+
+@pytest.mark.parametrize("failing", ["a", "b"])
+def test_changes_of_users(failing: str, nodes: FakeCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    for words, left in (
+        (("create", "billing", "--password-file", str(tmp_path / "password")), {"billing": set()}),
+        (("grant", "billing", "Topic:orders", "Pub"), {"billing": {"Topic:orders"}}),
+        (("revoke", "billing", "Topic:orders"), {"billing": set()}),
+    ):
+        nodes.failing = {failing}
+        assert nodes.ha("acl", *words) == 1
+        nodes.failing = set()
+        capfd.readouterr()
+        assert nodes.ha("acl", *words) == 0, capfd.readouterr()
+        assert nodes.users == {"a": left, "b": left}
+        if words[0] != "grant":
+            assert nodes.ha("acl", *words) == 1, "nothing is left to do"
+            assert "exist" in capfd.readouterr().err
+    assert nodes.ha("acl", "revoke", "nobody", "Topic:orders") == 1
