@@ -189,6 +189,16 @@ class ConsumeQueue:
         blank = ENTRY.pack(self.max_physical_offset, BLANK_SIZE, 0)
         self.append(self.max_offset, [blank] * (queue_offset - self.max_offset))
 
+    def keep_end(self, end: int, physical_offset: int) -> None:
+        """Fills the queue with blank entries up to `end`, which it had reached with a record that ends at a physical
+        offset."""
+        logger.error(
+            "queue.end_kept topic=%s queue_id=%d end=%d found=%d", self.topic, self.queue_id, end, self.max_offset
+        )
+        # A truncation of the log before the end of that record removes them, too.
+        blank = ENTRY.pack(max(physical_offset, self.max_physical_offset) - 1, BLANK_SIZE, 0)
+        self.append(self.max_offset, [blank] * (end - self.max_offset))
+
     # ---- loading
 
     def load(self, is_clean: bool) -> bool:

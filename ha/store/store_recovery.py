@@ -13,6 +13,7 @@ import trio
 
 from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to
 from ha.store.checkpointer import Checkpointer
+from ha.store.consume_queue import ConsumeQueue
 from ha.store.key_index import KeyIndex
 from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, load_queue_ends
 from ha.store.recovery import LogRecovery, Recovered
@@ -50,6 +51,8 @@ class StoreRecovery:
         self._truncate_at: int | None = None
         self._queue_ends: QueueEnds = {}
         self._lost_from: int | None = None
+        self._found_ends: list[tuple[ConsumeQueue, int, int]] = []
+        """After a crash: queues, their ends before entries were removed, and where their last records end (bytes)"""
 
     async def run(self) -> RecoverySummary:
         """Recovers. CorruptLog if acknowledged data is damaged (nothing is deleted then). OSError."""
@@ -73,6 +76,7 @@ class StoreRecovery:
             lost_from = queues.lost_from(self._queue_ends)
             if lost_from is not None:
                 await self._dispatch(lost_from)
+        await self._keep_ends()
         if log.segments:
             await run(queues.correct_min, max(log.min_offset, 0))
         await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))
@@ -109,6 +113,8 @@ class StoreRecovery:
         else:
             await run(queues.truncate, self._truncate_at)
             queued_to = min(queued_to, self._truncate_at)
+        if not self._is_clean:
+            self._found_ends = [(queue, queue.max_offset, queue.max_physical_offset) for queue in queues]
         recovered = await LogRecovery(
             parts,
             segments,
@@ -183,6 +189,17 @@ class StoreRecovery:
         log = self._parts.log
         log.dispatched_offset.reset(min(max(begin, log.min_offset, 0), log.max_offset.value))
         await self._parts.dispatcher.catch_up()
+
+    async def _keep_ends(self) -> None:
+        """Keeps the queue offsets that were given to records before a crash.
+
+        The entry of a record may not be restored, because a bit of the record's topic, queue id or queue offset has
+        flipped, which no CRC of the record covers.
+        """
+        dispatched_to = self._parts.log.dispatched_offset.value
+        for queue, end, physical_end in self._found_ends:
+            if queue.max_offset < end and 0 < physical_end <= dispatched_to:
+                await self._parts.run_blocking(queue.keep_end, end, physical_end)
 
     async def _drop_unsynced_entries(self, recovered: Recovered) -> None:
         """After a crash: removes the queue entries that a power loss may have torn.

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ha.protocol.store_files import BLANK_SIZE
 from ha.store.queue_ends import QUEUE_ENDS_FILE
-from tests.store.damaged_stores import made
+from tests.store.damaged_stores import made, segment
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small
 
@@ -113,3 +114,37 @@ async def test_a_queue_that_ends_later_than_recorded_is_kept() -> None:
     async with open_small(disk) as store:
         assert store.queues.rebuild_from is None
         await check_derived(store)
+
+
+QUEUE_ID_END = 15
+"""Position of the last byte of a field in a record"""
+
+
+async def flipped(number: int, field_end: int, bit: int) -> tuple[MemoryDisk, list[tuple[int, int]]]:
+    """A store of a process that was killed, with a flipped bit in the head of a record that has no checksum."""
+    disk, places = await made(is_clean=False)
+    path, position = segment(disk, places[number][0])
+    disk.inodes[path].content[position + field_end - bit // 8] ^= 1 << bit % 8
+    return disk, places
+
+
+@pytest.mark.parametrize("kill_count", [1, 2])
+async def test_a_flipped_queue_id_does_not_free_a_queue_offset(kill_count: int) -> None:
+    """The next message got the offset of one that had been acknowledged, and that consumers may have seen."""
+    disk, places = await flipped(28, QUEUE_ID_END, 2)
+    for number in range(kill_count):
+        if number:
+            disk.write_bytes(ROOT / "abort", b"")
+        async with open_small(disk) as store:
+            await dispatched(store)
+            queue = store.queues.get("T", 0)
+            assert queue is not None
+            assert (queue.min_offset, queue.max_offset) == (0, 15)
+    async with open_small(disk) as store:
+        [result] = await store.log.put([message(99)])
+        assert result.queue_offset == 15
+        await dispatched(store)
+        queue = store.queues.get("T", 0)
+        assert queue is not None
+        found = [each.physical_offset for each in queue.read(0, 16) if each.size != BLANK_SIZE]
+        assert found == [place for place, _ in places[:28:2]] + [result.physical_offset]
