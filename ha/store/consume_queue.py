@@ -181,7 +181,7 @@ class ConsumeQueue:
             queue_offset,
         )
         if queue_offset - self.max_offset > self.files.file_entries:
-            # Not filled: retention would soon reach the entries before the gap anyway.
+            # Not filled: the records before the gap are deleted (dispatch.py).
             self.destroy()
             self._begin_at(queue_offset)
             return

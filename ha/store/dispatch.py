@@ -445,12 +445,12 @@ class Dispatcher:
             if queue_offset != expected:
                 if queue_offset < cleared_to:
                     continue  # dispatched again after a restart
-                if queue_offset < expected or queue_offset > _QUEUE_OFFSET_MAX:
-                    self._skip(topic, queue_id, physical, f"queue offset {queue_offset} where {expected} comes next")
-                    continue
                 if entries:
                     queue.append(first, entries)
-                    entries = []
+                    first, entries = expected, []
+                if not expected < queue_offset <= self._queue_offset_max(queue):
+                    self._skip(topic, queue_id, physical, f"queue offset {queue_offset} where {expected} comes next")
+                    continue
                 first = expected = queue_offset
             entries.append(pack(physical, size, code))
             codes.append(code)
@@ -458,6 +458,16 @@ class Dispatcher:
         if entries:
             queue.append(first, entries)
         return Arrival(topic, queue_id, queue.max_offset, codes) if codes else None
+
+    def _queue_offset_max(self, queue: ConsumeQueue) -> int:
+        """Returns the highest queue offset that the next record of a queue can have.
+
+        No CRC covers a record's queue offset. A gap of more than a file is real only in a new queue, or if the log no
+        longer has the queue's last record, and so perhaps not those behind it.
+        """
+        if not queue.files.starts or queue.max_physical_offset < self._log.min_offset:
+            return _QUEUE_OFFSET_MAX
+        return min(queue.max_offset + queue.files.file_entries, _QUEUE_OFFSET_MAX)
 
     def _skip(self, topic: str, queue_id: int, physical_offset: int, reason: str) -> None:
         self.skipped_count += 1

@@ -116,7 +116,7 @@ async def test_a_queue_that_ends_later_than_recorded_is_kept() -> None:
         await check_derived(store)
 
 
-QUEUE_ID_END = 15
+QUEUE_ID_END, QUEUE_OFFSET_END = 15, 27
 """Position of the last byte of a field in a record"""
 
 
@@ -126,6 +126,25 @@ async def flipped(number: int, field_end: int, bit: int) -> tuple[MemoryDisk, li
     path, position = segment(disk, places[number][0])
     disk.inodes[path].content[position + field_end - bit // 8] ^= 1 << bit % 8
     return disk, places
+
+
+@pytest.mark.parametrize("number", [0, 6, 28])
+@pytest.mark.parametrize("bit", [10, 40, 57])
+async def test_a_flipped_queue_offset_does_not_move_its_queue(number: int, bit: int) -> None:
+    """The queue began at the wrong offset, and the records with lower ones, before and after it, were not in it."""
+    disk, places = await flipped(number, QUEUE_OFFSET_END, bit)
+    for _ in range(2):
+        async with open_small(disk) as store:
+            await dispatched(store)
+            queue = store.queues.get("T", 0)
+            assert queue is not None
+            assert queue.min_offset <= 1  # RocketMQ, too, lets it begin behind blank entries
+            assert queue.max_offset == 15
+            found = [each.physical_offset for each in queue.read(queue.min_offset, 15) if each.size != BLANK_SIZE]
+            assert found == [place for place, _ in places[::2] if place != places[number][0]]
+    async with open_small(disk) as store:
+        [result] = await store.log.put([message(99)])
+        assert result.queue_offset == 15
 
 
 @pytest.mark.parametrize("kill_count", [1, 2])
@@ -148,3 +167,14 @@ async def test_a_flipped_queue_id_does_not_free_a_queue_offset(kill_count: int) 
         assert queue is not None
         found = [each.physical_offset for each in queue.read(0, 16) if each.size != BLANK_SIZE]
         assert found == [place for place, _ in places[:28:2]] + [result.physical_offset]
+
+
+async def test_the_scrub_restores_the_entries_that_a_slightly_wrong_queue_offset_displaced() -> None:
+    disk, places = await flipped(6, QUEUE_OFFSET_END, 2)
+    async with open_small(disk) as store:
+        await dispatched(store)
+        await store.scrub.wait_round()
+        queue = store.queues.get("T", 0)
+        assert queue is not None
+        found = [each.physical_offset for each in queue.read(0, 15) if each.size != BLANK_SIZE]
+        assert found == [place for place, _ in places[::2] if place != places[6][0]]
