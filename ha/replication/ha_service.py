@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import trio
 
@@ -246,7 +246,7 @@ class HAService:
             if 0 <= progress.sample_offset <= progress.ack_offset:
                 self.replicate_times.observe(progress.last_report_at - progress.sample_started_at)
                 progress.sample_offset = -1
-            self._push2_slave_max_offset = max(self._push2_slave_max_offset, progress.ack_offset)
+            self._push2_slave_max_offset = max(self._push2_slave_max_offset, progress.acknowledged_offset)
             self.group_transfer.advance()
 
     def _on_state(self, progress: SlaveProgress) -> None:
@@ -268,17 +268,25 @@ class HAService:
 
     def acknowledged(self) -> list[int]:
         """Return one acknowledged offset for each slave that is counted, highest first."""
-        slaves: dict[str, int] = {}
-        for connection in self._connections:
-            progress = connection.progress
-            if progress.is_counted and progress.ack_offset > slaves.get(progress.identity, -1):
-                slaves[progress.identity] = progress.ack_offset
-        return sorted(slaves.values(), reverse=True)
+        return sorted((slave.acknowledged_offset for slave in self._counted()), reverse=True)
 
     def acknowledged_in_sync(self, offset: int | None = None) -> list[int]:
         """Return the same for slaves less than fall_behind_max behind `offset`, by default the log's end."""
         behind = (self._log.max_offset.value if offset is None else offset) - self._options.fall_behind_max_bytes
-        return [acknowledged for acknowledged in self.acknowledged() if acknowledged > behind]
+        return sorted(
+            (slave.acknowledged_offset for slave in self._counted() if slave.ack_offset > behind), reverse=True
+        )
+
+    def _counted(self) -> Collection[SlaveProgress]:
+        """Return the slaves that are counted, each by its connection with the highest report."""
+        slaves: dict[str, SlaveProgress] = {}
+        for connection in self._connections:
+            progress = connection.progress
+            if progress.is_counted:
+                other = slaves.get(progress.identity)
+                if other is None or progress.ack_offset > other.ack_offset:
+                    slaves[progress.identity] = progress
+        return slaves.values()
 
     def is_slave_ok(self, offset: int) -> bool:
         """Whether a put that ends at `offset` can wait for some slave: one is close enough (RocketMQ: isSlaveOK)."""

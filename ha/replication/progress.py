@@ -188,6 +188,17 @@ class SlaveProgress:
         return max(self.ack_offset, self.start_offset)
 
     @property
+    def acknowledged_offset(self) -> int:
+        """Puts up to here are acknowledged.
+
+        What a slave requests proves nothing: its log may have another history, which it notices when it compares its
+        end with what it gets (overlap.py). So it acknowledges only with a report of more. One that requests the log's
+        end compares nothing, as RocketMQ's do, and is believed; a member's history is compared before its request.
+        """
+        has_compared = self.ack_offset > self.request_offset or self.broker_id is not None
+        return self.ack_offset if has_compared or self.request_offset >= self.end_at_request else 0
+
+    @property
     def is_counted(self) -> bool:
         """Whether this slave can acknowledge puts."""
         return self.state is SlaveState.TRANSFER and not self.is_withheld and not self.is_reader

@@ -1,6 +1,7 @@
 """HAService: which slaves count, and the explanations for producers."""
 
 import logging
+import math
 from contextlib import suppress
 
 import pytest
@@ -8,7 +9,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
-from ha.replication.group_transfer import AckRequest
+from ha.replication.group_transfer import ANY_SLAVE, AckRequest
 from ha.replication.ha_service import ENDS_IN_WORDS, HAService
 from ha.replication.options import HAOptions
 from ha.replication.peers import identify_by_address, split_address
@@ -36,9 +37,9 @@ async def connected(nursery: trio.Nursery, service: HAService, peer: str, *repor
 
 async def test_two_connections_of_one_slave_count_once(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
-    await connected(nursery, service, "10.0.0.1:1111", 100)
-    await connected(nursery, service, "10.0.0.1:2222", 300)
-    await connected(nursery, service, "10.0.0.2:3333", 200)
+    await connected(nursery, service, "10.0.0.1:1111", 1, 100)
+    await connected(nursery, service, "10.0.0.1:2222", 1, 300)
+    await connected(nursery, service, "10.0.0.2:3333", 1, 200)
     assert service.acknowledged() == [300, 200]
     assert service.in_sync_replicas_nums(END) == 3
     assert service.connection_count == 3
@@ -132,12 +133,36 @@ async def test_the_gap_is_strict(autojump_clock: MockClock, nursery: trio.Nurser
 
 async def test_push2_offset_stays_when_its_slave_disconnects(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service()
-    slave = await connected(nursery, service, "10.0.0.1:1", 700)
+    slave = await connected(nursery, service, "10.0.0.1:1", 1, 700)
     slave_gone = slave.stream.send_stream
     await slave_gone.aclose()
     await wait_all_tasks_blocked()
     assert service.push2_slave_max_offset == 700
     assert not service.is_slave_ok(700)
+
+
+async def test_what_a_slave_requests_acknowledges_no_put(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    """Its log may have the history from before the master lost its tail. It compares its end, and disconnects."""
+    _, service = new_service()
+    done: list[PutStatus] = []
+    nursery.start_soon(service.group_transfer.run)
+    await connected(nursery, service, "10.0.0.1:1", 1, 10)
+    await service.group_transfer.submit_channel.send([AckRequest(100, ANY_SLAVE, math.inf, done.append)])
+    other = await connected(nursery, service, "10.0.0.2:1", 200, 200)
+    assert service.in_sync_replicas_nums(END) == 3
+    assert not done
+    await other.report(201)
+    await wait_all_tasks_blocked()
+    assert done == [PutStatus.PUT_OK]
+
+
+async def test_a_slave_that_requests_the_end_of_the_log_acknowledges_all(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    """RocketMQ's slaves compare nothing, and report no more until there is more."""
+    _, service = new_service()
+    await connected(nursery, service, "10.0.0.1:1", END)
+    assert service.acknowledged() == [END]
 
 
 async def test_retention_keeps_what_a_disconnected_slave_needs(
@@ -176,7 +201,7 @@ async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
     began = trio.current_time()
     nursery.start_soon(service.group_transfer.run)
     await connected(nursery, service, "10.0.0.1:1", END)
-    await connected(nursery, service, "10.0.0.2:1", 10)
+    await connected(nursery, service, "10.0.0.2:1", 1, 10)
     await service.group_transfer.submit_channel.send(
         [AckRequest(END, 3, began + 3, lambda status: done.append((trio.current_time() - began, status)))]
     )
@@ -195,8 +220,8 @@ async def test_acks_of_an_empty_slave_in_a_later_segment_are_withheld(
 async def test_silent_connections_are_evicted_when_full(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     _, service = new_service(connection_count_max=2)
     stranger = await connected(nursery, service, "10.9.9.9:1")
-    await connected(nursery, service, "10.0.0.1:1", 10)
-    await connected(nursery, service, "10.0.0.2:1", 20)
+    await connected(nursery, service, "10.0.0.1:1", 1, 10)
+    await connected(nursery, service, "10.0.0.2:1", 1, 20)
     assert stranger.close_reason is CloseReason.TOO_MANY_CONNECTIONS
     assert service.acknowledged() == [20, 10]
     refused = await connected(nursery, service, "10.0.0.3:1")
