@@ -41,6 +41,8 @@ TIMER_TOPIC = "rmq_sys_wheel_timer"
 DELAY_LEVELS_S = (1, 5, 10, 30, *(60 * m for m in range(1, 11)), 1200, 1800, 3600, 7200)
 INDEX_SLOT_COUNT = 5_000_000
 _SHOWN_MAX = 5
+_SECONDS_MAX = (1 << 31) - 1
+"""An index entry has an int32; a flipped bit may put a store time further ahead"""
 
 
 def check(
@@ -265,7 +267,7 @@ def _check_index_file(
             problem = f"it points to {physical}, where no record begins"
         elif hashed not in {key_hash(key) for key in index_keys(record, tags=True)}:
             problem = f"no key of the record at {physical} has the hash {hashed}"
-        elif number > 1 and seconds != max(0, (record.store_ms - begin_ms) // 1000):
+        elif number > 1 and seconds != min(max(0, (record.store_ms - begin_ms) // 1000), _SECONDS_MAX):
             problem = f"says {seconds} s after {begin_ms} ms, the record at {physical} was stored at {record.store_ms}"
         if problem:
             found.append(Violation(CHECKER, f"{where}, entry {number}: {problem}"))
