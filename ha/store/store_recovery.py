@@ -174,6 +174,7 @@ class StoreRecovery:
             dispatch_from = recovered.scanned_from
         if parts.options.is_slave and recovered.segments and recovered.max_offset <= min_offset:
             await parts.run_blocking(queues.destroy)
+            self._found_ends = []
         if parts.index is not None:
             indexed_to = await self._recover_index(parts.index, recovered.max_offset)
             dispatch_from = min_offset if indexed_to is None else min(dispatch_from, indexed_to)
