@@ -22,6 +22,7 @@ from ha.cli.exits import UsageError
 from ha.cli.unreachable import NOT_REACHABLE, reason_of_os
 from ha.client.credentials import read_secret_key
 from ha.client.options import split_address
+from ha.protocol.headers import Int64
 from ha.tls.files import reason_of
 
 DEFAULT_ADMINS = ("127.0.0.1:10913", "127.0.0.1:10923")
@@ -34,10 +35,10 @@ class Slave(msgspec.Struct, frozen=True):
 
     identity: str = ""
     state: str = ""
-    ack_offset: int = -1
-    lag_bytes: int = 0
+    ack_offset: Int64 = -1
+    lag_bytes: Int64 = 0
     is_in_sync: bool = False
-    transferred_bytes_per_s: int = 0
+    transferred_bytes_per_s: Int64 = 0
     last_report_age_s: float | None = None
     why_not_in_sync: str = ""
 
@@ -46,7 +47,7 @@ class MasterSide(msgspec.Struct, frozen=True):
     """The slaves of a node."""
 
     slaves: list[Slave] = []
-    waiting_request_count: int = 0
+    waiting_request_count: Int64 = 0
     explanation: str = ""
 
 
@@ -57,24 +58,24 @@ class SlaveSide(msgspec.Struct, frozen=True):
     condition: str = ""
     detail: str = ""
     master_address: str | None = None
-    received_bytes_per_s: int = 0
+    received_bytes_per_s: Int64 = 0
     last_read_age_s: float | None = None
 
 
 class Commitlog(msgspec.Struct, frozen=True):
     """Physical offsets, in bytes; None: unknown."""
 
-    min_offset: int = -1
-    max_offset: int = 0
-    flushed_offset: int | None = 0
-    dispatched_offset: int | None = 0
+    min_offset: Int64 = -1
+    max_offset: Int64 = 0
+    flushed_offset: Int64 | None = 0
+    dispatched_offset: Int64 | None = 0
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
     """A damaged byte range [begin, end) of the log, in `file`."""
 
-    begin: int = 0
-    end: int = 0
+    begin: Int64 = 0
+    end: Int64 = 0
     file: str = ""
     reason: str = ""
     found_by: str = ""
@@ -84,34 +85,34 @@ class DamagedRange(msgspec.Struct, frozen=True):
 class LogDamage(msgspec.Struct, frozen=True):
     """Damage of the log: current (`open`), and counts since the node's start."""
 
-    found_count: int = 0
-    healed_count: int = 0
-    open_count: int = 0
-    open_bytes: int = 0
+    found_count: Int64 = 0
+    healed_count: Int64 = 0
+    open_count: Int64 = 0
+    open_bytes: Int64 = 0
     open: list[DamagedRange] = []
 
 
 class Scrub(msgspec.Struct, frozen=True):
     """Repairs of files that are derived from the log."""
 
-    queue_entries_mended_count: int = 0
-    index_rebuilt_count: int = 0
+    queue_entries_mended_count: Int64 = 0
+    index_rebuilt_count: Int64 = 0
 
 
 class Damage(msgspec.Struct, frozen=True):
     """Damage of a node's files."""
 
     log: LogDamage = LogDamage()
-    checksum_rebuilt_count: int = 0
+    checksum_rebuilt_count: Int64 = 0
     scrub: Scrub = Scrub()
 
 
 class Timers(msgspec.Struct, frozen=True):
     """Pending timer messages. `next_due_ms`: in ms since the epoch."""
 
-    pending_count: int = 0
-    next_due_ms: int | None = None
-    due_counts: dict[str, int] = {}
+    pending_count: Int64 = 0
+    next_due_ms: Int64 | None = None
+    due_counts: dict[str, Int64] = {}
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -125,7 +126,7 @@ class Certificate(msgspec.Struct, frozen=True):
     """A certificate of the node."""
 
     certificate: str = ""
-    expires_at_ms: int | None = None
+    expires_at_ms: Int64 | None = None
     is_expiring: bool = False
     error: str = ""
 
@@ -150,8 +151,8 @@ class Membership(msgspec.Struct, frozen=True):
     """State of a failover group member, and its view of the group."""
 
     state: str = ""
-    epoch: int = 0
-    master_id: int | None = None
+    epoch: Int64 = 0
+    master_id: Int64 | None = None
     reason: str = ""
     state_age_s: float = 0.0
     lease_remaining_s: float | None = None
@@ -159,8 +160,8 @@ class Membership(msgspec.Struct, frozen=True):
     agreement_fault: str = ""
     id_taken_by: str | None = None
     """Address of another process that uses the member's ID"""
-    sync_state_set: list[int] | None = None
-    members: list[int] = []
+    sync_state_set: list[Int64] | None = None
+    members: list[Int64] = []
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -168,11 +169,11 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     role: str
     broker_name: str
-    broker_id: int
+    broker_id: Int64
     is_ready: bool
     cluster_name: str = ""
     version: str = ""
-    pid: int = 0
+    pid: Int64 = 0
     uptime_s: float = 0.0
     not_ready_reason: str = ""
     degraded_reason: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.names import All, find_group
 from ha.cli.showing import output, print_json, safe
-from ha.cli.times import time_ms
+from ha.cli.times import local_time, time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
 from ha.errors import BrokerError
 from ha.protocol.codes import ResponseCode
@@ -98,7 +97,7 @@ def show_progress(console: Console, progress: Progress) -> None:
     for queue in progress.queues:
         stored = "–"
         if queue.last_consumed_ms:
-            stored = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(queue.last_consumed_ms / 1000))
+            stored = local_time(queue.last_consumed_ms)
         counts = (f"{queue.offset:,}", f"{queue.end:,}", f"{queue.lag:,}", f"{queue.in_flight:,}")
         table.add_row(safe(queue.topic), safe(queue.broker), str(queue.queue), *counts, stored)
     console.print(table)

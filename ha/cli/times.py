@@ -1,7 +1,8 @@
-"""Parses times given on the command line."""
+"""Parses times given on the command line, and formats times of brokers."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 
 
@@ -10,3 +11,11 @@ def time_ms(text: str) -> int:
     if text.isdecimal() and text.isascii() and len(text) >= 9:
         return int(text)
     return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+
+
+def local_time(time_ms: int) -> str:
+    """Formats ms since 1970 in local time; as a number if it is out of range."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms / 1000))
+    except (OverflowError, OSError):
+        return f"{time_ms} ms"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import cyclopts
@@ -15,6 +14,7 @@ from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
 from ha.cli.names import All, check_brokers, user_topics
 from ha.cli.showing import output, print_json, safe
+from ha.cli.times import local_time
 from ha.client import Admin, Client
 from ha.protocol.codes import Permission
 
@@ -82,7 +82,7 @@ def describe(
     for queue in found.queues:
         stored = "–"
         if queue.last_stored_ms > 0:
-            stored = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(queue.last_stored_ms / 1000))
+            stored = local_time(queue.last_stored_ms)
         count = queue.max_offset - queue.min_offset
         offsets = (f"{queue.min_offset:,}", f"{queue.max_offset:,}", f"{count:,}")
         table.add_row(safe(queue.broker), str(queue.queue), *offsets, stored)

@@ -26,6 +26,7 @@ class FakeCluster:
         self.users: dict[str, dict[str, set[str]]] = {"a": {}, "b": {}}
         self.holders = {"a", "b", "n1", "n2"}
         self.failing: set[str] = set()
+        self.last_stored_ms = 1
         self.addresses: dict[str, str] = {}
 
     def answer(self, name: str, command: RemotingCommand) -> RemotingCommand:
@@ -40,7 +41,7 @@ class FakeCluster:
                 return command.reply(0, body=dumps({"brokerAddrTable": table, "clusterAddrTable": {"C": ["a", "b"]}}))
             case RequestCode.GET_TOPIC_STATS_INFO if name in self.holders:
                 key = f'{{"brokerName":"{name}","queueId":0,"topic":"T"}}'
-                queue = '{"lastUpdateTimestamp":1,"maxOffset":5,"minOffset":0}'
+                queue = f'{{"lastUpdateTimestamp":{self.last_stored_ms},"maxOffset":5,"minOffset":0}}'
                 return command.reply(0, body=f'{{"offsetTable":{{{key}:{queue}}}}}'.encode())
             case RequestCode.QUERY_TOPIC_CONSUME_BY_WHO:
                 return command.reply(0, body=dumps({"groupList": []}))
@@ -124,3 +125,12 @@ def test_changes_of_users(failing: str, nodes: FakeCluster, tmp_path: Path, capf
             assert nodes.ha("acl", *words) == 1, "nothing is left to do"
             assert "exist" in capfd.readouterr().err
     assert nodes.ha("acl", "revoke", "nobody", "Topic:orders") == 1
+
+
+@pytest.mark.parametrize("last_stored_ms", [10**25, 10**400])
+def test_a_time_that_is_none_is_shown_as_a_number(
+    last_stored_ms: int, nodes: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes.last_stored_ms = last_stored_ms
+    assert nodes.ha("topic", "describe", "T") == 0, capfd.readouterr()
+    assert f"{last_stored_ms}"[:20] in capfd.readouterr().out

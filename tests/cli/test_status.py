@@ -183,7 +183,19 @@ def test_one_of_two_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"hello", b"[]", b"{}", b'{"role": 5}', b"\xff" * 10, pytest.param(b'{"x":' + b"[" * 9000, id="deep")],
+    [
+        b"",
+        b"hello",
+        b"[]",
+        b"{}",
+        b'{"role": 5}',
+        b"\xff" * 10,
+        pytest.param(b'{"x":' + b"[" * 9000, id="deep"),
+        json.dumps(MASTER | {"timers": {"pending_count": 1, "next_due_ms": 10**30}}).encode(),
+        json.dumps(MASTER | {"timers": {"pending_count": 1, "next_due_ms": -(10**30)}}).encode(),
+        json.dumps(MASTER | {"tls": {"credentials": {"x": {"is_expiring": True, "expires_at_ms": 10**30}}}}).encode(),
+        json.dumps(MASTER | {"commitlog": {"max_offset": 10**400}}).encode(),
+    ],
 )
 def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(body) as address:
