@@ -114,6 +114,10 @@ class DamageRegistry:
                 return damage
         return None
 
+    def contains(self, begin: int, end: int) -> bool:
+        """Returns whether a listed range contains [begin, end)."""
+        return any(each.begin <= begin and end <= each.end for each in self._open)
+
     def healed(self, damage: DamagedRange, source: str) -> None:
         """Removes a range from the list: its bytes are right again, from `source`."""
         if damage not in self._open:

@@ -107,11 +107,12 @@ class LogRepair:
     async def rewrite(self, begin: int, raw: bytes) -> None:
         """Writes proven bytes over damaged ones, synced, and reads them back. OSError if they differ.
 
-        OffsetGone if the log was truncated before their end meanwhile.
+        OffsetGone if no listed range contains them: the log was truncated before their end meanwhile, and may have
+        other bytes there now, or its start was deleted.
         """
         log = self._log
         async with self._verified.checksums_held():
-            if begin + len(raw) > log.max_offset.value:
+            if not self.damage.contains(begin, begin + len(raw)):
                 raise OffsetGone(begin + len(raw), log.min_offset, log.max_offset.value)
             segment = log.segment_at(begin)
             await self._run_blocking(_rewrite, segment, begin - segment.start, raw)

@@ -7,12 +7,12 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ha.errors import DamagedBytes
+from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.record import Message
 from ha.protocol.store_files import segment_name
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
-from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
+from tests.store.stores import ROOT, WallClock, all_bytes, check_derived, dispatched, message, open_small, small_options
 
 
 @pytest.mark.parametrize("size_max", [4 << 20, 12 << 20])
@@ -81,6 +81,24 @@ async def test_the_healed_part_of_a_range_is_read_and_dispatched() -> None:
         store.damage.healed(damage, "another")
         store.repair.after_heal(damage)
         await check_derived(store)
+
+
+async def test_bytes_fetched_before_a_truncation_are_not_written_over_newer_ones() -> None:
+    """A peer sends the records of an earlier term; meanwhile the log is truncated before them, and grows again."""
+    async with open_small() as store:
+        results = await store.log.put([message(number) for number in range(6)])
+        await dispatched(store)
+        begin, end = results[3].physical_offset, results[-1].next_offset
+        raw = await store.log.read_all(begin, end - begin)
+        damage = store.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=False)
+        await store.truncate(results[2].physical_offset)
+        await store.log.put([message(number) for number in range(10, 14)])
+        assert store.log.max_offset.value >= end
+        newer = await all_bytes(store)
+        assert await store.repair.proves(damage, begin, raw) == len(raw)
+        with pytest.raises(OffsetGone):
+            await store.repair.rewrite(begin, raw)
+        assert await all_bytes(store) == newer
 
 
 async def test_a_read_that_waits_for_checksums_of_new_bytes_finds_no_damage(
