@@ -469,3 +469,12 @@ def test_the_queues_of_a_slave_without_records_begin_where_the_next_ones_do(outc
     messages that had been removed from its queues, and its consumers never got them.
     """
     assert any(" s2 WARNING ha.client_master_behind" in line for line in outcome.trace), outcome.trace
+
+
+def test_what_a_slave_requests_acknowledges_no_message(outcome: Outcome) -> None:
+    """A master loses its tail with its power, and grows past the end of a slave that is away. Messages wait for another
+    slave when this one returns, requests the bytes before its end, and finds that its history is another one.
+
+    What it requested was taken for an acknowledgement of messages that it does not have.
+    """
+    assert any(" s2 WARNING ha.client_diverged" in line for line in outcome.trace), outcome.trace
