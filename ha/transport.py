@@ -107,6 +107,15 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller |
     return StreamTransport(stream, chunk_size_max)
 
 
+async def open_tcp(host: str, port: int) -> trio.abc.Stream:
+    """Connects with TCP_NODELAY, which Trio sets. OSError, also if the host can't be a name: a broker may register such
+    an address."""
+    try:
+        return await trio.open_tcp_stream(host, port)
+    except ValueError as error:  # UnicodeError: it has no IDNA encoding
+        raise OSError(f"{host!r} is no host name: {error}") from None
+
+
 def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
     """Returns the peer's host and port; ("gone", 0) if the connection is lost already.
 

@@ -16,6 +16,7 @@ import trio
 
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
+from ha.transport import open_tcp
 
 from .connection import Handler, RemotingConnection
 from .handlers import each_request
@@ -46,7 +47,7 @@ async def connect_tcp(address: str) -> trio.abc.Stream:
         host, port = parse_address(address)
     except ValueError as error:
         raise OSError(str(error)) from None
-    return await trio.open_tcp_stream(host, port)
+    return await open_tcp(host, port)
 
 
 @each_request

@@ -40,7 +40,7 @@ from ha.replication.epoch_follower import EpochFollower
 from ha.replication.ha_session import HASession
 from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.options import HAOptions
-from ha.replication.peers import leads_to_itself, local_name, open_tcp
+from ha.replication.peers import connect_tcp, leads_to_itself, local_name
 from ha.replication.reconnect import Reconnect
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
@@ -58,7 +58,7 @@ class HAClient:
         self,
         log: ReplicatedLog,
         options: HAOptions | None = None,
-        connect: Callable[[str], Awaitable[trio.abc.Stream]] = open_tcp,
+        connect: Callable[[str], Awaitable[trio.abc.Stream]] = connect_tcp,
         *,
         master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
         own_port: int = 0,

@@ -8,14 +8,14 @@ from socket import AF_INET, AF_INET6
 import trio
 
 from ha.errors import ConfigError
+from ha.transport import open_tcp
 
 IP_FAMILIES = (AF_INET, AF_INET6)
 
 
-async def open_tcp(address: str) -> trio.abc.Stream:
-    """Connect to `host:port` (IPv6 in brackets) with TCP_NODELAY, which Trio sets. OSError."""
-    host, port = split_address(address)
-    return await trio.open_tcp_stream(host, port)
+async def connect_tcp(address: str) -> trio.abc.Stream:
+    """Connect to `host:port` (IPv6 in brackets). OSError; ConfigError if the address is malformed."""
+    return await open_tcp(*split_address(address))
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from ha.transport import (
     WAIT_FIRST_COUNT,
     EagerWriter,
     Transport,
+    open_tcp,
     transport_for,
 )
 from tests.remoting.wire import socket_pair
@@ -180,3 +181,9 @@ async def test_eager_writer_leaves_the_rest_to_the_writing_task() -> None:
         assert transport.sent == [b"ab", b"rest: cd", b"rest: "]
         nursery.cancel_scope.cancel()
         assert not writer.is_idle, "a session that was closed must not acknowledge anything"
+
+
+@pytest.mark.parametrize("host", ["10.0.0..1", "x" * 64 + ".example", "ä" * 64, "\udc80"])
+async def test_a_host_that_can_be_no_name_is_an_os_error(host: str) -> None:
+    with pytest.raises(OSError, match="is no host name"):
+        await open_tcp(host, 1)
