@@ -74,12 +74,12 @@ class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A live member, and how much of the log it had when it wrote this."""
+    """A live member, and in an election how much of the log it has."""
 
     epoch: int
     """Last term in its log; 0 for an empty log."""
     max_offset: int
-    """Physical offset of its log's end (bytes)."""
+    """Physical offset of its log's end (bytes) while it stands for election, otherwise 0."""
     ha_address: str
     broker_address: str
     priority: int = 0

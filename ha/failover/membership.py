@@ -44,7 +44,8 @@ class Membership:
     def record(self) -> MemberRecord:
         """Return the member's record as it should be published now."""
         options = self.options
-        position, stands_for = (self.role.position, 0) if self._standing is None else self._standing
+        # An offset that grows would be a write to the service at each renewal, and nobody reads it before an election.
+        position, stands_for = self._standing or (LogPosition(self.role.position.epoch, 0), 0)
         known_epoch, known_version = self.state.known_age
         return MemberRecord(
             epoch=position.epoch,

@@ -873,6 +873,20 @@ async def test_a_lost_key_is_written_again(autojump_clock: Clock) -> None:
         assert group.masters == [(1, master.id)]
 
 
+async def test_a_growing_log_is_not_written_to_the_service(autojump_clock: Clock) -> None:
+    """etcd keeps each revision until it compacts them, which it doesn't by default, and refuses all writes at 2 GiB."""
+    async with open_three() as (group, master):
+        await trio.sleep(2)  # until all have written what they know of the group
+        revision = group.view.revision
+        for _ in range(60):
+            await trio.sleep(1)
+            for node in group.nodes.values():
+                node.role.position = LogPosition(node.role.position.epoch, node.role.position.max_offset + 100)
+        assert group.view.revision == revision
+        master.kill()
+        await group.wait_master(other_than=master.id)
+
+
 async def test_no_id_is_refused_while_the_service_is_away(autojump_clock: Clock) -> None:
     """No lease ends then, so elapsed time doesn't show who is alive."""
     async with open_three() as (group, master):
