@@ -93,15 +93,13 @@ class Acknowledgements:
 
     @property
     def replicated_offset(self) -> int:
-        """Physical offset up to which this broker's disk and every connected slave have the log."""
+        """Physical offset up to which this broker's disk and every slave that is counted have the log."""
         flushed = self._log.flushed_offset.value
         if self._sync_state is not None:
             rule = self._sync_state()
             return 0 if rule is None else min(flushed, rule.confirm_offset)
-        if self._standing.is_slave or self._ha is None or not self._ha.connection_count:
-            return flushed
-        acknowledged = self._ha.acknowledged()
-        return min(flushed, acknowledged[-1]) if acknowledged else 0
+        acknowledged = [] if self._standing.is_slave or self._ha is None else self._ha.acknowledged()
+        return min(flushed, acknowledged[-1]) if acknowledged else flushed
 
     async def wait_all_answered(self) -> None:
         """Waits until no put waits for a flush or a slave. Each has its own deadline."""

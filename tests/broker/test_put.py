@@ -67,6 +67,25 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
         nursery.cancel_scope.cancel()
 
 
+async def test_only_slaves_that_are_counted_hold_back_the_progress_of_delayed_messages(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """One that has never reported, or whose position was deleted, may be connected for days."""
+    async with open_node(tmp_path, **SYNC) as node:
+        await node.send()
+        await node.store.flusher.flush()
+        acknowledgements, end = node.broker.put_service.acknowledgements, node.store.log.max_offset.value
+        ours, theirs = memory_stream_pair()
+        async with trio.open_nursery() as nursery, ours:
+            nursery.start_soon(node.ha.handle, theirs, "10.0.0.2:5555")
+            await wait_all_tasks_blocked()
+            assert (node.ha.connection_count, acknowledgements.replicated_offset) == (1, end)
+            await ours.send_all(encode_report(1))
+            await wait_all_tasks_blocked()
+            assert acknowledgements.replicated_offset == 0
+            nursery.cancel_scope.cancel()
+
+
 async def log_records(node: Node) -> list[MessageRecord]:
     """The records of queue 0 of topic TT."""
     log = node.store.log
