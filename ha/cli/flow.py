@@ -112,7 +112,7 @@ class Flow:
 
 def _link(link: SlaveSide) -> str:
     if link.state == "transfer" and link.condition not in ("connected", "out_of_range"):
-        return "transfer (no data yet)"  # the condition is why the previous connection ended
+        return "transfer (no data yet)"  # in 0.1.0, the condition is still why the previous connection ended
     return f"{link.state} ({link.detail or link.condition})"
 
 
