@@ -154,7 +154,7 @@ def sync_files(directory: Path) -> None:
 class OrderedQueue:
     """Builds one queue from its records in order, whatever their queue offsets are, as the store does at dispatch.
 
-    A record whose place is taken is dropped; `ConsumeQueue` treats gaps.
+    A record is dropped if its place is taken, or more than a file ahead; `ConsumeQueue` treats smaller gaps.
     """
 
     def __init__(self, root: Path, file_entries: int, topic: str, queue_id: int) -> None:
@@ -181,13 +181,16 @@ class OrderedQueue:
                 begin = number
 
     def _add_run(self, first: int, raw: bytes) -> None:
-        """Add entries of consecutive queue offsets; drop those whose place is taken or out of range."""
-        count = len(raw) // ENTRY_SIZE
-        taken = min(max(self._queue.max_offset - first, 0), count)
+        """Add entries of consecutive queue offsets."""
+        count, queue = len(raw) // ENTRY_SIZE, self._queue
+        if queue.files.starts and first > queue.max_offset + queue.files.file_entries:
+            self.dropped += count
+            return
+        taken = min(max(queue.max_offset - first, 0), count)
         beyond = min(max(first + count - 1 - QUEUE_OFFSET_MAX, 0), count - taken)
         self.dropped += taken + beyond
         if taken + beyond < count:
-            self._queue.append(first + taken, [raw[taken * ENTRY_SIZE : (count - beyond) * ENTRY_SIZE]])
+            queue.append(first + taken, [raw[taken * ENTRY_SIZE : (count - beyond) * ENTRY_SIZE]])
 
 
 def remove_queue(directory: Path) -> None:
