@@ -76,7 +76,7 @@ def rows_of(runs: list[dict[str, Any]]) -> Iterator[list[str]]:
 def main() -> None:
     parser = parser_of("pop", __doc__ or "")
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--messages", type=int, default=1_500_000, help="in the topic; a run must not empty it")
+    parser.add_argument("--messages", type=int, default=2_100_000, help="in the topic; a run must not empty it")
     options = parser.parse_args()
     words: list[object] = ["--seconds", options.seconds]
     runs = in_turns(options, lambda server, _: one_run(server, options.messages, words))

@@ -1,9 +1,9 @@
 """A POP consumer over remoting that needs less processor time than the servers: blocking sockets, no event loop.
 
-On each of `--connections` it pops up to 32 messages (200050), acknowledges them, and pops again when all
-acknowledgements are answered: each message by a request of its own (200051), as RocketMQ's clients do, or with
-`--batches` those of each queue by one (200151). Bodies are not looked at. Works with any broker that speaks RocketMQ's
-protocol. Prints one line of JSON: acknowledged messages per second.
+As RocketMQ's push consumer, it pops the next messages as soon as it has some, together with the acknowledgements of
+those, while at most UNACKNOWLEDGED_MAX of them are unanswered: up to 32 messages per pop (200050), and for each message
+an acknowledgement of its own (200051), or with `--batches` one for those of a queue (200151). Bodies are not looked at.
+Works with any broker that speaks RocketMQ's protocol. Prints one line of JSON: acknowledged messages per second.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from contextlib import ExitStack
 
-from bench.load import READ_BYTES, SILENCE_S, connected
+from bench.load import FIRST_OPAQUE, READ_BYTES, SILENCE_S, connected
 from ha.protocol.remoting import CommandTemplate, RemotingCommand, encode_command
 
 POP, ACK, BATCH_ACK = 200_050, 200_051, 200_151
@@ -26,6 +27,8 @@ INVISIBLE_MS = 60_000
 POLL_MS = 5_000
 _EMPTY = (19, 209, 210)
 """Codes of a pop without messages: PULL_NOT_FOUND, POLLING_FULL, POLLING_TIMEOUT."""
+UNACKNOWLEDGED_MAX = 96
+"""Messages of one connection; RocketMQ's popThresholdForQueue"""
 _OPAQUE = 2_000_000_001
 """Placeholder in the templates"""
 
@@ -66,16 +69,18 @@ class Consumer:
         self._batches = batches
         self._pop, self._ack = templates(topic, group)
         self._buffer = b""
-        self._opaque = 0
-        self._unanswered = 0
-        """Acknowledgements; 0 while a pop is under way"""
-        self._popped = 0
+        self._opaque = FIRST_OPAQUE
+        self._pop_mark: bytes | None = None
+        """Identifies the answer of the pop that is under way, if one is"""
+        self._unanswered: deque[int] = deque()
+        """Messages of each acknowledgement, in the order of the requests"""
+        self._unacknowledged = 0
         self.acknowledged = 0
         self.pops = self.empty = 0
 
     def pop(self) -> None:
-        """Sends a pop."""
-        self._connection.sendall(self._pop.encode(time.time_ns() // 1_000_000, self._next_opaque()))
+        """Sends the first pop."""
+        self._connection.sendall(self._next_pop())
 
     def receive(self) -> None:
         """Reads what is available, and goes on."""
@@ -84,44 +89,51 @@ class Consumer:
             raise SystemExit("the broker closed the connection")
         data = self._buffer + chunk
         at, end = 0, len(data)
+        frames: list[bytes] = []
         while end - at >= 8:
             length, header_length = struct.unpack_from(">ii", data, at)
             if end - at < 4 + length:
                 break
             header = data[at + 8 : at + 8 + (header_length & 0xFFFFFF)]
-            if self._unanswered:
-                self._acknowledged(header)
+            if self._pop_mark is not None and self._pop_mark in header:
+                self._pop_mark = None
+                frames += self._acknowledgements(json.loads(header))
+            elif b'"code":0,' in header:
+                count = self._unanswered.popleft()
+                self._unacknowledged -= count
+                self.acknowledged += count
             else:
-                self._acknowledge(json.loads(header))
+                raise SystemExit(f"an acknowledgement was refused: {header!r}")
             at += 4 + length
         self._buffer = data[at:]
+        if self._pop_mark is None and self._unacknowledged <= UNACKNOWLEDGED_MAX:
+            frames.append(self._next_pop())
+        if frames:
+            self._connection.sendall(b"".join(frames))
 
-    def _acknowledged(self, header: bytes) -> None:
-        if b'"code":0,' not in header:
-            raise SystemExit(f"an acknowledgement was refused: {header!r}")
-        self._unanswered -= 1
-        if not self._unanswered:
-            self.acknowledged += self._popped
-            self.pop()
+    def _next_pop(self) -> bytes:
+        opaque = self._next_opaque()
+        self._pop_mark = b'"opaque":%d' % opaque
+        return self._pop.encode(time.time_ns() // 1_000_000, opaque)
 
-    def _acknowledge(self, answer: dict[str, object]) -> None:
+    def _acknowledgements(self, answer: dict[str, object]) -> list[bytes]:
+        """Returns the frames that acknowledge the messages of a pop."""
         self.pops += 1
         fields = answer.get("extFields")
         if answer["code"] in _EMPTY:
             self.empty += 1
-            self.pop()
-            return
+            return []
         if answer["code"] != 0 or not isinstance(fields, dict):
             raise SystemExit(f"a pop was refused: {answer}")
         pop_time, invisible, revive = fields["popTime"], fields["invisibleTime"], fields["reviveQid"]
         starts = {tuple(part.split(" ")[:2]): part.split(" ")[2] for part in fields["startOffsetInfo"].split(";")}
         frames: list[bytes] = []
         acks: list[dict[str, object]] = []
-        self._popped = 0
+        popped = 0
         for part in fields["msgOffsetInfo"].split(";"):
             flag, queue, numbers = part.split(" ")
             offsets = numbers.split(",")
-            self._popped += len(offsets)
+            popped += len(offsets)
             start = starts[flag, queue]
             if self._batches:
                 bits = sum(1 << (int(offset) - int(start)) for offset in offsets)
@@ -143,11 +155,13 @@ class Consumer:
             words = f"{start} {pop_time} {invisible} {revive} {flag} {self._broker_name} {queue} ".encode()
             for offset in numbers.encode().split(b","):
                 frames.append(self._ack.encode(queue.encode(), words + offset, offset, self._next_opaque()))
+        self._unanswered.extend([1] * len(frames))
         if acks:
             body = json.dumps({"brokerName": self._broker_name, "acks": acks}).encode()
             frames.append(encode_command(RemotingCommand(BATCH_ACK, self._next_opaque(), body=body)))
-        self._unanswered = len(frames)
-        self._connection.sendall(b"".join(frames))
+            self._unanswered.append(popped)
+        self._unacknowledged += popped
+        return frames
 
     def _next_opaque(self) -> int:
         self._opaque += 1
