@@ -71,7 +71,7 @@ async def test_only_slaves_that_are_counted_hold_back_the_progress_of_delayed_me
     tmp_path: Path, autojump_clock: object
 ) -> None:
     """One that has never reported, or whose position was deleted, may be connected for days."""
-    async with open_node(tmp_path, **SYNC) as node:
+    async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
         await node.send()
         await node.store.flusher.flush()
         acknowledgements, end = node.broker.put_service.acknowledgements, node.store.log.max_offset.value
