@@ -52,7 +52,7 @@ from ha.protocol.admin_requests import (
     SubscriptionRequest,
     TopicRequest,
 )
-from ha.protocol.bodies import GroupConfig, decode_heartbeat
+from ha.protocol.bodies import HEARTBEAT_SIZE_MAX, LIST_SIZE_MAX, GroupConfig, decode_heartbeat
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import (
     CheckClientBody,
@@ -72,9 +72,6 @@ that needs exactly the right on the group."""
 
 NO_TOPIC = ""
 """A name that only admins have rights on."""
-HEARTBEAT_SIZE_MAX = 256 * 1024
-BODY_SIZE_MAX = 1024 * 1024
-"""The handlers' limits for heartbeats, and for lists of queues or groups: rights are checked before."""
 CLUSTER = None
 """The resource of settings and of whole tables."""
 
@@ -238,7 +235,7 @@ def _member(command: RemotingCommand) -> Needed:
 
 
 def _locks(command: RemotingCommand) -> Needed:
-    yield _group_of(java_json.read_as(LockQueuesBody, _body(command, BODY_SIZE_MAX)).consumer_group)
+    yield _group_of(java_json.read_as(LockQueuesBody, _body(command, LIST_SIZE_MAX)).consumer_group)
 
 
 def _check_client(command: RemotingCommand) -> Needed:
@@ -313,11 +310,11 @@ def _deleted_group(command: RemotingCommand) -> Needed:
 
 def _changed_group(command: RemotingCommand) -> Needed:
     if command.body:
-        yield _group_of(java_json.read_as(GroupConfig, _body(command, BODY_SIZE_MAX)).group_name, Right.CREATE)
+        yield _group_of(java_json.read_as(GroupConfig, _body(command, LIST_SIZE_MAX)).group_name, Right.CREATE)
 
 
 def _changed_groups(command: RemotingCommand) -> Needed:
-    for group in java_json.read_as(GroupConfigList, _body(command, BODY_SIZE_MAX)).group_config_list:
+    for group in java_json.read_as(GroupConfigList, _body(command, LIST_SIZE_MAX)).group_config_list:
         yield _group_of(group.group_name, Right.CREATE)
 
 

@@ -10,7 +10,7 @@ from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupConfigList, GroupRequest
-from ha.protocol.bodies import GroupConfig
+from ha.protocol.bodies import LIST_SIZE_MAX, GroupConfig
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
@@ -20,8 +20,6 @@ GROUP_LENGTH_MAX = 120
 """Maximum characters of a group's name, which becomes part of topic names."""
 RETRY_QUEUE_COUNT_MAX = 1024
 """Maximum queues of a group's retry topic."""
-BODY_SIZE_MAX = 1024 * 1024
-"""Maximum bytes of a configuration, or of a list of them."""
 
 
 class AdminGroups:
@@ -114,7 +112,7 @@ def group_fault(group: GroupConfig) -> str:
 
 def _check_size(command: RemotingCommand) -> None:
     size = len(command.body)
-    if size > BODY_SIZE_MAX:
+    if size > LIST_SIZE_MAX:
         raise RefusedError(
-            ResponseCode.INVALID_PARAMETER, f"a body of {size} bytes; at most {BODY_SIZE_MAX} are accepted"
+            ResponseCode.INVALID_PARAMETER, f"a body of {size} bytes; at most {LIST_SIZE_MAX} are accepted"
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ha.protocol.access_bodies import UserConfig
+from ha.protocol.bodies import HEARTBEAT_SIZE_MAX
 
 
 class BrokerRole(Enum):
@@ -121,7 +122,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queue_lock_count_max: int = 65_536
     groups_per_heartbeat_max: int = 256
     subscriptions_per_group_max: int = 1024
-    heartbeat_size_max: int = 256 * 1024
+    heartbeat_size_max: int = HEARTBEAT_SIZE_MAX
     flush_consumer_offset_interval_s: float = 5.0
     flush_delay_offset_interval_s: float = 10.0
     server_side_reset_offset: bool = True

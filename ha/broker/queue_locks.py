@@ -20,6 +20,7 @@ import trio
 from ha.broker.core import BrokerCore
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.bodies import LIST_SIZE_MAX
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
 from ha.protocol.remoting import RemotingCommand
@@ -29,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 LOCK_LIFETIME_S = 60.0
 """Lifetime of a lock after its last renewal (RocketMQ: rocketmq.broker.rebalance.lockMaxLiveTime)."""
-
-REQUEST_SIZE_MAX = 1024 * 1024
-"""Maximum bytes of a request, enough for about 10,000 queues."""
 
 NAME_LENGTH_MAX = 255
 
@@ -122,8 +120,8 @@ class QueueLocks:
 
 def _read(command: RemotingCommand) -> LockQueuesBody:
     """Parses the body. RemoteProtocolError if it is malformed or too large, or has invalid names."""
-    if len(command.body) > REQUEST_SIZE_MAX:
-        raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {REQUEST_SIZE_MAX}")
+    if len(command.body) > LIST_SIZE_MAX:
+        raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {LIST_SIZE_MAX}")
     asked = java_json.read_as(LockQueuesBody, command.body)
     for what, name in (("client id", asked.client_id), ("consumer group", asked.consumer_group)):
         if not 0 < len(name) <= NAME_LENGTH_MAX:

@@ -289,7 +289,7 @@ def _page(answer: Answer) -> Page | str:
 
 
 def phrase_of(code: int) -> str:
-    """Returns what an HTTP status code means; the code for one that is not standard."""
+    """Returns the standard phrase of an HTTP status code, or the code itself if there is none."""
     return responses.get(code, str(code))
 
 

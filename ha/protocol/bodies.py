@@ -21,6 +21,11 @@ from ha.protocol.java_json import as_type, dumps, loads
 INFLATED_SIZE_MAX = 16 * 1024 * 1024
 """Maximum size of a decompressed registration in bytes: the largest that could be sent uncompressed"""
 
+HEARTBEAT_SIZE_MAX = 256 * 1024
+LIST_SIZE_MAX = 1024 * 1024
+"""Maximum bytes of a heartbeat, and of a body with queues to lock (about 10,000) or with consumer groups. Access
+control decodes them, too, before the handlers."""
+
 _INT32 = struct.Struct(">i")
 
 

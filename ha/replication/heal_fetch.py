@@ -30,7 +30,7 @@ RECEIVE_SIZE = 256 << 10
 SILENCE_S_MAX = 5.0
 """Silence after which the peer is assumed not to have the bytes, or not to be able to send them now."""
 FETCH_S_MAX = 60.0
-"""Time for one range, after which the other peers are asked. What has come by then is used."""
+"""Time for one range. The bytes received by then are used, and other peers are asked for the rest."""
 ANSWER_COUNT = 2
 """Empty frames with which a halog peer answers the range question."""
 

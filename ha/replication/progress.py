@@ -191,9 +191,10 @@ class SlaveProgress:
     def acknowledged_offset(self) -> int:
         """Puts up to here are acknowledged.
 
-        What a slave requests proves nothing: its log may have another history, which it notices when it compares its
-        end with what it gets (overlap.py). So it acknowledges only with a report of more. One that requests the log's
-        end compares nothing, as RocketMQ's do, and is believed; a member's history is compared before its request.
+        A request proves nothing: the slave's log may have another history. The slave notices that when it compares the
+        end of its log with the bytes it receives (overlap.py), so it acknowledges only with a report beyond its
+        request. A slave that requests the log's end compares nothing, as RocketMQ's slaves, and is trusted. A member's
+        history is compared before its request.
         """
         has_compared = self.ack_offset > self.request_offset or self.broker_id is not None
         return self.ack_offset if has_compared or self.request_offset >= self.end_at_request else 0

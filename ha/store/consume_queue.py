@@ -19,6 +19,8 @@ from ha.store.queue_files import QueueFiles
 
 logger = logging.getLogger(__name__)
 
+QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
+"""Greater ones are not believed"""
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128
@@ -129,6 +131,15 @@ class ConsumeQueue:
             physical_offset, size, _ = ENTRY.unpack_from(piece, len(piece) - ENTRY_SIZE)
             if size != BLANK_SIZE:
                 self.max_physical_offset = physical_offset + size
+
+    @property
+    def next_offset_max(self) -> int:
+        """The highest queue offset that the next record can have, if the log still has all records since the last one.
+
+        No CRC covers a record's queue offset. A gap of more than a file is real only in a new queue.
+        """
+        files = self.files
+        return min(self.max_offset + files.file_entries, QUEUE_OFFSET_MAX) if files.starts else QUEUE_OFFSET_MAX
 
     def lacks_files_to(self, end: int) -> bool:
         """Returns whether entries up to `end` need a file that does not exist."""

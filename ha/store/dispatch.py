@@ -24,7 +24,7 @@ from ha.protocol.record_digest import KEY_SIZE, QueueRun, RecordDigest, digest_r
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.protocol.topic_names import NAME_SIZE_MAX, is_queue_directory
 from ha.store.commitlog import CommitLog
-from ha.store.consume_queue import ConsumeQueue, NewFile
+from ha.store.consume_queue import QUEUE_OFFSET_MAX, ConsumeQueue, NewFile
 from ha.store.consume_queues import ConsumeQueues
 from ha.store.files import Disk, File, is_full, is_passing
 from ha.store.key_index import KeyIndex
@@ -41,7 +41,6 @@ _RECORDS_MAX = 1024
 _PAUSE_S = 1.0
 _FILES_WAIT_S = 3.0
 """A slave may have a whole log to dispatch; clients wait 5 s or 6 s for most responses."""
-_QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _Place = tuple[tuple[int, int, int], int]
 """A record's entry (physical offset, size, tags code) and queue offset"""
 
@@ -369,7 +368,7 @@ class Dispatcher:
             end = run.queue_offset + len(run.entries) // ENTRY_SIZE
             if queue is not None and not queue.lacks_files_to(end):
                 continue
-            if run.queue_offsets is None and end <= _QUEUE_OFFSET_MAX and is_queue_directory(run.topic, run.queue_id):
+            if run.queue_offsets is None and end <= QUEUE_OFFSET_MAX and is_queue_directory(run.topic, run.queue_id):
                 queue = self._queues.get_or_create(run.topic, run.queue_id)
                 wanted += queue.new_files(run.queue_offset, end)
         index = self._index
@@ -448,7 +447,8 @@ class Dispatcher:
                 if entries:
                     queue.append(first, entries)
                     first, entries = expected, []
-                if not expected < queue_offset <= self._queue_offset_max(queue):
+                has_last = queue.max_physical_offset >= self._log.min_offset  # else those behind it may be deleted, too
+                if not expected < queue_offset <= (queue.next_offset_max if has_last else QUEUE_OFFSET_MAX):
                     self._skip(topic, queue_id, physical, f"queue offset {queue_offset} where {expected} comes next")
                     continue
                 first = expected = queue_offset
@@ -458,16 +458,6 @@ class Dispatcher:
         if entries:
             queue.append(first, entries)
         return Arrival(topic, queue_id, queue.max_offset, codes) if codes else None
-
-    def _queue_offset_max(self, queue: ConsumeQueue) -> int:
-        """Returns the highest queue offset that the next record of a queue can have.
-
-        No CRC covers a record's queue offset. A gap of more than a file is real only in a new queue, or if the log no
-        longer has the queue's last record, and so perhaps not those behind it.
-        """
-        if not queue.files.starts or queue.max_physical_offset < self._log.min_offset:
-            return _QUEUE_OFFSET_MAX
-        return min(queue.max_offset + queue.files.file_entries, _QUEUE_OFFSET_MAX)
 
     def _skip(self, topic: str, queue_id: int, physical_offset: int, reason: str) -> None:
         self.skipped_count += 1

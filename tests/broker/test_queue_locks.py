@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import trio
 
-from ha.broker.queue_locks import REQUEST_SIZE_MAX
 from ha.protocol import java_json
+from ha.protocol.bodies import LIST_SIZE_MAX
 from ha.protocol.group_requests import QueueBody
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
 from tests.broker.node import Node, open_node
@@ -108,7 +108,7 @@ async def test_malformed_requests(node: Node, autojump_clock: object) -> None:
             body("c" * 256, 1),
             body("c", 1, group="g" * 256),
             body("c", 1, topic="t" * 256),
-            b" " * (REQUEST_SIZE_MAX + 1),
+            b" " * (LIST_SIZE_MAX + 1),
         ):
             assert (await node.ask(code, refused)).code == 1, refused[:80]
     assert len(node.broker.queue_locks) == 0

@@ -564,6 +564,7 @@ async def test_an_answer_from_before_a_rollback_does_not_hide_what_follows(autoj
         master.kill()
         await group.wait_master(other_than=master.id)
         await group.settle()
+        assert [epoch for epoch, _ in group.masters] == [1, 2]
 
 
 async def test_a_new_member_waits_for_the_others_records(autojump_clock: Clock) -> None:

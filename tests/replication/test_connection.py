@@ -5,7 +5,8 @@ Times are virtual and exact; RocketMQ compares milliseconds strictly, so the tim
 
 import logging
 import random
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -328,21 +329,31 @@ async def test_truncation_below_a_slaves_position_closes_its_connection(autojump
     assert slave.closed_at == 0
 
 
-async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_old_bytes(
-    autojump_clock: MockClock,
-) -> None:
-    """As of a member that has lost its term, and has slaves that are no members; the slave is slow to receive."""
-    log = MemoryLog(b"a" * 100)
-    service = HAService(log)
+@asynccontextmanager
+async def slow_slave(
+    service: HAService, request: int
+) -> AsyncIterator[tuple[trio.StapledStream[Any, Any], list[CloseReason]]]:
+    """A slave that has requested the log from there on: its stream, which passes a frame on only to a reader, and why
+    it was closed, at the end of the block."""
     ours, theirs = trio.testing.lockstep_stream_pair()
-    reasons = []
+    reasons: list[CloseReason] = []
 
     async def serve() -> None:
         reasons.append(await service.handle(theirs, "10.0.0.9:5"))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        await ours.send_all((10).to_bytes(8, "big"))
+        await ours.send_all(request.to_bytes(8, "big"))
+        yield ours, reasons
+
+
+async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_old_bytes(
+    autojump_clock: MockClock,
+) -> None:
+    """As of a member that has lost its term, and has slaves that are no members; the slave is slow to receive."""
+    log = MemoryLog(b"a" * 100)
+    service = HAService(log)
+    async with slow_slave(service, 10) as (ours, reasons):
         await wait_all_tasks_blocked()  # the frame up to 100 is being sent
         del log.content[50:]
         log.max_offset.reset(50)
@@ -356,15 +367,7 @@ async def test_a_log_that_grew_again_after_a_truncation_is_not_sent_behind_the_o
 async def test_a_slave_that_does_not_read_costs_one_frame_and_is_disconnected(autojump_clock: MockClock) -> None:
     log = log_of(40_000, segment_size=1 << 20)
     service = HAService(log, SMALL)
-    ours, theirs = trio.testing.lockstep_stream_pair()
-    reasons = []
-
-    async def serve() -> None:
-        reasons.append(await service.handle(theirs, "10.0.0.9:5"))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        await ours.send_all((1).to_bytes(8, "big"))
+    async with slow_slave(service, 1) as (_, reasons):
         await trio.sleep(20)
         assert service.statistics().slaves[0].transfer_offset == 1001
         assert service.statistics().slaves[0].transferred_bytes == 0

@@ -208,6 +208,7 @@ async def follow(log: MemoryLog, pieces: list[bytes]) -> list[int]:
                 master.socket.sendall(piece[begin : begin + PIECE_SIZE_MAX])
                 await wait_all_tasks_blocked()
                 receive(master)
+                assert not reports or reports[-1] <= log.max_offset.value
     return reports
 
 

@@ -11,12 +11,12 @@ from trio.testing import MockClock
 
 from ha.acl import BROKER_RULES, Right
 from ha.acl.requirements import Needs
-from ha.broker import admin_groups, queue_locks
 from ha.broker.options import BrokerOptions
 from ha.broker.send import SEND_CODES
 from ha.errors import RemoteProtocolError
 from ha.protocol.acl import AclCredentials
 from ha.protocol.batch import encode_batch
+from ha.protocol.bodies import LIST_SIZE_MAX
 from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import PULL, SEND_V1, SEND_V2, open_node
 from tests.security.brokers import ACCOUNTS, SECRET, Client, admin, alice, guarded_broker, policy
@@ -46,10 +46,10 @@ async def refusal(client: Client, code: int, body: bytes = b"", **ext: Any) -> s
     ("code", "size_max"),
     [
         (34, BrokerOptions().heartbeat_size_max),
-        (41, queue_locks.REQUEST_SIZE_MAX),
-        (42, queue_locks.REQUEST_SIZE_MAX),
-        (200, admin_groups.BODY_SIZE_MAX),
-        (225, admin_groups.BODY_SIZE_MAX),
+        (41, LIST_SIZE_MAX),
+        (42, LIST_SIZE_MAX),
+        (200, LIST_SIZE_MAX),
+        (225, LIST_SIZE_MAX),
     ],
 )
 def test_bodies_that_their_handlers_refuse_are_not_decoded(code: int, size_max: int) -> None:

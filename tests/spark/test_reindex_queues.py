@@ -6,7 +6,8 @@ import pytest
 
 from ha.protocol.record_digest import QueueRun
 from ha.protocol.store_files import ENTRY
-from ha.spark.jobs.reindex.queues import QUEUE_OFFSET_MAX, QueuePart, QueueSlices, join_parts
+from ha.spark.jobs.reindex.queues import QueuePart, QueueSlices, join_parts
+from ha.store.consume_queue import QUEUE_OFFSET_MAX
 
 
 def run(*queue_offsets: int) -> QueueRun:

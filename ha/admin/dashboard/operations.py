@@ -1,7 +1,7 @@
 """The operations behind the dashboard's actions: their input fields, checks, previews and effects.
 
-`plan` checks the values and returns what would happen; `run` gets the values that `plan` has accepted. A plan contains
-values for what those leave open, such as "last", so that what is done is what was shown.
+`plan` checks the values and returns what would happen; `run` gets the values that `plan` has accepted. A plan replaces
+values such as "last" by exact ones, so that a confirmed action does exactly what was shown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What an action would do. `warning`: what it can't undo. `table`: a head and rows. `audit`: for the log.
 
-    `values`: what the given values leave open, as it was planned; the confirmation contains them.
+    `values`: exact values in place of ones such as "last"; the confirmation contains them.
     """
 
     sentence: str

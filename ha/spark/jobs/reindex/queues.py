@@ -17,10 +17,9 @@ import msgspec
 
 from ha.protocol.record_digest import QueueRun
 from ha.protocol.store_files import ENTRY_FILL, ENTRY_SIZE, segment_name
-from ha.store.consume_queue import ConsumeQueue
+from ha.store.consume_queue import QUEUE_OFFSET_MAX, ConsumeQueue
 from ha.store.files import OpenFiles, OsDisk
 
-QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _BUFFERED_BYTES_MAX = 20 << 20
 
 
@@ -183,7 +182,7 @@ class OrderedQueue:
     def _add_run(self, first: int, raw: bytes) -> None:
         """Add entries of consecutive queue offsets."""
         count, queue = len(raw) // ENTRY_SIZE, self._queue
-        if queue.files.starts and first > queue.max_offset + queue.files.file_entries:
+        if first > queue.next_offset_max:
             self.dropped += count
             return
         taken = min(max(queue.max_offset - first, 0), count)
