@@ -1,4 +1,4 @@
-"""Reads and writes the bytes of one stream, as cheaply as the stream allows.
+"""Opens TCP streams, and reads and writes the bytes of one stream, as cheaply as the stream allows.
 
 TCP streams are read and written below trio.SocketStream: the system call first, and a wait only when it would block, or
 has done so recently. With SocketStream each receive costs a checkpoint and each send another, which is half of the
