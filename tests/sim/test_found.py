@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ha.protocol.record import RecordHead, scan_record
+from tests.checkers import derived
 from tests.sim.__main__ import show
 from tests.sim.disk import SimDisk
 from tests.sim.run import Outcome
@@ -478,3 +479,23 @@ def test_what_a_slave_requests_acknowledges_no_message(outcome: Outcome) -> None
     What it requested was taken for an acknowledgement of messages that it does not have.
     """
     assert any(" s2 WARNING ha.client_diverged" in line for line in outcome.trace), outcome.trace
+
+
+def test_an_entry_of_the_index_holds_no_more_than_68_years(plan: AnyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A high bit of a store time flips before the bytes have a checksum, and later records continue at that time.
+
+    An entry has an int32 for the seconds since the file's first record; the checker expected the whole difference.
+    """
+    run(plan)
+    monkeypatch.setattr(derived, "_SECONDS_MAX", 1 << 62)
+    found = run_plan(plan).violations
+    assert found
+    assert all("says 2147483647 s after" in str(each) for each in found)
+
+
+def test_pop_consumers_on_slow_links_acknowledge_everything_in_the_end(outcome: Outcome) -> None:
+    """Without any fault. An acknowledgement takes a tenth of a second, and most messages came again before it.
+
+    Consumers acknowledged one message after the other, and hid those of a pop for 0.3 s and more.
+    """
+    assert sum("acknowledged" in line for line in outcome.trace) > 1000
