@@ -217,8 +217,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """own; where an empty slave starts: in the master's last file, as in RocketMQ, or at the first; members always use
     first"""
     ha_overlap_bytes_max: Annotated[int, Meta(ge=0, le=1 << 24)] = _key("haOverlapMax", 65_536)
-    """own; bytes at the end of its log that a connecting slave compares with the master's; 0 disables it, as in
-    RocketMQ"""
+    """own; bytes at the end of its log that a connecting slave compares with the master's; more if its last record
+    begins before these; 0 disables it, as in RocketMQ"""
 
     # broker
     auto_create_topic: bool = _key("autoCreateTopicEnable", True)

@@ -44,7 +44,7 @@ from ha.replication.handshake import authenticate_to_master
 from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
-from ha.replication.overlap import Overlap, overlap_start
+from ha.replication.overlap import Overlap, has_head, overlap_start
 from ha.replication.pump import pump
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
@@ -395,9 +395,26 @@ class HASession:
         return Request(own if overlap is None else overlap.start, overlap)
 
     async def _begin_overlap(self, first: int, own: int) -> Overlap | SessionEnd | None:
-        """Read the end of the log for comparison; None if there is nothing to compare. `first`: the master's."""
+        """Read the end of the log for comparison, with the head of a record if there is one; None if there is nothing
+        to compare. `first`: the master's first offset."""
+        log, size = self._log, self._options.overlap_bytes_max
+        first = max(first, log.min_offset)
+        earliest = overlap_start(first, own, log.segment_size, own)
+        while True:
+            start = overlap_start(first, own, log.segment_size, size)
+            held = await self._read_end(start, own)
+            if isinstance(held, SessionEnd):
+                return held
+            if not held:
+                return None
+            begin = own - len(held)  # later than `start` behind damage
+            if begin > start or start == earliest or has_head(held, begin):
+                return Overlap(begin, held)
+            size *= 2
+
+    async def _read_end(self, start: int, own: int) -> bytes | SessionEnd:
+        """Return the bytes from `start` to the log's end, or those behind damage that is not healed soon."""
         log = self._log
-        start = overlap_start(max(first, log.min_offset), own, log.segment_size, self._options.overlap_bytes_max)
         held = b""
         while start + len(held) < own:
             try:
@@ -414,7 +431,7 @@ class HASession:
                 if damaged.end >= own:
                     return SessionEnd(Condition.DAMAGED, f"the end of the log here: {damaged}")
                 start, held = damaged.end, b""
-        return Overlap(start, held) if held else None
+        return held
 
     async def _send_report(self, offset: int) -> None:
         # Set before it is sent: the answer may be read before this task runs again.

@@ -18,7 +18,7 @@ class Retry(Enum):
     WITHOUT_QUESTION = "without_question"
     """The session only asked, and found nothing that keeps this slave from following."""
     WITHOUT_OVERLAP = "without_overlap"
-    """The master sends no byte before the log's end, the start of a segment: request the end itself, unless the master
+    """The master sends no byte of the segment before that of the log's end: request the end itself, unless the master
     says that its log begins before that."""
 
 

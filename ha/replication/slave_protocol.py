@@ -220,7 +220,8 @@ class SlaveProtocol:
         if overlap.early_heartbeat_count == 1:
             return None  # it may have been overdue when the request came, and is then sent before the data
         detail = f"the master sends nothing from {at}, before the end here at {own}: deleted, or its log is shorter"
-        if own % self._log.segment_size == 0 and self._plan.compares_overlap:
+        is_in_earlier_segment = at // self._log.segment_size < own // self._log.segment_size
+        if is_in_earlier_segment and self._plan.compares_overlap:
             return SessionEnd(Condition.OUT_OF_RANGE, detail, retry=Retry.WITHOUT_OVERLAP)
         if not self._plan.asks_range:
             return SessionEnd(Condition.OUT_OF_RANGE, detail)  # the next connection asks which of the two it is

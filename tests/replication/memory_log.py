@@ -1,16 +1,37 @@
-"""A log in memory that implements ReplicatedLog, with disk faults."""
+"""A log in memory that implements ReplicatedLog, with disk faults, and content for it."""
 
+import random
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from ha.errors import DamagedBytes, OffsetGone
+from ha.protocol.record import FILLER_SIZE_MIN, Message
+from ha.protocol.record_encoding import encode_filler, encode_record
 from ha.replication.log import ReplicatedLog
 from ha.store.damage import FoundBy
 from ha.store.segmented_log import LogTail
 from ha.store.watched_offset import WatchedOffset
 
 SEGMENT_SIZE = 4096
+
+
+def records(size: int, *, seed: int = 0, body_sizes: tuple[int, int] = (0, 300), stored_ms: int = 1) -> bytes:
+    """The first `size` bytes of a log: records and fillers, drawn from `seed` except for the store time."""
+    chance = random.Random(seed)
+    content = b""
+    while len(content) < size:
+        at = len(content)
+        record = encode_record(
+            Message("topic", 0, chance.randbytes(chance.randint(*body_sizes))),
+            queue_offset=chance.randrange(1 << 40),
+            physical_offset=at,
+            store_timestamp_ms=stored_ms,
+            store_host=bytes(8),
+        )
+        left = SEGMENT_SIZE - at % SEGMENT_SIZE
+        content += record if len(record) + FILLER_SIZE_MIN <= left else encode_filler(left).ljust(left, b"\0")
+    return content[:size]
 
 
 class MemoryLog:

@@ -21,6 +21,7 @@ from ha.replication.options import HAOptions
 from ha.replication.statistics import Condition, HAClientState
 from ha.store.commitlog import UNLIMITED
 from tests.replication.members import SLAVE, MasterOfMembers, Member, leading
+from tests.replication.memory_log import records
 
 WHOLE = HAOptions(start_from="first", overlap_bytes_max=0)
 BYTES = bytes(range(256)) * 40
@@ -159,11 +160,12 @@ async def test_a_frame_of_a_term_after_the_handshakes_is_refused(autojump_clock:
 
 
 async def test_a_member_compares_the_end_of_its_log(autojump_clock: MockClock) -> None:
-    member = await Member(bytes(100)).begin((1, 0))
+    content = records(100, body_sizes=(9, 9))
+    member = await Member(content).begin((1, 0))
     async with following(member, HAOptions(start_from="first", overlap_bytes_max=10)) as (client, master):
         await master.answer(100, (1, 0))
-        assert master.reports == [90]
-        await master.streams[-1].send_all(EpochFrameHeader(90, 10, 1, 0, 100).encode() + bytes(9))
+        assert master.reports == [1]  # no head of a record begins later
+        await master.streams[-1].send_all(EpochFrameHeader(1, 99, 1, 0, 100).encode() + content[1:-1])
         await wait_all_tasks_blocked()
         assert member.log.dispatch_limit.value == UNLIMITED  # nothing is known to be the master's yet
         await master.streams[-1].send_all(b"x")

@@ -13,10 +13,10 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
-from ha.replication.overlap import Overlap, overlap_start
+from ha.replication.overlap import HEAD_SIZE, Overlap, has_head, overlap_start
 from ha.replication.statistics import Condition
 from tests.replication.master_side import serve_as_rocketmq
-from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog, records
 
 Serve = Callable[[trio.abc.Stream], object]
 MASTERS = ("halog", "rocketmq")
@@ -58,7 +58,8 @@ def test_the_first_byte_that_differs_is_found(held: bytes, data: st.DataObject) 
         (0, 90, 1),
         (0, 1000, 900),
         (0, 4096, 3996),  # the end of a segment: its last bytes
-        (0, 4097, 4096),  # never across segments
+        (0, 4096 + HEAD_SIZE - 1, 4096 + HEAD_SIZE - 101),  # this segment has no whole head of a record yet
+        (0, 4096 + HEAD_SIZE, 4096),
         (4096, 4096, 4096),  # an empty segment after a resync
         (8192, 8200, 8192),
     ],
@@ -66,6 +67,14 @@ def test_the_first_byte_that_differs_is_found(held: bytes, data: st.DataObject) 
 def test_where_the_comparison_starts(first: int, end: int, start: int) -> None:
     assert overlap_start(first, end, 4096, 100) == start
     assert overlap_start(first, end, 4096, 0) == end
+
+
+@given(st.integers(0, 5), st.integers(0, 2 * SEGMENT_SIZE), st.integers(0, 2 * SEGMENT_SIZE))
+def test_heads_are_found_by_the_offset_that_they_state(seed: int, start: int, end: int) -> None:
+    log = records(2 * SEGMENT_SIZE, seed=seed, body_sizes=(0, 1500))
+    begins = [at for at in range(len(log) - HEAD_SIZE + 1) if log[at + 28 : at + 36] == at.to_bytes(8, "big")]
+    assert has_head(log[start:end], start) == any(start <= at <= end - HEAD_SIZE for at in begins)
+    assert not has_head(log[start:end], start + 1)
 
 
 @asynccontextmanager
@@ -100,7 +109,7 @@ async def following(
 
 @pytest.mark.parametrize("kind", MASTERS)
 async def test_a_slave_continues_where_it_was(kind: str, autojump_clock: MockClock) -> None:
-    content = random.Random(1).randbytes(2 * SEGMENT_SIZE + 300)
+    content = records(2 * SEGMENT_SIZE + 300)
     master, slave = MemoryLog(content), MemoryLog(content[: SEGMENT_SIZE + 2000])
     async with following(kind, master, slave) as (client, service):
         assert slave.content == content
@@ -140,6 +149,24 @@ async def test_a_master_that_lost_its_tail_and_grew_past_the_slave_is_not_follow
         assert "differ at 20" in statistics.detail
         if kind == "halog":
             assert service.push2_slave_max_offset <= 2000
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+@pytest.mark.parametrize(
+    ("body_size", "end"),
+    [(3000, 3050), (1500, SEGMENT_SIZE - 100), (1500, SEGMENT_SIZE), (1500, SEGMENT_SIZE + 50)],
+    ids=["within a record", "within a filler", "behind a filler", "within a head"],
+)
+async def test_the_same_messages_stored_again_are_another_history(
+    kind: str, body_size: int, end: int, autojump_clock: MockClock
+) -> None:
+    """A master lost its tail, and its producers sent the same messages again. Only the store times differ."""
+    logs = [records(2 * SEGMENT_SIZE, body_sizes=(body_size, body_size), stored_ms=ms) for ms in (1, 2)]
+    master, slave = MemoryLog(logs[1]), MemoryLog(logs[0][:end])
+    async with following(kind, master, slave) as (client, _):
+        await trio.sleep(30)
+        assert slave.content == logs[0][:end]
+        assert client.statistics().condition is Condition.DIVERGED
 
 
 @pytest.mark.parametrize("kind", MASTERS)
@@ -246,7 +273,7 @@ async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_continues(
 
 
 async def test_a_slave_waits_for_a_rocketmq_master_without_its_position(autojump_clock: MockClock) -> None:
-    content = random.Random(7).randbytes(3000)
+    content = records(3000)
     master, slave = MemoryLog(content[:1000]), MemoryLog(content)
     async with following("rocketmq", master, slave) as (client, _):
         await trio.sleep(30)

@@ -499,3 +499,12 @@ def test_pop_consumers_on_slow_links_acknowledge_everything_in_the_end(outcome: 
     Consumers acknowledged one message after the other, and hid those of a pop for 0.3 s and more.
     """
     assert sum("acknowledged" in line for line in outcome.trace) > 1000
+
+
+def test_logs_that_end_in_the_same_filler_are_compared_before_it(outcome: Outcome) -> None:
+    """A master loses its tail with its power, and grows past its slave's end. The slave's log ends in the filler of a
+    segment that has one in the master's new log, too, of more bytes than the slave compared.
+
+    It took the master's log for its own, and appended to it.
+    """
+    assert any(" s1 WARNING ha.client_diverged" in line for line in outcome.trace), outcome.trace
