@@ -287,9 +287,7 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
     while begin is not None:
         begin = read_spans_nowait(log, wanted, begin, spans)
         if begin is not None:
-            number = bisect_right(wanted.physical_offsets, begin) - 1
-            stop = near_end(wanted, number, begin, _GAP_BYTES_MAX, _SPAN_BYTES_MAX)
-            span = await log.read(begin, stop - begin, "pull")
+            span = await log.read(begin, _near_size(wanted, begin, _SPAN_BYTES_MAX), "pull")
             if not span:
                 raise OffsetGone(begin, log.min_offset, log.max_offset.value)
             spans.append((begin, span))
@@ -298,17 +296,27 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
 
 
 def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span]) -> int | None:
-    """Adds to `spans` what is in memory, from physical offset `begin` on; returns the first byte of `wanted` that is
-    not, None if all are."""
+    """Adds to `spans` what is in memory, or at most `_SPAN_BYTES_MAX` of what the system has cached, from physical
+    offset `begin` on; returns the first byte of `wanted` that is missing, None if there is none."""
     at: int | None = begin
     end = wanted.physical_offsets[-1] + wanted.sizes[-1]
+    cached_max = _SPAN_BYTES_MAX
     while at is not None:
         span = log.read_nowait(at, end - at)  # bytes in memory cost nothing, whatever their number
+        if not span and cached_max > 0:
+            span = log.read_cached(at, _near_size(wanted, at, cached_max))
+            cached_max -= len(span or b"")
         if not span:
             return at
         spans.append((at, span))
         at = _wanted_from(wanted, at + len(span))
     return None
+
+
+def _near_size(wanted: Wanted, begin: int, size_max: int) -> int:
+    """How many bytes to read from byte `begin` of a message on: see `near_end`."""
+    number = bisect_right(wanted.physical_offsets, begin) - 1
+    return near_end(wanted, number, begin, _GAP_BYTES_MAX, size_max) - begin
 
 
 def _wanted_from(wanted: Wanted, physical_offset: int) -> int | None:

@@ -95,14 +95,20 @@ class CommitLog(SegmentedLog):
         hot = self.read_hot(physical_offset, size_max)
         return hot if hot is not None else self.verified.read_recent(physical_offset, size_max)
 
+    def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
+        """As `read` for a pull, of bytes that the system has cached; None if `read` has to be called."""
+        return self.verified.read_cached(physical_offset, size_max)
+
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
-        """Returns what `read_hot` would (`read_nowait` for a pull), or cold bytes, read by a worker unless cached.
+        """Returns what `read_hot` would (for a pull `read_nowait` or `read_cached`), or cold bytes, read by a worker.
 
         At least one byte unless at `max_offset`. Bytes that this process did not append are verified
         (verified_reads.py). DamagedBytes if the first byte isn't what was written; `found_by` then says who noticed.
         OffsetGone outside [`min_offset`, `max_offset`]. OSError if the disk can't read.
         """
         known = (self.read_nowait if found_by == "pull" else self.read_hot)(physical_offset, size_max)
+        if known is None and found_by == "pull":
+            known = self.read_cached(physical_offset, size_max)
         if known is not None:
             await trio.lowlevel.checkpoint()
             return known

@@ -16,7 +16,7 @@ they are cached: a worker that computed it would have to reacquire the interpret
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -32,8 +32,6 @@ from ha.store.options import StoreOptions
 from ha.store.recent_reads import RecentReads
 from ha.store.segmented_log import SegmentedLog
 
-_Pread = Callable[[Segment, int, int], Awaitable[bytes | bytearray | None]]
-
 _WHOLE_BLOCKS_FROM = 4
 """A read of more blocks than this ends at a block's end, so that the next read does not read a block again."""
 _COVER_BLOCKS = 32
@@ -41,8 +39,11 @@ _COVER_BLOCKS = 32
 
 
 class _Blocks(NamedTuple):
-    """Consecutive blocks of a segment, with the checksums to compare them with; positions are in the segment."""
+    """Consecutive blocks of a segment, read for the bytes from `position` to `stop`, with the checksums to compare them
+    with; positions are in the segment."""
 
+    position: int
+    stop: int
     begin: int
     end: int
     block_size: int
@@ -51,11 +52,11 @@ class _Blocks(NamedTuple):
     trusted_from: int
     walked: int
 
-    def check(self, raw: bytes | bytearray, position: int, trouble: str) -> tuple[int, tuple[int, int] | None, bool]:
+    def check(self, raw: bytes | bytearray, trouble: str) -> tuple[int, tuple[int, int] | None, bool]:
         """Returns up to where the bytes are good, the bad block (begin, end) if one ends them, and whether a bad block
         was skipped.
 
-        A block is skipped if all that its checksum covers lies before `position`, unless the disk couldn't read it
+        A block is skipped if all that its checksum covers lies before the bytes asked for, unless the disk couldn't read it
         (`trouble`): the bytes asked for then have no checksum yet.
         """
         view = memoryview(raw)
@@ -66,7 +67,7 @@ class _Blocks(NamedTuple):
             if length:
                 piece = view[at - self.begin : at - self.begin + length]
                 if len(piece) != length or crc32(piece) != self.crcs[number]:
-                    if trouble or at + length > position:
+                    if trouble or at + length > self.position:
                         return good_to, (at, at + length), has_skipped
                     has_skipped = True
                 good_to = at + length
@@ -111,6 +112,28 @@ class VerifiedReads:
             return None
         return recent
 
+    def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
+        """As `read` for a pull, of bytes that the system has cached; None if `read` has to be called.
+
+        Reads ahead if recent pulls have read the bytes before.
+        """
+        log = self._log
+        if log.truncated is not None or not log.min_offset <= physical_offset < log.max_offset.value:
+            return None
+        segment = log.segment_at(physical_offset)
+        if self.checksums.peek(segment.start) is None:
+            return None
+        try:
+            ahead = self._recent.ahead(physical_offset)
+            blocks = self._blocks(segment, physical_offset, max(size_max, ahead))
+            raw = segment.file.pread_nowait(blocks.end - blocks.begin, blocks.begin)
+            if raw is None or len(raw) < blocks.end - blocks.begin:
+                return None
+            found = self._verified(segment, blocks, raw, "pull")
+        except (DamagedBytes, OSError):  # `read` raises it again
+            return None
+        return None if found is None else found[:size_max]
+
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy) -> memoryview:
         """Returns at least one verified (or new) byte from an offset on, at most `size_max`, of one segment.
 
@@ -118,7 +141,6 @@ class VerifiedReads:
         read what has no checksum.
         """
         log = self._log
-        may_read_ahead = found_by == "pull"
         while True:
             if log.truncated is not None:
                 await log.wait_truncated()
@@ -129,31 +151,14 @@ class VerifiedReads:
             if self.checksums.peek(segment.start) is None:
                 await self.load_sums(segment)
                 continue  # damage found meanwhile by a walk of the records has to be considered
-            position = physical_offset - segment.start
-            sound_size = min(segment.size - position, end - physical_offset)
-            if self._damage:
-                hit = self._damage.first_in(physical_offset, physical_offset + sound_size)
-                if hit is not None and hit.begin <= physical_offset:
-                    raise DamagedBytes(hit.begin, hit.end, hit.reason, is_hopeless=hit.is_hopeless)
-                if hit is not None:
-                    sound_size = hit.begin - physical_offset
-            size = min(size_max, sound_size)
-            if size <= 0:
+            if min(size_max, segment.end - physical_offset, end - physical_offset) <= 0:
                 return memoryview(b"")
             generation = log.generation
-            log_end = end - segment.start
-            ahead = min(self._recent.ahead(physical_offset), sound_size) if may_read_ahead else 0
-            if ahead > size:
-                may_read_ahead = False
-                found = await self._read_once(segment, position, ahead, log_end, found_by, self._pread_cached)
-                if found is None:
-                    continue  # damage found meanwhile has to be considered
-            else:
-                found = await self._read_once(segment, position, size, log_end, found_by, self._pread)
+            found = await self._read_once(segment, self._blocks(segment, physical_offset, size_max), found_by)
             if found is not None:
-                return found[:size]
+                return found
             if generation == log.generation:
-                await self._walk_to(segment, position)
+                await self._walk_to(segment, physical_offset - segment.start)
 
     async def load_sums(self, segment: Segment) -> SegmentSums:
         """Returns the checksums of a segment."""
@@ -163,25 +168,32 @@ class VerifiedReads:
                 sums = await self._run_blocking(self.checksums.load, segment.start)
         return sums
 
-    async def _read_once(
-        self, segment: Segment, position: int, size: int, log_end: int, found_by: FoundBy, pread: _Pread
-    ) -> memoryview | None:
-        """Reads the blocks of a range whose checksums are loaded, and checks them; positions are in the segment.
+    def _blocks(self, segment: Segment, physical_offset: int, size_max: int) -> _Blocks:
+        """Returns the blocks to read for bytes of a segment whose checksums are loaded, up to the first damaged one.
 
-        None if there is no checksum to compare with, `pread` returns nothing, or the log is truncated or set aside
-        meanwhile.
+        DamagedBytes if that is the first one.
         """
+        position = physical_offset - segment.start
+        log_end = self._log.max_offset.value - segment.start
+        size = min(size_max, segment.size - position, log_end - position)
+        if self._damage:
+            hit = self._damage.first_in(physical_offset, physical_offset + size)
+            if hit is not None and hit.begin <= physical_offset:
+                raise DamagedBytes(hit.begin, hit.end, hit.reason, is_hopeless=hit.is_hopeless)
+            if hit is not None:
+                size = hit.begin - physical_offset
         block_size = self._block_size
         first, stop = position // block_size, position + size
         behind = -(-stop // block_size)
         if behind - first > _WHOLE_BLOCKS_FROM and stop % block_size and stop < log_end:
             behind -= 1
             stop = behind * block_size
-        generation = self._log.generation
         sums = self.checksums.peek(segment.start)
         assert sums is not None
         # Copied before the bytes are read: a checksum may grow with the log meanwhile.
-        blocks = _Blocks(
+        return _Blocks(
+            position,
+            stop,
             first * block_size,
             min(behind * block_size, segment.size, log_end),
             block_size,
@@ -190,38 +202,44 @@ class VerifiedReads:
             self.trusted_from - segment.start,
             sums.walked - segment.start,
         )
-        raw: bytes | bytearray | None
+
+    async def _read_once(self, segment: Segment, blocks: _Blocks, found_by: FoundBy) -> memoryview | None:
+        """Reads and checks blocks. None if there is no checksum to compare with, or the log is truncated or set aside
+        meanwhile."""
+        generation = self._log.generation
+        raw: bytes | bytearray
         trouble = ""
         try:
-            raw = await pread(segment, blocks.begin, blocks.end - blocks.begin)
+            raw = await self._pread(segment, blocks.begin, blocks.end - blocks.begin)
         except OSError as error:
             if not blocks.lengths[0]:
                 raise
             raw, trouble = b"", f"the disk can't read it: {error}"
-        if raw is None or generation != self._log.generation:
+        if generation != self._log.generation:
             return None
-        good_to, bad, has_skipped = blocks.check(raw, position, trouble)
-        if bad is not None and good_to <= position:
+        return self._verified(segment, blocks, raw, found_by, trouble)
+
+    def _verified(
+        self, segment: Segment, blocks: _Blocks, raw: bytes | bytearray, found_by: FoundBy, trouble: str = ""
+    ) -> memoryview | None:
+        """Returns the bytes asked for up to the first one that is not good; None if the first one has no checksum to
+        compare with. DamagedBytes if it is not what was written."""
+        good_to, bad, has_skipped = blocks.check(raw, trouble)
+        if bad is not None and good_to <= blocks.position:
             self._raise_damaged(segment, *bad, trouble or "the bytes don't match their checksum", found_by)
         self.verified_bytes += max(0, good_to - blocks.begin)
-        if good_to <= position:
+        if good_to <= blocks.position:
             return None
         view = memoryview(raw)
         if found_by == "pull" and not has_skipped:
             begin, end = segment.start + blocks.begin, segment.start + good_to
             if not (self._damage and self._damage.first_in(begin, end)):  # it may hold bytes beside those asked for
                 self._recent.keep(begin, view[: good_to - blocks.begin])
-        return view[position - blocks.begin : min(stop, good_to) - blocks.begin]
+        return view[blocks.position - blocks.begin : min(blocks.stop, good_to) - blocks.begin]
 
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes | bytearray:
         await trio.lowlevel.checkpoint()
         return await fetch(segment.file, size, position, self._run_blocking)
-
-    async def _pread_cached(self, segment: Segment, position: int, size: int) -> bytes | bytearray | None:
-        """Returns all of it, or None if that takes the disk: part of it was not asked for."""
-        await trio.lowlevel.checkpoint()
-        cached = segment.file.pread_nowait(size, position)
-        return cached if cached is not None and len(cached) == size else None
 
     def _raise_damaged(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> None:
         """Lists [begin, end) of a segment as damaged and raises DamagedBytes."""

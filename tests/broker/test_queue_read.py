@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.broker.choosing import Wanted, WrongEntryError
-from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus, Span, gathered, near_end, read_spans
+from ha.broker.queue_read import (
+    QueueRead,
+    QueueReader,
+    ReadStatus,
+    Span,
+    gathered,
+    near_end,
+    read_spans,
+    read_spans_nowait,
+)
 from ha.errors import DamagedBytes
 from ha.protocol.compiled import pure
 from ha.protocol.record import RECORD_PLACE, decode_records
@@ -125,15 +134,18 @@ SEGMENT_SIZE = 1 << 20
 
 
 class Log:
-    """A log with some bytes in memory. Other reads return all or a part of the requested bytes."""
+    """A log with some bytes in memory, and some that the system has cached. Other reads return all or a part of the
+    requested bytes."""
 
-    def __init__(self, hot_from: int, shares: list[float], damaged: range) -> None:
+    def __init__(self, hot_from: int, shares: list[float], damaged: range, cached: range = range(0)) -> None:
         self.hot_from = hot_from
+        self.cached = cached
         self.shares = shares
         self.damaged = damaged
         self.min_offset = 0
         self.max_offset = WatchedOffset(len(CONTENT))
         self.read_counts: list[int] = []
+        self.cached_counts: list[int] = []
 
     def read_nowait(self, physical_offset: int, size_max: int) -> memoryview | None:
         segment_end = physical_offset - physical_offset % SEGMENT_SIZE + SEGMENT_SIZE
@@ -141,17 +153,25 @@ class Log:
             return None
         return memoryview(CONTENT)[physical_offset : min(physical_offset + size_max, segment_end)]
 
+    def read_cached(self, physical_offset: int, size_max: int) -> memoryview | None:
+        if physical_offset not in self.cached or physical_offset in self.damaged:
+            return None
+        end = min(self._end(physical_offset, size_max), self.cached.stop)
+        self.cached_counts.append(end - physical_offset)
+        return memoryview(CONTENT)[physical_offset:end]
+
     async def read(self, physical_offset: int, size_max: int, found_by: str) -> memoryview:
         await trio.lowlevel.checkpoint()
         if physical_offset in self.damaged:
             raise DamagedBytes(self.damaged.start, self.damaged.stop, "test", is_hopeless=False)
         share = self.shares[len(self.read_counts) % len(self.shares)]
-        end = physical_offset + max(1, int(size_max * share))
-        end = min(end, physical_offset - physical_offset % SEGMENT_SIZE + SEGMENT_SIZE)
-        if physical_offset < self.damaged.start:
-            end = min(end, self.damaged.start)
+        end = self._end(physical_offset, max(1, int(size_max * share)))
         self.read_counts.append(end - physical_offset)
         return memoryview(CONTENT)[physical_offset:end]
+
+    def _end(self, physical_offset: int, size: int) -> int:
+        end = min(physical_offset + size, physical_offset - physical_offset % SEGMENT_SIZE + SEGMENT_SIZE)
+        return min(end, self.damaged.start) if physical_offset < self.damaged.start else end
 
 
 CONTENT = random.Random(1).randbytes(3 * SEGMENT_SIZE)
@@ -167,9 +187,10 @@ gaps_and_sizes = st.lists(
     st.integers(0, len(CONTENT)),
     st.lists(st.floats(0.05, 1), min_size=1, max_size=4) | st.just([1.0]),
     st.integers(0, len(CONTENT) // 2),
+    st.tuples(st.integers(0, len(CONTENT)), st.integers(0, len(CONTENT))),
 )
 def test_messages_read_together_are_the_chosen_ones(
-    wishes: list[tuple[int, int]], hot_from: int, shares: list[float], damage_at: int
+    wishes: list[tuple[int, int]], hot_from: int, shares: list[float], damage_at: int, cached: tuple[int, int]
 ) -> None:
     messages, at = [], 0
     for gap, size in wishes:
@@ -179,7 +200,7 @@ def test_messages_read_together_are_the_chosen_ones(
     if not messages:
         return
     damaged = range(damage_at, damage_at + 10)
-    for log in (Log(hot_from, shares, range(0)), Log(hot_from, shares, damaged)):
+    for log in (Log(hot_from, shares, range(0), range(*cached)), Log(hot_from, shares, damaged, range(*cached))):
         is_hit = any(begin < log.damaged.stop and log.damaged.start < begin + size for begin, size in messages)
         if is_hit and log.damaged and damage_at < hot_from:
             continue
@@ -273,3 +294,13 @@ async def test_near_messages_share_a_read_and_far_ones_do_not(autojump_clock: ob
         messages = [(at, 1000) for at in range(0, len(CONTENT) - 1000, 1000 + gap)]
         await read_spans(cast(CommitLog, log), wanted_at(messages))
         assert max(log.read_counts) <= 1024 * 1024
+
+
+@pytest.mark.parametrize("gap", [0, 100_000, 150_000])
+def test_other_tasks_run_after_a_mebibyte_of_cached_bytes(gap: int) -> None:
+    size = 100_000
+    messages = [(at, size) for at in range(0, len(CONTENT) - size, size + gap)]
+    log = Log(len(CONTENT), [1.0], range(0), range(len(CONTENT)))
+    missing = read_spans_nowait(cast(CommitLog, log), wanted_at(messages), 0, [])
+    assert missing is not None
+    assert 0 <= sum(log.cached_counts) - 1024 * 1024 < size

@@ -145,3 +145,33 @@ async def test_read_ahead_uses_the_page_cache_only(is_cached: bool, monkeypatch:
             assert store.verified.verified_bytes - before <= damaged_at
         with pytest.raises(DamagedBytes):
             await store.log.read_all(damaged_at, 400, "pull")
+
+
+async def test_what_the_system_has_cached_is_read_and_verified_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, segment_size=1 << 20, checksum_block_size=1024) as store:
+        places = await store.log.put([message(number, size=400) for number in range(20)])
+        expected = await store.log.read_all(0, places[-1].next_offset)
+    begin, end = places[3].physical_offset, places[3].next_offset
+    damaged_at = places[15].physical_offset
+    disk.inodes[store.options.commitlog_path / segment_name(0)].content[damaged_at] ^= 1
+    async with open_small(disk, segment_size=1 << 20, checksum_block_size=1024, hot_window_bytes=0) as store:
+        log = store.log
+        await dispatched(store)
+        assert log.read_cached(begin, end - begin) is None, "the checksums are not loaded"
+        await store.verified.load_sums(log.segment_at(0))
+        monkeypatch.setattr(MemoryFile, "pread_nowait", MemoryFile.pread)
+        assert bytes(log.read_cached(begin, end - begin) or b"") == expected[begin:end]
+        assert bytes(log.read_nowait(begin, end - begin) or b"") == expected[begin:end]
+        assert log.read_cached(damaged_at, 400) is None
+        assert store.damage
+        with pytest.raises(DamagedBytes):
+            await log.read(damaged_at, 400, "pull")
+        assert log.read_cached(log.max_offset.value, 1) is None
+        log.truncated = trio.Event()
+        assert log.read_cached(begin, end - begin) is None
+        log.truncated = None
+        monkeypatch.setattr(MemoryFile, "pread_nowait", lambda file, size, position: bytes(size - 1))
+        assert log.read_cached(begin, end - begin) is None, "a part of it would take the disk"
+        monkeypatch.setattr(MemoryFile, "pread_nowait", lambda file, size, position: None)
+        assert log.read_cached(begin, end - begin) is None
