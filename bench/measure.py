@@ -171,6 +171,8 @@ def report(question: str, runs: list[dict[str, Any]], head: Sequence[str], rows:
 @contextmanager
 def empty_folder(parent: Path | None) -> Iterator[Path]:
     """Creates a directory for stores and logs in `parent` (default: the temporary directory); deleted at the end."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="halog-bench-", dir=parent))
     try:
         yield folder

@@ -1,8 +1,9 @@
-"""Checks directories given on the command line, all of whose files a script deletes."""
+"""Checks and creates directories given on the command line, all of whose files a script deletes."""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 
@@ -11,8 +12,22 @@ def is_free(directory: Path) -> bool:
     return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
 
 
-def free_directory(text: str) -> Path:
-    """The type of an option of argparse: a path of which `is_free` holds. ArgumentTypeError."""
+def add_directory_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --directory."""
+    parser.add_argument(
+        "--directory", type=_free_directory, help="empty directory for all files (default: a temporary directory)"
+    )
+
+
+def create_directory(chosen: Path | None, name: str) -> Path:
+    """Creates and returns the directory given with --directory, or else a temporary one with `name` in its name."""
+    if chosen is None:
+        return Path(tempfile.mkdtemp(prefix=f"halog-{name}-"))
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen
+
+
+def _free_directory(text: str) -> Path:
     directory = Path(text)
     if not is_free(directory):
         raise argparse.ArgumentTypeError(f"{directory} is not an empty directory")

@@ -9,23 +9,21 @@ import argparse
 import random
 import shutil
 import sys
-import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
 import trio
-from rich.console import Console
+from rich.console import Group
 from rich.table import Table
 
-from scripts.directories import free_directory
+from scripts.seeded import Say, add_options, console, run_seeded
 from tests.failover.failovers import KINDS, Outcome, run_failovers
 from tests.failover.grpc_clients import LANGUAGES
 from tests.faults.switch import why_not
 
-console = Console(highlight=False, soft_wrap=True)
 FAILOVERS_EACH = 10
-"""Number of failovers per group."""
+"""Number of failovers per group"""
+VIOLATIONS_SHOWN_MAX = 20
 
 
 def table_of(outcome: Outcome, title: str) -> Table:
@@ -52,52 +50,38 @@ def main() -> int:
     parser.add_argument(
         "--grpc", nargs="+", choices=LANGUAGES, default=(), help="run RocketMQ 5's gRPC clients as well"
     )
-    parser.add_argument("--seed", type=int, help="seed of the first group (default: random)")
-    parser.add_argument(
-        "--directory", type=free_directory, help="empty directory for stores and logs (default: a temporary directory)"
-    )
+    add_options(parser)
     options = parser.parse_args()
-    seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-failovers-"))
     missing = why_not()
     if missing and not options.kinds:
         console.print(f"network cuts are skipped: {missing}")
     kinds = options.kinds or [kind for kind in KINDS if kind != "cut" or not missing]
-    began = time.monotonic()
 
-    def say(text: str) -> None:
-        console.print(f"{time.monotonic() - began:7.1f} s  {text}", markup=False)
+    def run(seed: int, directory: Path, say: Say) -> Group:
+        outcomes: dict[int, Outcome] = {in_flight: Outcome() for in_flight in options.in_flight}
+        for number, begun in enumerate(range(0, options.failovers, FAILOVERS_EACH)):
+            in_flight = options.in_flight[number % len(options.in_flight)]
+            count = min(FAILOVERS_EACH, options.failovers - begun)
+            drawn = [kinds[each % len(kinds)] for each in range(count)]
+            random.Random(seed + number).shuffle(drawn)
+            say(f"group {number}: {count} failovers, {in_flight} in flight")
+            folder = directory / str(number)
+            outcome = trio.run(
+                partial(run_failovers, folder, drawn, in_flight, seed + number, say, languages=options.grpc)
+            )
+            if outcome.violations:
+                raise AssertionError("\n".join(outcome.violations[:VIOLATIONS_SHOWN_MAX]))
+            outcomes[in_flight].add(outcome)
+            shutil.rmtree(folder, ignore_errors=True)
+        total = Outcome()
+        tables = []
+        for in_flight, outcome in outcomes.items():
+            if outcome.gaps:
+                tables.append(table_of(outcome, f"{in_flight} in flight, seed {seed}"))
+                total.add(outcome)
+        return Group(*tables, table_of(total, "All"))
 
-    outcomes: dict[int, Outcome] = {in_flight: Outcome() for in_flight in options.in_flight}
-    left = options.failovers
-    for number in range(1_000_000):
-        if left <= 0:
-            break
-        in_flight = options.in_flight[number % len(options.in_flight)]
-        count = min(left, FAILOVERS_EACH)
-        chance = random.Random(seed + number)
-        drawn = [kinds[each % len(kinds)] for each in range(count)]
-        chance.shuffle(drawn)
-        say(f"group {number}: {count} failovers, {in_flight} in flight")
-        folder = directory / str(number)
-        run = partial(run_failovers, folder, drawn, in_flight, seed + number, say, languages=options.grpc)
-        outcome = trio.run(run)
-        outcomes[in_flight].add(outcome)
-        left -= count
-        if outcome.violations:
-            for violation in outcome.violations[:20]:
-                console.print(violation, style="bold red", markup=False)
-            console.print(f"Seed {seed}. Stores and logs are in {folder}", markup=False)
-            return 1
-        shutil.rmtree(folder, ignore_errors=True)
-    total = Outcome()
-    for in_flight, outcome in outcomes.items():
-        if outcome.gaps:
-            console.print(table_of(outcome, f"{in_flight} in flight, seed {seed}"))
-            total.add(outcome)
-    console.print(table_of(total, "All"))
-    shutil.rmtree(directory, ignore_errors=True)
-    return 0
+    return run_seeded(options, "failovers", run)
 
 
 if __name__ == "__main__":

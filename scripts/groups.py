@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,7 @@ import trio
 
 from ha.client import Client, ClientOptions, Message, Producer, PushConsumer, ReceivedMessage
 from ha.errors import HalogError
-from scripts.directories import free_directory
+from scripts.directories import add_directory_option, create_directory
 from scripts.nodes import NodeError
 
 TOPIC, GROUP = "orders", "billing"
@@ -193,16 +192,14 @@ def main() -> int:
         "--refresh", type=float, default=30.0, help="interval at which clients look up routes (default: %(default)s)"
     )
     parser.add_argument("--settle", type=float, default=35.0, help="--settle of ha broker drain (default: %(default)s)")
-    parser.add_argument(
-        "--directory", type=free_directory, help="empty directory for the cluster (default: a temporary directory)"
-    )
+    add_directory_option(parser)
     options = parser.parse_args()
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
 
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-groups-"))
+    directory = create_directory(options.directory, "groups")
     load = trio.run(change_groups, options, directory, say)
     violations = load.violations()
     for violation in violations:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from scripts.directories import free_directory
+from scripts.directories import add_directory_option, create_directory
 
 Say = Callable[[str], None]
 """Prints a line with the time since the start"""
@@ -22,9 +21,7 @@ console = Console(highlight=False, soft_wrap=True)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add --seed and --directory."""
     parser.add_argument("--seed", type=int, help="seed of the first run (default: random)")
-    parser.add_argument(
-        "--directory", type=free_directory, help="empty directory for all files (default: a temporary directory)"
-    )
+    add_directory_option(parser)
 
 
 def run_seeded(options: argparse.Namespace, name: str, test: Callable[[int, Path, Say], RenderableType]) -> int:
@@ -33,7 +30,7 @@ def run_seeded(options: argparse.Namespace, name: str, test: Callable[[int, Path
     After an AssertionError return 1, keep the directory, and print the error and the seed.
     """
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    directory = options.directory or Path(tempfile.mkdtemp(prefix=f"halog-{name}-"))
+    directory = create_directory(options.directory, name)
     began_s = time.monotonic()
 
     def say(text: str) -> None:

@@ -6,14 +6,13 @@ import argparse
 import logging
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from scripts.directories import free_directory
+from scripts.directories import add_directory_option, create_directory
 from tests.load import virtual_soak
 from tests.load.flatness import growth_of_rows, growth_of_samples
 from tests.load.real_soak import Row, soak
@@ -127,14 +126,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100.0, help="total sends per second (default: %(default)s)")
     parser.add_argument("--virtual-hours", type=int, help="run for this many hours of virtual time instead")
     parser.add_argument("--stops", type=int, help="stop and kill a loaded master this many times instead")
-    parser.add_argument(
-        "--directory", type=free_directory, help="empty directory for stores and logs (default: a temporary directory)"
-    )
+    add_directory_option(parser)
     options = parser.parse_args()
     if options.virtual_hours:
         return 0 if virtual(options.virtual_hours) else 1
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-soak-"))
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = create_directory(options.directory, "soak")
     is_well = stops(options.stops, directory) if options.stops else real(options, directory)
     if is_well:
         shutil.rmtree(directory)
