@@ -127,6 +127,8 @@ class Cluster(Machines):
                         self.world.timers.call_in(0.1, self.start, slave)
             return
         self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s to {own.sound_end}")
+        # The slave keeps what lies behind damage, and is emptied if it is stuck.
+        self._may_be_apart |= image.name == self.damaged_node and image.sound_end < image.used_end
         self._replace_log(image)
         self._restart_slaves()
 
@@ -271,11 +273,11 @@ class Cluster(Machines):
         return first_difference(ours, theirs, begin, end) is not None
 
     def _keeps_damage(self, slave: Machine) -> bool:
-        """Whether a slave can't be repaired, because its damaged bytes got their checksums after such a bit had flipped
-        in them: then its master's bytes don't match."""
+        """Whether a slave can't be repaired, because its master's bytes don't match the checksums of what was damaged:
+        these were made after such a bit had flipped, or the master has gone on from before the damage."""
         node = self.node(slave.name)
         return (
-            self._may_be_hidden
+            (self._may_be_hidden or self._may_be_apart)
             and node is not None
             and any("is not what was written here" in each.heal_trouble for each in node.store.damage.open)
         )

@@ -20,9 +20,10 @@ Roles are fixed: one master, its slaves, no elections. The cluster promises, and
 The operator's actions, since no other component decides whose log is right (`Cluster`):
 - A process that ended on its own is restarted. A failed disk gets another try.
 - A master that lost power may come back with a shorter log than its slaves. `restore`: before its start its log is
-  replaced by the longest of any node, and the slaves are restarted; nothing is lost that any node kept. `plain`: it is
-  started as it is, and a slave whose log is longer is emptied; nothing of that was ever acknowledged if the master
-  flushes synchronously, otherwise it counts as lost by the operator.
+  replaced by the longest of any node, and the slaves are restarted; nothing is lost that any node kept, except behind
+  damage of that node, which is emptied then. `plain`: it is started as it is, and a slave whose log is longer is
+  emptied; nothing of that was ever acknowledged if the master flushes synchronously, otherwise it counts as lost by the
+  operator.
 - If damage took the end of the master's log, a longer log of a slave replaces it, whatever the choice above.
 - A slave that refuses its damaged store is emptied; a master gets the longest valid log there is.
 - A master with damage that no slave could repair gets the slave's bytes, as far as there are any; otherwise its log is

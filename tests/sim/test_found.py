@@ -508,3 +508,12 @@ def test_logs_that_end_in_the_same_filler_are_compared_before_it(outcome: Outcom
     It took the master's log for its own, and appended to it.
     """
     assert any(" s1 WARNING ha.client_diverged" in line for line in outcome.trace), outcome.trace
+
+
+def test_a_log_copied_up_to_damage_leaves_its_slave_to_be_emptied(outcome: Outcome) -> None:
+    """A master loses all its log with its power, and its slave's log is damaged in its middle.
+
+    The simulated operator gave the master the slave's log up to the damage, and left the slave waiting for bytes that
+    the master, which had gone on from there, did not have.
+    """
+    assert any("operator: s1 is emptied" in line for line in outcome.trace)
