@@ -356,12 +356,13 @@ class SimDisk(HeldFiles[Inode]):
 
     def synced_log_end(self, commitlog: Path) -> float:
         """Physical offset of the first commitlog byte that a power loss could take now; infinity: none."""
-        for path in sorted(self.inodes):
-            if path.parent == commitlog and path.name.isdigit():
-                position = self.inodes[path].unsynced_from()
-                if position is not None:
-                    return int(path.name) + position
-        return math.inf
+        prefix = f"{commitlog}/"
+        ends = [
+            int(path.name) + position
+            for path, inode in self.inodes.items()
+            if str(path).startswith(prefix) and path.name.isdigit() and (position := inode.unsynced_from()) is not None
+        ]
+        return min(ends, default=math.inf)
 
     # the seam
 

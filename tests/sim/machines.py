@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import trio
 from ha.namesrv import NameServer
 from ha.node import Node
 from ha.node.platform import Platform
+from ha.protocol.store_files import segment_name
 from tests.checkers.store import StoreImage
 from tests.sim.process import Machine, Process, leaves
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, NAME_SERVER, RunOptions
@@ -26,6 +28,12 @@ ROOT = Path("/store")
 LISTEN_PORT, HA_PORT, NAME_SERVER_PORT = 10_911, 10_912, 9_876
 START_AGAIN_S = 1.5
 """Delay before a process that ended on its own is restarted"""
+
+
+@cache
+def segment_path(start: int) -> Path:
+    """The path of the segment that begins at a physical offset; one object, which keeps its hash."""
+    return ROOT / "commitlog" / segment_name(start)
 
 
 def address_of(name: str) -> str:
@@ -154,7 +162,7 @@ class Machines:
         while len(found) < size:
             at = offset + len(found)
             start = at - at % segment_size
-            inode = machine.disk.inodes.get(machine.root / "commitlog" / f"{start:020d}")
+            inode = machine.disk.inodes.get(segment_path(start))
             if inode is None:
                 break
             content = inode.durable if durable else inode.content

@@ -104,6 +104,7 @@ class HeldFiles(Generic[Inode]):
 
     def move(self, old: Path, new: Path) -> None:
         """Renames a file, or everything in a directory."""
+        prefix = f"{old}/"
         for path in list(self.inodes):
-            if path == old or old in path.parents:
+            if path == old or str(path).startswith(prefix):
                 self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
