@@ -43,8 +43,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     out_of_range: Literal["wait", "resync"] = "wait"
     """haOutOfRange: reaction of a slave whose position the master has deleted."""
     overlap_bytes_max: int = 64 << 10
-    """haOverlapMax: bytes of its log's end that a slave compares with the master's when it connects, or more if its last
-    record begins before these; 0: as RocketMQ."""
+    """haOverlapMax: bytes of its log's end that a slave compares with the master's when it connects, or more if its
+    last record begins before these; 0: as RocketMQ."""
     ack_flushed: bool = False
     """Report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here. A failover
     group's master confirms only what it has flushed, too."""

@@ -56,8 +56,8 @@ class _Blocks(NamedTuple):
         """Returns up to where the bytes are good, the bad block (begin, end) if one ends them, and whether a bad block
         was skipped.
 
-        A block is skipped if all that its checksum covers lies before the bytes asked for, unless the disk couldn't read it
-        (`trouble`): the bytes asked for then have no checksum yet.
+        A block is skipped if all that its checksum covers lies before the bytes asked for, unless the disk couldn't
+        read it (`trouble`): the bytes asked for then have no checksum yet.
         """
         view = memoryview(raw)
         good_to, has_skipped = self.begin, False
