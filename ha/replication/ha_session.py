@@ -44,7 +44,7 @@ from ha.replication.handshake import authenticate_to_master
 from ha.replication.keep_time import keep_time
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
-from ha.replication.overlap import Overlap, has_head, overlap_start
+from ha.replication.overlap import SEARCH_BYTES_MAX, Overlap, has_head, overlap_start
 from ha.replication.pump import pump
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.session_plan import Retry, SessionEnd, SessionPlan
@@ -399,9 +399,9 @@ class HASession:
         to compare. `first`: the master's first offset."""
         log, size = self._log, self._options.overlap_bytes_max
         first = max(first, log.min_offset)
-        earliest = overlap_start(first, own, log.segment_size, own)
+        earliest = overlap_start(first, own, log.segment_size, max(size, SEARCH_BYTES_MAX))
         while True:
-            start = overlap_start(first, own, log.segment_size, size)
+            start = max(earliest, overlap_start(first, own, log.segment_size, size))
             held = await self._read_end(start, own)
             if isinstance(held, SessionEnd):
                 return held

@@ -16,6 +16,8 @@ from ha.protocol.record import MAGIC_V1, MAGIC_V2, RECORD_PLACE
 
 HEAD_SIZE = 76
 """Bytes of a record up to its store time, behind a producer's IPv6 address"""
+SEARCH_BYTES_MAX = 64 << 20
+"""How far before the log's end the head of a record is looked for. No record is that large unless maxMessageSize is"""
 _MAGIC = Struct(">i")
 _MAGICS = _MAGIC.pack(MAGIC_V1), _MAGIC.pack(MAGIC_V2)
 _MAGIC_AT = 4

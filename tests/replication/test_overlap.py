@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
+from ha.replication import ha_session
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
@@ -167,6 +168,16 @@ async def test_the_same_messages_stored_again_are_another_history(
         await trio.sleep(30)
         assert slave.content == logs[0][:end]
         assert client.statistics().condition is Condition.DIVERGED
+
+
+async def test_a_log_without_records_is_compared_as_far_as_they_are_looked_for(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ha_session, "SEARCH_BYTES_MAX", 2500)
+    master, slave = MemoryLog(bytes(4000)), MemoryLog(bytes(4000))
+    async with following("halog", master, slave) as (client, service):
+        assert client.statistics().condition is Condition.CONNECTED
+        assert service.statistics().slaves[0].request_offset == 1500
 
 
 @pytest.mark.parametrize("kind", MASTERS)
