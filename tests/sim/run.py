@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 START_S = 40.0
 HEALED_S = 3.0
 CALM_S = 3.0
-READ_S = 30.0
+READ_S = 60.0
+"""Time for a new consumer to read everything; over the slowest links 2 MiB take half a minute"""
 STOP_S = 60.0
 TIMERS_S = 120.0
 """Time for timer messages that are due soon after the faults"""
