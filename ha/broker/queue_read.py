@@ -164,7 +164,7 @@ class QueueReader:
             if not wanted.count:
                 return read
             spans: list[Span] = []
-            if read_spans_nowait(self._log, wanted, wanted.physical_offsets[0], spans) is not None:
+            if read_spans_nowait(self._log, wanted, wanted.physical_offsets[0], spans, _SPAN_BYTES_MAX) is not None:
                 return None
             return msgspec.structs.replace(read, body=gathered(spans, wanted, queue.queue_id))
         except (WrongEntryError, OSError):
@@ -295,12 +295,11 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
     return spans
 
 
-def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span]) -> int | None:
-    """Adds to `spans` what is in memory, or at most `_SPAN_BYTES_MAX` of what the system has cached, from physical
-    offset `begin` on; returns the first byte of `wanted` that is missing, None if there is none."""
+def read_spans_nowait(log: CommitLog, wanted: Wanted, begin: int, spans: list[Span], cached_max: int = 0) -> int | None:
+    """Adds the bytes in memory to `spans`, from physical offset `begin` on, and about `cached_max` bytes that only the
+    system has in memory; returns the first byte of `wanted` that is missing, None if there is none."""
     at: int | None = begin
     end = wanted.physical_offsets[-1] + wanted.sizes[-1]
-    cached_max = _SPAN_BYTES_MAX
     while at is not None:
         span = log.read_nowait(at, end - at)  # bytes in memory cost nothing, whatever their number
         if not span and cached_max > 0:

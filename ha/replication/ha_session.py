@@ -82,7 +82,7 @@ class HASession:
     ) -> None:
         """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE while the slave waits so.
 
-        With a `poller`, dispatch of what the pump appended is part of one of its turns.
+        With a `poller`, records that the pump appended are dispatched in one of its turns.
         """
         self._poller = poller
         self._stream = stream

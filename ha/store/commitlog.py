@@ -106,8 +106,9 @@ class CommitLog(SegmentedLog):
         (verified_reads.py). DamagedBytes if the first byte isn't what was written; `found_by` then says who noticed.
         OffsetGone outside [`min_offset`, `max_offset`]. OSError if the disk can't read.
         """
-        known = (self.read_nowait if found_by == "pull" else self.read_hot)(physical_offset, size_max)
-        if known is None and found_by == "pull":
+        is_pull = found_by == "pull"
+        known = self.read_nowait(physical_offset, size_max) if is_pull else self.read_hot(physical_offset, size_max)
+        if known is None and is_pull:
             known = self.read_cached(physical_offset, size_max)
         if known is not None:
             await trio.lowlevel.checkpoint()

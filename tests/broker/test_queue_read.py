@@ -301,6 +301,6 @@ def test_other_tasks_run_after_a_mebibyte_of_cached_bytes(gap: int) -> None:
     size = 100_000
     messages = [(at, size) for at in range(0, len(CONTENT) - size, size + gap)]
     log = Log(len(CONTENT), [1.0], range(0), range(len(CONTENT)))
-    missing = read_spans_nowait(cast(CommitLog, log), wanted_at(messages), 0, [])
+    missing = read_spans_nowait(cast(CommitLog, log), wanted_at(messages), 0, [], 1024 * 1024)
     assert missing is not None
     assert 0 <= sum(log.cached_counts) - 1024 * 1024 < size
