@@ -16,7 +16,6 @@ import io
 import json
 import random
 import shutil
-import signal
 import sys
 import time
 import zipfile
@@ -35,6 +34,7 @@ from ha.errors import HalogError
 from ha.spark.session import has_java, open_session
 from scripts.demo_pipeline import PipelineError, run_pipeline
 from scripts.directories import is_free
+from scripts.interruption import EXIT_CODE, first_cause, interrupt_on_signals
 from scripts.nodes import Cluster, NodeError, cluster, log_range, wait_until_attached
 
 TOPIC = "flights"
@@ -343,29 +343,20 @@ def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
     return directory, options
 
 
-def interrupted(_signal: int, _frame: object) -> None:
-    signal.raise_signal(signal.SIGINT)  # Trio delivers it only at safe points
-
-
 def run(directory: Path, story: Callable[[], Table]) -> int:
     """Runs a demo in an empty directory and returns its exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupted)  # stop the processes however the demo is terminated
+    interrupt_on_signals()
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True)
     (directory / MARK).touch()
     try:
         table = story()
-    except KeyboardInterrupt:
-        console.print("\ninterrupted; all processes were stopped", style="bold")
-        return 130
     except BaseException as error:
-        cause = error
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
+        cause = first_cause(error)
         if isinstance(cause, KeyboardInterrupt):
-            return 130
+            console.print("\nInterrupted; all processes were stopped", style="bold")
+            return EXIT_CODE
         if not isinstance(cause, (DemoError, PipelineError, NodeError, HalogError, OSError)):
             raise
         console.print(f"\nThe demo failed: {cause}", style="bold red", markup=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from scripts.directories import add_directory_option, create_directory
+from scripts.interruption import EXIT_CODE, first_cause, interrupt_on_signals
 
 Say = Callable[[str], None]
 """Prints a line with the time since the start"""
@@ -27,8 +28,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_seeded(options: argparse.Namespace, name: str, test: Callable[[int, Path, Say], RenderableType]) -> int:
     """Call `test` with seed and directory, print what it returns, and delete the directory; return 0.
 
-    After an AssertionError return 1, keep the directory, and print the error and the seed.
+    After an AssertionError return 1, keep the directory, and print the error and the seed. After SIGINT, SIGTERM or
+    SIGHUP stop all processes, do the same, and return 130.
     """
+    interrupt_on_signals()
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     directory = create_directory(options.directory, name)
     began_s = time.monotonic()
@@ -38,10 +41,17 @@ def run_seeded(options: argparse.Namespace, name: str, test: Callable[[int, Path
 
     try:
         shown = test(seed, directory, say)
-    except AssertionError as error:
-        console.print(f"\n{error}", style="bold red", markup=False)
+    except BaseException as error:
+        cause = first_cause(error)
+        if isinstance(cause, KeyboardInterrupt):
+            said, code = "Interrupted; all processes were stopped", EXIT_CODE
+        elif isinstance(cause, AssertionError):
+            said, code = str(cause), 1
+        else:
+            raise
+        console.print(f"\n{said}", style="bold red", markup=False)
         console.print(f"Seed {seed}. All files are in {directory}", markup=False)
-        return 1
+        return code
     shutil.rmtree(directory, ignore_errors=True)
     console.print(shown)
     return 0

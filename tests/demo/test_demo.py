@@ -11,23 +11,9 @@ from pathlib import Path
 import pytest
 
 from scripts.demo import DemoError, commitlog_digest, flights
+from tests.demo.interruption import ROOT, interrupt, processes_below
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "scripts.demo"]
-
-
-def processes_below(directory: Path) -> list[str]:
-    """Command lines of running processes that name `directory`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(directory) in command and "scripts.demo" not in command:
-                found.append(command)
-    return found
 
 
 def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,24 +27,6 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=400,
         check=False,
     )
-
-
-def interrupt_at(process: subprocess.Popen[str], shown: str, number: signal.Signals, directory: Path) -> None:
-    """Sends the signal once the demo has printed `shown`, and checks how it and its processes end."""
-    assert process.stdout is not None
-    lines = []
-    for line in iter(process.stdout.readline, ""):
-        lines.append(line)
-        if shown in line:
-            break
-    else:
-        pytest.fail(f"the demo ended with {process.wait(30)} before it printed {shown!r}:\n{''.join(lines)}")
-    assert processes_below(directory)
-    process.send_signal(number)
-    out = "".join(lines) + process.stdout.read()
-    assert process.wait(30) == 130, out
-    assert "Traceback" not in out
-    assert processes_below(directory) == []
 
 
 @pytest.mark.processes
@@ -110,9 +78,7 @@ def test_a_node_that_does_not_start_ends_the_demo_with_its_reason(tmp_path: Path
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_interrupted_it_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "demo"
-    command = [*COMMAND, "--directory", str(directory)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        interrupt_at(process, "sent:", number, directory)
+    interrupt([*COMMAND, "--directory", str(directory)], "sent:", number, directory)
 
 
 @pytest.mark.parametrize("arguments", [["--messages", "0"], ["--messages", "336777"], ["--in-flight", "0"]])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.test_demo import ROOT, interrupt_at, processes_below
+from tests.demo.interruption import ROOT, interrupt, processes_below
 from tests.failover.etcd_servers import require_etcd
 
 COMMAND = [sys.executable, "-m", "scripts.demo_failover"]
@@ -54,10 +54,7 @@ def test_a_short_demo_shows_every_step(tmp_path: Path) -> None:
 def test_interrupted_it_ends_its_processes(tmp_path: Path) -> None:
     require_etcd()
     directory = tmp_path / "demo"
-    with subprocess.Popen(
-        [*COMMAND, "--directory", str(directory)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        interrupt_at(process, "Sending flights", signal.SIGTERM, directory)
+    interrupt([*COMMAND, "--directory", str(directory)], "Sending flights", signal.SIGTERM, directory)
 
 
 def test_without_etcd_it_says_what_to_install(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """A failover of each kind under load; scripts/failovers runs any number of them."""
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.demo.interruption import interrupt
 from tests.failover.etcd_servers import require_etcd
 from tests.failover.failovers import KINDS, run_failovers
 from tests.failover.grpc_clients import LANGUAGES
@@ -40,3 +43,10 @@ async def test_what_rocketmq_5s_clients_rely_on(tmp_path: Path) -> None:
     outcome = await run_failovers(tmp_path, kinds, in_flight=1, seed=1, say=said.append, languages=LANGUAGES)
     assert outcome.violations == [], said
     assert outcome.grpc["acknowledgements answered OK"] > 0
+
+
+def test_interrupted_the_script_ends_its_processes(tmp_path: Path) -> None:
+    require_etcd()
+    directory = tmp_path / "failovers"
+    command = [sys.executable, "-m", "scripts.failovers", "--kinds", "kill", "--directory", str(directory)]
+    interrupt(command, "kill", signal.SIGINT, directory)

@@ -1,10 +1,13 @@
 """A few crash cycles of most kinds; `scripts/crash-cycles` runs any number of all kinds."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.demo.interruption import interrupt
 from tests.faults.cycles import KINDS, Outcome, Plan, Run
 
 pytestmark = pytest.mark.processes
@@ -39,6 +42,12 @@ def test_pair_survives_crashes(tmp_path: Path) -> None:
 def test_group_with_sync_flush_survives_crashes(tmp_path: Path) -> None:
     kinds = ("kill slave", "kill master", "kill master and slaves", "kill starting slave")
     run(plan_of(SEED + 1, kinds, slave_count=2, flush="SYNC_FLUSH", in_sync_replicas=2), tmp_path / "run")
+
+
+def test_interrupted_the_script_ends_its_processes(tmp_path: Path) -> None:
+    directory = tmp_path / "cycles"
+    command = [sys.executable, "-m", "scripts.crash_cycles", "--directory", str(directory)]
+    interrupt(command, "cycle 0: ", signal.SIGTERM, directory)
 
 
 def plan_of(seed: int, kinds: tuple[str, ...], **changes: Any) -> Plan:
