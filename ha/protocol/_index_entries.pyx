@@ -63,9 +63,9 @@ def link_slots(bytes keys not None, slots not None, int first, bytearray dirty_p
         key += KEY_SIZE
 
 
-def point_below(slots not None, long long stop):
+def count_used(slots not None, long long stop):
     cdef int[::1] leads = slots
-    cdef Py_ssize_t place
+    cdef Py_ssize_t place, used_count = 0
     cdef int least = 0, most = 0
     if not leads.shape[0]:
         raise ValueError("no slots")
@@ -73,7 +73,8 @@ def point_below(slots not None, long long stop):
         for place in range(leads.shape[0]):
             least = min(least, leads[place])
             most = max(most, leads[place])
-    return least >= 0 and most < stop
+            used_count += leads[place] != 0
+    return used_count if least >= 0 and most < stop else -1
 
 
 def follow_chains(bytes entries not None, newest_of_slots not None, int first, long long last_physical):

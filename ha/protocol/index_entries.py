@@ -49,9 +49,11 @@ def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) ->
 
 
 @with_compiled_twin
-def point_below(slots: Slots, stop: int) -> bool:
-    """Return whether all of `slots` hold valid entry numbers (or 0) below `stop`."""
-    return min(slots) >= 0 and max(slots) < stop
+def count_used(slots: Slots, stop: int) -> int:
+    """Return how many of `slots` are not 0; -1 if one of them is no valid entry number below `stop`."""
+    if min(slots) < 0 or max(slots) >= stop:
+        return -1
+    return len(slots) - slots.tolist().count(0)
 
 
 @with_compiled_twin

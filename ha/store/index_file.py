@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_left
 from typing import NamedTuple
 
-from ha.protocol.index_entries import PAGE_SLOTS, Slots, chain_keys, follow_chains, link_slots, point_below
+from ha.protocol.index_entries import PAGE_SLOTS, Slots, chain_keys, count_used, follow_chains, link_slots
 from ha.protocol.record_digest import KEY, KEY_SIZE
 from ha.protocol.store_files import (
     INDEX_ENTRY,
@@ -91,9 +91,10 @@ class IndexFile:
                 return False
             slots[begin : begin + len(piece)] = memoryview(piece)
         self.slots = slots
+        self.used_slots = count_used(slots, self.next_entry)  # which no reader needs, so the header's may be damaged
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. The
         # entries of those chains may be lost, so the file is useless.
-        return point_below(slots, self.next_entry)
+        return self.used_slots >= 0
 
     def _slots_on_disk(self, begin: int) -> array[int]:
         """Returns a part of the slot table in the file; less if the file is too short."""
@@ -260,12 +261,14 @@ class IndexFile:
             number = previous
         return found
 
-    def trouble(self) -> str:
-        """Reads all entries and returns what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
+    def trouble(self, stop: int, slots: Slots | None) -> str:
+        """Reads the entries below `stop` and returns what is inconsistent: chains, order or slots; "" if nothing.
+
+        Blocking. `stop` and `slots` are the file's `next_entry` and `slots` at one moment: keys may be put meanwhile.
+        """
         newest = blank_slots(self.slot_count)  # a dict of a full file's would be 500 MB
         used_count = 0
         last_physical = -1
-        stop, is_written_to = self.next_entry, self.slots is not None
         number = 1
         while number < stop:
             count = min(_CHECK_ENTRIES, stop - number)
@@ -277,16 +280,17 @@ class IndexFile:
                 return f"entry {number + fitting_count} does not fit those before it"
             used_count += free_count
             number += count
-        if is_written_to:
-            return ""  # its slots and header are in memory, and newer than those in the file
         for begin in range(0, self.slot_count, _PIECE_SLOTS):
             expected = newest[begin : begin + _PIECE_SLOTS]
-            found = self._slots_on_disk(begin)
+            found = self._slots_on_disk(begin) if slots is None else slots[begin : begin + _PIECE_SLOTS]
             if len(found) < len(expected):
                 return "it ends within its slots"
             if expected != found:
-                place = next(place for place in range(len(found)) if found[place] != expected[place])
-                return f"slot {begin + place} says {found[place]}, its newest entry is {expected[place]}"
+                for slot, (lead, wanted) in enumerate(zip(found, expected, strict=True), begin):
+                    if lead != wanted and (slots is None or lead < stop):  # others lead to keys put meanwhile
+                        return f"slot {slot} says {lead}, its newest entry is {wanted}"
+        if slots is not None:
+            return ""  # its header is in memory, and newer than the one in the file
         header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
         if (
             header.index_count != stop

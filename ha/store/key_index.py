@@ -16,6 +16,7 @@ from pathlib import Path
 
 import trio
 
+from ha.protocol.index_entries import Slots
 from ha.protocol.record import RecordHead
 from ha.protocol.record_digest import KEY, KEY_SIZE, index_key_hashes
 from ha.protocol.store_files import index_file_size, index_key, index_key_hash
@@ -144,15 +145,15 @@ class KeyIndex:
             for key_hash in index_key_hashes(head, with_tags=self.has_tags)
         ]
 
-    def trouble_in(self, file: IndexFile) -> str:
-        """Returns what is inconsistent within a file, or "". Blocking."""
+    def trouble_in(self, file: IndexFile, stop: int, slots: Slots | None) -> str:
+        """Returns what is inconsistent within a file, or ""; see `IndexFile.trouble`. Blocking."""
         if file not in self._files:
             return ""
         try:
             size = self._disk.size(file.path)
         except FileNotFoundError:  # retention or a truncation of the log is removing it
             return ""
-        return file.trouble() if size == self._size else f"size {size}, expected {self._size}"
+        return file.trouble(stop, slots) if size == self._size else f"size {size}, expected {self._size}"
 
     def detach(self) -> list[IndexFile]:
         """Drops all files and stops dispatch from adding to the index, to rebuild it from the log's first record.

@@ -326,7 +326,10 @@ class Scrub:
         if self._index is None:
             return True
         for file in list(self._index.files):
-            trouble = await self._run_blocking(self._index.trouble_in, file)
+            generation = self._index.generation
+            trouble = await self._run_blocking(self._index.trouble_in, file, file.next_entry, file.slots)
+            if generation != self._index.generation:
+                return True  # entries were removed meanwhile: the next round checks
             if trouble:
                 logger.error("index.damage_found file=%s reason=%r", file.path, trouble)
                 return False

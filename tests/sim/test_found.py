@@ -517,3 +517,11 @@ def test_a_log_copied_up_to_damage_leaves_its_slave_to_be_emptied(outcome: Outco
     the master, which had gone on from there, did not have.
     """
     assert any("operator: s1 is emptied" in line for line in outcome.trace)
+
+
+def test_the_slots_of_an_index_are_counted_at_start(outcome: Outcome) -> None:
+    """A bit flips in the count of used slots in the header of the index file that keys are put into.
+
+    The count was taken from the header, and written with every change.
+    """
+    assert any("flip_bit /store/index/" in line and line.endswith(" at 32") for line in outcome.trace)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.protocol.compiled import pure
-from ha.protocol.index_entries import follow_chains, point_below
+from ha.protocol.index_entries import Slots, count_used, follow_chains
 from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE
 
 TWINS = [follow_chains, pure(follow_chains)]
@@ -83,9 +83,13 @@ def test_both_implementations_agree_on_damaged_entries(
     assert compiled == python
 
 
-@pytest.mark.parametrize("twin", [point_below, pure(point_below)])
-def test_slots_point_to_existing_entries(twin: Any) -> None:
-    assert twin(array("i", [0, 4, 2]), 5)
-    assert not twin(array("i", [0, 5, 2]), 5)
-    assert not twin(array("i", [3, -1, 0]), 5)
-    assert twin(array("i", [0]), 1)
+@pytest.mark.parametrize("twin", [count_used, pure(count_used)])
+def test_used_slots_are_counted_if_all_point_to_existing_entries(twin: Any) -> None:
+    assert twin(slots_of(0, 4, 2), 5) == 2
+    assert twin(slots_of(0, 5, 2), 5) == -1
+    assert twin(slots_of(3, -1, 0), 5) == -1
+    assert twin(slots_of(0), 1) == 0
+
+
+def slots_of(*numbers: int) -> Slots:
+    return memoryview(array("i", numbers))

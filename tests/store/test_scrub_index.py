@@ -1,13 +1,21 @@
 """The scrub compares the key index with the log from the first record that the log still holds."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from ha.protocol.record import RecordHead, scan_record
-from ha.protocol.store_files import INDEX_ENTRY, index_entry_position
+from ha.protocol.store_files import (
+    INDEX_ENTRY,
+    INDEX_HEADER_SIZE,
+    INDEX_SLOT,
+    IndexHeader,
+    index_entry_position,
+    index_slot_position,
+)
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import (
@@ -22,6 +30,7 @@ from tests.store.stores import (
 )
 
 INDEX = ROOT / "index"
+SLOT_COUNT = small_options().index_slot_count
 
 
 async def made(disk: MemoryDisk, clock: WallClock, count: int = 60) -> None:
@@ -32,6 +41,11 @@ async def made(disk: MemoryDisk, clock: WallClock, count: int = 60) -> None:
             await store.log.put([message(number, size=400)])
         await check_derived(store)
     assert len(disk.list_dir(INDEX)) > 3
+
+
+def newest_of(disk: MemoryDisk) -> Path:
+    """The index file that keys are put into."""
+    return INDEX / disk.list_dir(INDEX)[-1]
 
 
 def heads_of(raw: bytes) -> list[RecordHead]:
@@ -61,6 +75,49 @@ async def test_missing_keys_of_the_oldest_records_are_noticed(known_from: int, a
         with trio.fail_after(60):
             await store.scrub.wait_round()
         assert store.scrub.statistics().index_rebuilt_count == 1
+
+
+async def test_a_wrong_slot_of_the_file_being_written_is_noticed(autojump_clock: object) -> None:
+    """It leads to an older entry: the newer ones of its chain can't be found."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    content = disk.inodes[newest_of(disk)].content
+    slots = content[INDEX_HEADER_SIZE : index_entry_position(SLOT_COUNT, 0)]
+    numbers = [number for (number,) in INDEX_SLOT.iter_unpack(slots)]
+    slot = numbers.index(max(numbers))
+    *_, previous = INDEX_ENTRY.unpack_from(content, index_entry_position(SLOT_COUNT, numbers[slot]))
+    INDEX_SLOT.pack_into(content, index_slot_position(slot), previous)
+    async with open_small(disk, clock) as store:
+        await dispatched(store)
+        with trio.fail_after(60):
+            await store.scrub.wait_round()
+        assert store.scrub.statistics().index_rebuilt_count == 1
+        await check_derived(store)
+
+
+async def test_keys_put_while_a_worker_checks_a_file_are_no_damage(autojump_clock: object) -> None:
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock) as store:
+        assert store.index is not None
+        file = store.index.files[-1]
+        stop, slots = file.next_entry, file.slots
+        await store.log.put([message(60)])
+        await dispatched(store)
+        assert file.next_entry > stop
+        assert file.trouble(stop, slots) == ""
+
+
+async def test_a_wrong_number_of_used_slots_does_not_survive_a_restart(autojump_clock: object) -> None:
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    newest = newest_of(disk)
+    counted = IndexHeader.unpack(disk.inodes[newest].content).hash_slot_count
+    disk.inodes[newest].content[32] ^= 1  # hashSlotCount
+    assert IndexHeader.unpack(disk.inodes[newest].content).hash_slot_count != counted
+    async with open_small(disk, clock) as store:
+        assert store.index is not None
+        assert store.index.files[-1].used_slots == counted
 
 
 @pytest.mark.parametrize("segments", [1, 2, 5])
