@@ -269,6 +269,8 @@ class ConsumeQueue:
             last = self._entry(keep - 1) if starts and keep > starts[0] else None
             self.max_physical_offset = last.physical_offset + last.size if last and last.size != BLANK_SIZE else 0
             self.files.zero_from(keep)
+        # The size in the last entry may be damaged: the records from here on would be skipped.
+        self.max_physical_offset = min(self.max_physical_offset, physical_offset)
         return removed
 
     def correct_min(self, log_min_offset: int) -> int:

@@ -525,3 +525,11 @@ def test_the_slots_of_an_index_are_counted_at_start(outcome: Outcome) -> None:
     The count was taken from the header, and written with every change.
     """
     assert any("flip_bit /store/index/" in line and line.endswith(" at 32") for line in outcome.trace)
+
+
+def test_a_damaged_size_in_a_queue_hides_no_message(outcome: Outcome) -> None:
+    """A bit flips in the size in a queue's last entry that stays when a master starts after a kill.
+
+    By this size the record reached behind the log's end, and later ones were taken for records that have an entry.
+    """
+    assert any("flip_bit /store/consumequeue/flights/0/" in line for line in outcome.trace)

@@ -95,6 +95,29 @@ async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: in
         assert queue.read(0, first) + queue.read(first + 3, 70) == entries[:first] + entries[first + 3 :]
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("position", [*range(30, 41), 68, 69])
+async def test_a_damaged_size_in_an_entry_hides_no_record(position: int, is_clean: bool) -> None:
+    """If it was the last entry that stayed, the records behind it were taken for ones that have an entry."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        for number in range(70):
+            clock.now_ms += 5000
+            await store.log.put([message(number, size=400)])
+        await check_derived(store)
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", b"")
+    disk.inodes[QUEUE / f"{position // 8 * 8 * 20:020d}"].content[position % 8 * 20 + 8] ^= 1
+    async with open_small(disk, clock, recovery_scan_bytes=20_000) as store:
+        [result] = await store.log.put([message(70)])
+        assert result.queue_offset == 70
+        await dispatched(store)
+        [queue] = store.queues
+        assert queue.max_offset == 71
+        await store.scrub.wait_round()
+        await check_derived(store)
+
+
 async def test_unreadable_queue_ends_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     disk, _ = await made()
     content = disk.inodes[ROOT / QUEUE_ENDS_FILE].content
