@@ -69,9 +69,8 @@ def consume(
     message becomes a dead letter.
 
     Without --follow, it stops at the ends that the queues had at the start; with --group, at --limit or Ctrl-C. With
-    --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success; 1 rejected
-    (for example, no such topic), or a body could not be shown; 2 usage; 69 no name server or broker reachable; 130
-    interrupted.
+    --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success; 1 rejected,
+    or a body could not be shown; 2 usage, or no such topic; 69 no name server or broker reachable; 130 interrupted.
     """
     if from_ not in ("first", "last", "committed") and not from_.isdecimal():
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
