@@ -77,7 +77,7 @@ class Cluster(Machines):
         self._lost_tail = False
         self._was_cut_off = False
         """Whether damage may have shortened the master's log"""
-        self._may_be_hidden = False
+        self.may_be_hidden = False
         """Whether damage hit bytes without a checksum, which no node can find"""
         self.misread_to = 0
         """End of the master's log when such damage left a valid record there, of another queue for example"""
@@ -196,7 +196,7 @@ class Cluster(Machines):
             begin, end = start + begin, start + end
         self._damaged_bytes = (begin, end)
         cuts_tail = self.watch.on_damage(machine.name, begin, end)
-        self._may_be_hidden |= cuts_tail
+        self.may_be_hidden |= cuts_tail
         if cuts_tail and machine is self.master:
             sound_end = self.image(machine).sound_end
             if sound_end > begin:
@@ -266,7 +266,7 @@ class Cluster(Machines):
         An operator who compares the logs does.
         """
         nodes = [self.node(MASTER), self.node(slave.name)]
-        if not self._may_be_hidden or any(node is None or node.store.damage.open for node in nodes):
+        if not self.may_be_hidden or any(node is None or node.store.damage.open for node in nodes):
             return False
         ours, theirs = self.image(self.master), self.image(slave)
         begin, end = max(ours.begin, theirs.begin), min(ours.sound_end, theirs.sound_end)
@@ -277,7 +277,7 @@ class Cluster(Machines):
         these were made after such a bit had flipped, or the master has gone on from before the damage."""
         node = self.node(slave.name)
         return (
-            (self._may_be_hidden or self._may_be_apart)
+            (self.may_be_hidden or self._may_be_apart)
             and node is not None
             and any("is not what was written here" in each.heal_trouble for each in node.store.damage.open)
         )

@@ -533,3 +533,8 @@ def test_a_damaged_size_in_a_queue_hides_no_message(outcome: Outcome) -> None:
     By this size the record reached behind the log's end, and later ones were taken for records that have an entry.
     """
     assert any("flip_bit /store/consumequeue/flights/0/" in line for line in outcome.trace)
+
+
+def test_a_flipped_bit_may_change_a_store_time(outcome: Outcome) -> None:
+    """It hits a record before its bytes have a checksum, so no node notices it; the checker expected rising times."""
+    assert any("flip_bit /store/commitlog/00000000000000032768 at 2785" in line for line in outcome.trace)
