@@ -306,7 +306,8 @@ class Cluster(Machines):
         if patched:
             self.start(machine)
         else:
-            self._replace(machine)
+            sound = self.image(machine, end=min(damage.begin for damage in damages))
+            self._take_over(self._longer_log(sound) or sound)
 
     def queue_ends(self) -> dict[int, int]:
         records = self.image(self.master).records()
