@@ -271,7 +271,7 @@ class Batching:
 
 
 def _closed(batch: _Batch) -> ConnectionFailed:
-    return ConnectionFailed(batch.topic, "the producer was closed")
+    return ConnectionFailed(batch.topic, "the producer was closed", was_sent=batch.is_sent)
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -153,7 +154,10 @@ class Connection:
         requests fail then."""
         try:
             with self._scope:
-                await self._connect_and_serve()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._run_part, self._expire)  # requests are made before the stream is there
+                    await self._connect_and_serve()
+                    tasks.cancel_scope.cancel()
         finally:
             self._protocol.close("closed by this client")
             for waiting in self._protocol.finish():
@@ -175,8 +179,8 @@ class Connection:
         async with stream:
             try:
                 async with anyio.create_task_group() as tasks:
-                    for part in (self._read, self._write, self._expire):
-                        tasks.start_soon(self._run_part, part, stream)
+                    for part in (self._read, self._write):
+                        tasks.start_soon(self._run_part, partial(part, stream))
             finally:
                 self._socket = None
                 if self.is_closed:
@@ -185,9 +189,9 @@ class Connection:
                 with anyio.move_on_after(1, shield=True):
                     await stream.aclose()
 
-    async def _run_part(self, part: Callable[[ByteStream], Awaitable[None]], stream: ByteStream) -> None:
+    async def _run_part(self, part: Callable[[], Awaitable[None]]) -> None:
         try:
-            await part(stream)
+            await part()
         except anyio.EndOfStream:
             self._protocol.close("closed by the server")
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -232,7 +236,7 @@ class Connection:
                 self._outbox_filled = anyio.Event()
                 await self._outbox_filled.wait()
 
-    async def _expire(self, stream: ByteStream) -> None:
+    async def _expire(self) -> None:
         """Ends requests that got no response in time: one task for all of them. OSError if the server seems to be gone.
 
         It does if it has accepted everything, and has sent nothing at all since such a request, for as long as requests

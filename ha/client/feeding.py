@@ -141,7 +141,8 @@ class Feeder:
             max_messages=self._options.pull_count,
             wait_s=self._options.long_poll_s,
         )
-        if process_queue is not held.process_queue:
+        # Restarted or revoked meanwhile: a cancellation comes too late for a task that has its response already.
+        if process_queue is not held.process_queue or process_queue.is_dropped:
             return
         if raw.status is PullStatus.OFFSET_ILLEGAL:
             await self._move(held, process_queue, asked, raw)

@@ -399,6 +399,8 @@ class RawPull(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     broker_id: int
+    remark: str = ""
+    """RocketMQ's name of the result (GetMessageStatus), which distinguishes more than `status`"""
 
 
 class ReadFrom(Enum):

@@ -90,6 +90,7 @@ class Producer(ClientUser):
         ConnectionFailed (may be stored if `was_sent`), ValueError for a message that no broker would accept, TypeError
         for a body that isn't bytes. A retried send may be stored more than once. A cancelled one may be stored, unless
         batching had not sent it yet."""
+        _check_topic(queue, message)
         outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
             return (await self._sender.send(outgoing, queue, timeout_s)).result
@@ -105,7 +106,8 @@ class Producer(ClientUser):
         Messages share requests, regardless of ClientOptions.batching; those to a chosen `queue` are sent in order, one
         request after the other. All together take at most `timeout_s`. ValueError, and nothing is sent, if no broker
         would accept one of them. If cancelled, any of them may be stored."""
-        sender = self._sender
+        sender, messages = self._sender, list(messages)
+        _check_topic(queue, *messages)
         outgoing = [sender.prepare_simple(message) or await sender.prepare(message) for message in messages]
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         return await self._shared.send_many(outgoing, queue, timeout_s)
@@ -117,6 +119,7 @@ class Producer(ClientUser):
 
         Result and errors as for `send`. ValueError unless all have the same topic and `wait_stored` and none has a
         delay or priority."""
+        _check_topic(queue, *messages)
         return (await self._sender.send(self._sender.prepare_batch(messages), queue, timeout_s)).result
 
     async def send_oneway(
@@ -126,6 +129,7 @@ class Producer(ClientUser):
 
         Waits for the route, and while the connection's outbox is full. Raises RouteNotFound, ConnectionFailed,
         RequestTimedOut."""
+        _check_topic(queue, message)
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
 
     async def recall(self, recall_handle: str, *, timeout_s: float | None = None) -> str:
@@ -155,4 +159,13 @@ class Producer(ClientUser):
         TypeError if `local` returns something else than a TransactionState, of which brokers ask, too."""
         if self._transactions is None:
             raise ValueError("transactions need a producer with check=…, which resolves those left open")
+        _check_topic(queue, message)
         return await self._transactions.send(message, local, queue, timeout_s)
+
+
+def _check_topic(queue: MessageQueue | None, *messages: Message) -> None:
+    """Raises ValueError if `queue` is one of another topic: brokers would store the messages there."""
+    if queue is not None:
+        for message in messages:
+            if message.topic != queue.topic:
+                raise ValueError(f"a message of topic {message.topic} can't be sent to a queue of topic {queue.topic}")

@@ -15,7 +15,7 @@ from ha.client.backoff import Backoff
 from ha.client.client import Client
 from ha.client.messages import MessageQueue, PullStatus, RawPull, ReadFrom
 from ha.client.routes import TopicRoute
-from ha.errors import BrokerError, ConnectionFailed
+from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
 from ha.heap import keep_heap
 from ha.protocol.codes import MASTER_ID, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import (
@@ -108,7 +108,8 @@ class QueueRequests:
         found = parse_header(PullMessageResponse, answer.ext_fields)
         self._suggested[queue] = found.suggest_which_broker_id
         body, broker_id = bytes(answer.body), answered.broker_id
-        return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id)
+        remark = answer.remark or ""
+        return RawPull(status, body, found.next_begin_offset, found.min_offset, found.max_offset, broker_id, remark)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message on the broker."""
@@ -174,31 +175,36 @@ class QueueRequests:
 
         `waits`: the request is a long poll. A failed connection is retried for request_timeout_s from the first failure
         on, unless the request may have been executed and is not `is_repeatable`, or `retries` is off."""
-        options = self._client.options
+        client, options = self._client, self._client.options
+        routes, connections = client.routes, client.connections  # they may be closed during a pause
         backoff, give_up_at = Backoff(), math.inf
         timeout_s = options.request_timeout_s if timeout_s is None else timeout_s
         while True:
             try:
-                route = await self._client.routes.find(queue.topic)
+                route = await routes.find(queue.topic)
                 broker_id = (choose or self._broker_id)(route, queue)
                 address = route.address_of(queue.broker_name, broker_id)
                 command = RemotingCommand(code, ext_fields=header.to_ext_fields())
-                answer = await self._client.connections.invoke(address, command, timeout_s, is_prompt=not waits)
+                answer = await connections.invoke(address, command, timeout_s, is_prompt=not waits)
             except ConnectionFailed as error:
-                self._client.routes.mark_stale(queue.topic)
+                routes.mark_stale(queue.topic)
                 self._suggested.pop(queue, None)
                 now, pause_s = anyio.current_time(), backoff.next_s()
                 give_up_at = min(give_up_at, now + options.request_timeout_s)
-                is_final = not (retries and options.retry_unreachable) or (error.was_sent and not is_repeatable)
+                retries = retries and options.retry_unreachable and client.is_open
+                is_final = not retries or (error.was_sent and not is_repeatable)
                 if is_final or now + pause_s >= give_up_at:
                     raise
                 await anyio.sleep(pause_s)
+            except RequestTimedOut:
+                self._suggested.pop(queue, None)  # the next request is for the master, which may suggest it again
+                raise
             else:
                 break
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._client.routes.forget(queue.topic)
+            routes.forget(queue.topic)
         elif answer.code in UNAVAILABLE_CODES:
-            self._client.routes.mark_stale(queue.topic)
+            routes.mark_stale(queue.topic)
             self._suggested.pop(queue, None)
         return Answer(answer, address, broker_id)
 

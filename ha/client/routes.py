@@ -1,7 +1,7 @@
 """Topic routes: which brokers hold which queues. Looked up at the name servers, cached, and refreshed every 30 s.
 
-While no name server answers, or a restarted one does not know the topic yet, the last known route stays in use, as in
-RocketMQ's clients.
+While no name server answers, or it rejects the request, or a restarted one does not know the topic yet, the last known
+route stays in use, as in RocketMQ's clients.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Routes:
         self._masters: dict[str, str] = {}  # by broker name: the last one seen
         self._former_masters: set[str] = set()  # in whose place another one was seen
         self._unknown_since: dict[str, float] = {}  # by topic known: since when no name server knows it
+        self._expected: set[str] = set()  # topics known that are still to be created: their routes are the template's
         self._lookups: dict[str, _Lookup] = {}
         self._answering = 0
         self._is_failing = False
@@ -133,7 +134,7 @@ class Routes:
     async def find_for_sending(self, topic: str) -> TopicRoute:
         """The route of `topic`, or of the brokers that will create it when it is sent to (MQClientInstance).
 
-        The latter is kept like any other, if it can be sent to: by the next refresh the topic is there. Errors as of
+        The latter is kept until the next refresh, if it can be sent to: by then the topic is there. Errors as of
         `find`."""
         try:
             return await self.find(topic)
@@ -151,6 +152,7 @@ class Routes:
         route = TopicRoute(topic, queues, queues, template.addresses)
         if queues:  # else it would be taken for what is known of a topic that its brokers have yet to tell of
             self._keep(route)
+            self._expected.add(topic)
         return route
 
     def mark_stale(self, topic: str) -> None:
@@ -199,16 +201,14 @@ class Routes:
             route = _route(topic, await self._ask(topic))
         except RouteNotFound as error:
             now, old = anyio.current_time(), self._known.get(topic)
-            if old is None or now - self._unknown_since.setdefault(topic, now) > _UNKNOWN_ROUTE_KEPT_S:
+            is_expected = topic in self._expected  # the template may have changed: other brokers would create it
+            if old is None or is_expected or now - self._unknown_since.setdefault(topic, now) > _UNKNOWN_ROUTE_KEPT_S:
                 self.forget(topic)
                 lookup.error = error
                 raise
             self._stale.discard(topic)
             return old
-        except BrokerError as error:
-            lookup.error = error
-            raise
-        except (ConnectionFailed, RemoteProtocolError) as error:
+        except (BrokerError, ConnectionFailed, RemoteProtocolError) as error:
             if not self._is_failing:
                 self._is_failing = True
                 _log.warning("client.routes_not_refreshed topic=%s reason=%r", topic, str(error))
@@ -230,6 +230,7 @@ class Routes:
     def _keep(self, route: TopicRoute) -> None:
         self._stale.discard(route.topic)
         self._unknown_since.pop(route.topic, None)
+        self._expected.discard(route.topic)
         for name, addresses in route.addresses.items():
             self._record_master(name, addresses.get(MASTER_ID))
         if self._known.get(route.topic) != route:

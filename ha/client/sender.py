@@ -250,10 +250,12 @@ class Sender:
         retries_left = options.send_retries
         backoff = Backoff()
         tried: set[str] = set()
-        failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "not tried")
+        failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "closed by this client")
         while True:
             try:
                 route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
+                if not self._client.is_open:  # closed during the lookup, or during the pause before it
+                    raise failure
                 target = queue or self._next_queue(route, tried)
             except NoMaster as error:
                 if not error.is_temporary:

@@ -105,6 +105,7 @@ class SimpleConsumer(ClientUser):
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                     await self._give_back(message.lease for message in self._buffer)
+                self._buffer.clear()
 
     @property
     def group(self) -> str:

@@ -147,7 +147,6 @@ async def test_incompatible_messages_are_not_batched(world: World, broker: Broke
         await world.send(Message("T", b"queue 1 %d" % number), QUEUE)
         await world.send(Message("T", b"queue 2 %d" % number), MessageQueue("T", "a", 2))
         await world.send(Message("T", b"unwaited %d" % number, wait_stored=False))
-    await world.send(Message("Other", b"of another topic"), QUEUE)
     alone = [
         Message("T", b"delayed", delay_level=3),
         Message("T", b"a second later", delay_s=1.0),
@@ -166,11 +165,10 @@ async def test_incompatible_messages_are_not_batched(world: World, broker: Broke
     await world.came(16)
     assert broker.sent[5:] == [[message.body] for message in alone]
     broker.release()
-    await world.until_all(27)
+    await world.until_all(26)
     assert sorted(broker.sent[16:]) == [
         [b"Other 0", b"Other 1"],
         [b"T 0", b"T 1"],
-        [b"of another topic"],
         [b"queue 1 0", b"queue 1 1"],
         [b"queue 2 0", b"queue 2 1"],
         [b"unwaited 0", b"unwaited 1"],
@@ -490,7 +488,12 @@ async def test_closing_fails_waiting_sends_and_batches_in_flight() -> None:
         await world.send(b"waits for queue 1", QUEUE)
         await world.send(b"waits for queue 1, too", QUEUE)
     assert isinstance(world.outcomes.pop(b"first"), SendResult)
-    assert [outcome for outcome in world.outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
+    may_be_stored = set()
+    for body, outcome in world.outcomes.items():
+        assert isinstance(outcome, ConnectionFailed)
+        if outcome.was_sent:
+            may_be_stored.add(body)
+    assert may_be_stored == {b"a", b"b", b"first of queue 1"}
 
 
 @on_both_backends(open_world_of_one, ClientOptions())

@@ -156,6 +156,21 @@ async def test_requests_time_out_individually() -> None:
         assert server.connection_count == 1
 
 
+@on_both_backends()
+async def test_request_times_out_before_the_connection_is_established() -> None:
+    async def connect(host: str, port: int) -> ByteStream:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    connection = Connection("127.0.0.1:1", ClientOptions(connect=connect, connect_timeout_s=20.0))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(connection.run)
+        with anyio.fail_after(10), pytest.raises(RequestTimedOut):
+            await connection.invoke(request(1), 0.1)
+        assert not connection.is_closed
+        tasks.cancel_scope.cancel()
+
+
 @on_both_backends(open_connection, echo, ClientOptions(request_timeout_s=0.25))
 async def test_connection_to_a_silent_server_is_closed(connection: Connection, server: FakeServer) -> None:
     """Packets may vanish without a word. The kernel then takes minutes to notice, or to try again once they do not."""

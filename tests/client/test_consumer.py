@@ -121,7 +121,7 @@ async def test_raw_pull_returns_the_records_unchanged(code: int, status: PullSta
     bytes_sent = b"" if code else record(7, TAGS="Aa") + record(8, TAGS="BB")
     async with open_consumer({0: lambda c: pulled(c, code, bytes_sent, 9)}) as (consumer, servers):
         raw = await consumer.pull_raw(QUEUE, 7, tags="Aa", max_messages=9)
-        assert raw == RawPull(status, bytes_sent, 9, 0, 9, 0)
+        assert raw == RawPull(status, bytes_sent, 9, 0, 9, 0, "REMARK")
         fields = servers[0].commands[0].ext_fields
         assert (fields["subscription"], fields["maxMsgNums"], fields["sysFlag"]) == ("Aa", "9", "4")
 

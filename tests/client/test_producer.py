@@ -1,7 +1,7 @@
 """The producer with scripted servers: routes, round robin, retries, and handling of each answer."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -217,6 +217,22 @@ async def test_new_topic_is_sent_to_brokers_that_create_topics(producer: Produce
     assert Counter(c.ext_fields["topic"] for c in cluster.name_server.commands) == {"Fresh": 1, "TBW102": 1}
 
 
+@on_both_backends(open_producer, [stored, stored], topic="TBW102")
+async def test_new_topic_is_sent_to_the_new_master_of_its_creating_broker(producer: Producer, cluster: Cluster) -> None:
+    """The master changes after the route was looked up, and before the first message creates the topic."""
+    old, new = cluster.brokers
+    cluster.routes["TBW102"] = route_body({"a": {0: old.address}}, perm=7)
+    assert len(await producer.queues("Fresh")) == 4
+
+    def deposed(command: RemotingCommand) -> RemotingCommand:
+        cluster.routes["TBW102"] = route_body({"a": {0: new.address}}, perm=7)
+        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "this is a SLAVE")
+
+    old.handler = deposed
+    assert (await producer.send(Message("Fresh", b"x"), timeout_s=5)).status is SendStatus.SEND_OK
+    assert len(new.commands) == 1
+
+
 @on_both_backends(open_producer, [stored], topic="TBW102")
 async def test_new_topic_is_writable_once_its_creating_broker_is(producer: Producer, cluster: Cluster) -> None:
     """A slave that registers before its master makes the template topic read-only."""
@@ -245,6 +261,17 @@ async def test_routes_are_refreshed_and_outlive_the_name_server(producer: Produc
     await cluster.name_server.received(len(cluster.name_server.commands) + 2)
     assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
     assert len(await producer.queues("T")) == 6
+
+
+@on_both_backends(open_producer, [stored])
+async def test_route_outlives_a_name_server_that_is_not_ready(producer: Producer, cluster: Cluster) -> None:
+    await producer.send(Message("T", b"x"))
+    cluster.name_server.handler = lambda command: command.reply(ResponseCode.SYSTEM_BUSY, "start flow control")
+    answers = iter([b"\xff" * 8])  # breaks the protocol, so that the client hangs up and looks the route up again
+    cluster.brokers[0].handler = lambda command: next(answers, None) or stored(command)
+    assert (await producer.send(Message("T", b"y"))).status is SendStatus.SEND_OK
+    with pytest.raises(BrokerError, match="2: start flow control"):
+        await producer.send(Message("Other", b"x"))
 
 
 @on_both_backends(open_producer, [stored], ClientOptions(route_refresh_interval_s=0.05))
@@ -353,6 +380,21 @@ async def test_invalid_messages_are_rejected_by_the_client(producer: Producer, c
         with pytest.raises(ValueError, match="batch"):
             await producer.send_batch(batch)
     assert cluster.sends() == []
+
+
+@on_both_backends(open_producer, [stored])
+async def test_queue_of_another_topic_is_rejected_by_the_client(producer: Producer, cluster: Cluster) -> None:
+    message, queue = Message("T", b"x"), MessageQueue("Other", "a", 0)
+    sends: list[Callable[[], Awaitable[object]]] = [
+        lambda: producer.send(message, queue=queue),
+        lambda: producer.send_many([message], queue=queue),
+        lambda: producer.send_batch([message], queue=queue),
+        lambda: producer.send_oneway(message, queue=queue),
+    ]
+    for send in sends:
+        with pytest.raises(ValueError, match="topic T can't be sent to a queue of topic Other"):
+            await send()
+    assert not cluster.sends()
 
 
 @on_both_backends(open_producer, [lambda c: None if c.is_oneway else stored(c)])

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from ha.client import ConsumeMode, MessageModel, ReceivedMessage, RetryLater
+from ha.client import ClientOptions, ConsumeMode, MessageModel, ReceivedMessage, RetryLater
 from ha.client.allocation import allocate_averagely
 from ha.client.messages import MessageQueue
 from ha.errors import RemoteProtocolError
@@ -21,7 +21,7 @@ from ha.protocol.compression import BODY_SIZE_MAX
 from ha.protocol.group_requests import decode_queue_offsets, decode_running_info, encode_queue_offsets
 from ha.protocol.java_json import loads
 from ha.protocol.properties import decode_properties
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import name_server, serving
 from tests.client.group_broker import Answer
@@ -99,6 +99,27 @@ async def test_consumer_follows_the_suggested_broker(world: World) -> None:
     assert (0, 4) in world.brokers[1].pulls
     assert sorted(world.bodies) == sorted(b"%d" % number for number in range(12))
     assert world.brokers[1].committed == {}
+
+
+@on_both_backends(open_world)
+async def test_consumer_returns_to_the_master_from_a_frozen_slave(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def freeze() -> RemotingCommand:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr("ha.client.queue_requests._LONG_POLL_GRACE_S", 0.1)
+    world.route(0, 1, queue_nums=1)
+    world.brokers[1].overrides[RequestCode.PULL_MESSAGE] = lambda command: freeze()
+    world.master.suggest = 1
+    world.master.put(0, b"before")
+    push = msgspec.structs.replace(PUSH, long_poll_s=0.1)
+    async with world.consumer(push=push, options=ClientOptions(request_timeout_s=0.3)):
+        await until(lambda: world.bodies == [b"before"])
+        world.master.put(0, b"after")
+        with anyio.fail_after(20):
+            await until(lambda: world.bodies == [b"before", b"after"])
 
 
 @on_both_backends(open_world)
@@ -231,6 +252,41 @@ async def test_member_change_triggers_a_rebalance(world: World) -> None:
         mine = allocate_averagely(queues, [push.client_id, "~ last of all"], push.client_id)
         await until(lambda: [queue for queue in push.assigned if queue.topic == "T"] == mine)
         assert len(mine) == 1
+
+
+@on_both_backends(open_world)
+async def test_queue_is_revoked_as_its_pull_is_answered(world: World) -> None:
+    """One chunk has the group's members, and before and after them responses to pulls of queues that are revoked."""
+    world.route(0, queue_nums=4)
+    pulls: dict[int, RemotingCommand] = {}
+
+    def hold(command: RemotingCommand) -> Answer:
+        if command.ext_fields["topic"] != "T":
+            return None
+        pulls[int(command.ext_fields["queueId"])] = command
+        return never()
+
+    async def never() -> RemotingCommand:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    def answer_all(command: RemotingCommand) -> bytes:
+        del world.master.overrides[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
+        members = command.reply(0, body=msgspec.json.encode({"consumerIdList": world.master.members()}))
+        before, after = (world.master.pulled(pulls[queue_id], 19, 0) for queue_id in (2, 3))
+        return b"".join(map(encode_command, (before, members, after)))
+
+    world.master.overrides[RequestCode.PULL_MESSAGE] = hold
+    async with world.consumer(push=msgspec.structs.replace(PUSH, rebalance_interval_s=60)) as push:
+        await until(lambda: len(pulls) == 4)
+        world.master.others = ["~ last of all"]
+        world.master.overrides[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = answer_all  # type: ignore[assignment]
+        await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+        await until(lambda: {queue.queue_id for queue in push.assigned if queue.topic == "T"} == {0, 1})
+        pulls.clear()
+        world.master.others.clear()
+        await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+        await until(lambda: pulls.keys() == {2, 3})
 
 
 @on_both_backends(open_world)

@@ -354,6 +354,19 @@ async def test_iteration_returns_messages_and_gives_back_the_rest(world: PopWorl
 
 
 @on_both_backends(open_world)
+async def test_iteration_does_not_return_what_was_given_back(world: PopWorld) -> None:
+    consumer = world.consumer()
+    for offset in ("1", "3"):
+        world.broker.put(b"settled")
+        world.broker.put(b"given back")
+        async with consumer:
+            message = await anext(consumer.messages())
+            assert message.body == b"settled"
+            await message.ack()
+        assert world.broker.of(CHANGE)[-1]["offset"] == offset
+
+
+@on_both_backends(open_world)
 async def test_iteration_leaves_out_expired_messages(world: PopWorld) -> None:
     world.broker.put(b"0")
     world.broker.put(b"1")

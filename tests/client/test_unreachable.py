@@ -1,7 +1,8 @@
 """Retries while servers are unreachable: of which requests, and for how long."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import anyio
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from anyio.abc import ByteStream
 
 import ha.client
-from ha.client import Admin, ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from ha.client import Admin, Client, ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
 from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
 from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable
 from ha.protocol.bodies import BrokerData, ClusterInfo
@@ -18,6 +19,7 @@ from ha.protocol.group_requests import encode_running_info
 from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, serving_all, stored
+from tests.client.push_world import until
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -105,6 +107,26 @@ async def test_tools_can_turn_waiting_off(world: World) -> None:
     async with PullConsumer(world.names.address, options=world.options(retry_unreachable=False)) as consumer:
         with pytest.raises(NameServersUnreachable):
             await consumer.max_offset(QUEUE)
+
+
+@on_both_backends(open_world)
+async def test_a_pause_before_a_retry_does_not_outlast_the_client(world: World) -> None:
+    """The client is closed during the pause, so that its last attempt finds nothing to send with."""
+    world.away(world.broker, 1000)
+    failures: list[ConnectionFailed] = []
+
+    async def fails(call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(ConnectionFailed) as caught:
+            await call()
+        failures.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        client = Client(world.names.address, options=world.options())
+        async with client, Producer(client) as producer, PullConsumer(client) as consumer:
+            tasks.start_soon(fails, partial(producer.send, Message("T", b"x")))
+            tasks.start_soon(fails, partial(consumer.max_offset, QUEUE))
+            await until(lambda: producer.retry_count == 4)
+    assert [failure.was_sent for failure in failures] == [False, False]
 
 
 @on_both_backends(open_world)
