@@ -121,7 +121,8 @@ class _Decoder:
         self.needed = needed
 
     def decode(self, positions: Int64s, places: Places | None) -> pa.RecordBatch:
-        if places is not None and not places.is_batch and self._is_in_the_queue_alone():
+        is_in_queue = places is not None and not places.is_batch and self._is_in_the_queue_alone()
+        if places is not None and is_in_queue and ("topic" not in self.needed or bool(np.all(places.is_strict))):
             chosen = queue_mask(self.options.where, places)
             places = places if chosen is None else places.keep(chosen)
             self.counts.rows += len(places)
@@ -200,7 +201,7 @@ class _Decoder:
             end_ms = min(where.store_end_ms, MILLISECONDS_MAX + 1)
             masks.append((stored_ms < end_ms) & (stored_ms >= -MILLISECONDS_MAX) & heads.sound)
         if places is not None:
-            by_place = None if places.is_batch else queue_mask(where, places)
+            by_place = queue_mask(where, places, has_batches=places.is_batch and self.options.decompress)
             if by_place is not None:
                 masks.append(by_place)
         else:

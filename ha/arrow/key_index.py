@@ -60,6 +60,9 @@ def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> Ke
             raw = path.open("rb")
         except OSError:
             return None
+        if not os.fstat(raw.fileno()).st_size:  # being created, or left by a crash
+            raw.close()
+            return None
         with raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             header = IndexHeader.unpack(mapped[:INDEX_HEADER_SIZE])
             if header.index_count <= 1:

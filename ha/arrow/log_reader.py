@@ -46,6 +46,8 @@ _TAG_CODE_MIN = -(1 << 31)
 _REWRITE_TIMEOUT_S = 60.0
 """Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
 _POLL_INTERVAL_S = 0.05
+_DELETED_MS = -1 << 63
+"""Instead of the store time of a record that retention deleted: before all others"""
 _QUEUES_CHEAP = 256
 _QUEUES_SHARE = 4
 """If more than _QUEUES_CHEAP queues, and at least one in _QUEUES_SHARE, were examined, all are after the next refresh:
@@ -161,6 +163,16 @@ class LogReader:
             return sorted(self._queues)
         return sorted(QueueId(topic, queue_id) for topic in topics for queue_id in self._queues.of_topic(topic))
 
+    def batch_queues(self, topics: Iterable[str] | None = None) -> list[QueueId]:
+        """Return the queues of `topics` (None: of all) whose messages are not in ranges of the log, sorted."""
+        return [key for key in self.queues(topics) if self._queues[key].dtype is BATCH_ENTRY_DTYPE]
+
+    def check_has_queues(self) -> None:
+        """StoreUnreadable if the log has records but no queue: a read by ranges would return nothing."""
+        if self.min_offset < self.end_offset() and not self.queues():
+            reason = "its log has records, but 'consumequeue' has no queue; `ha spark reindex` builds the queues"
+            raise StoreUnreadable(self.path, reason)
+
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
         """Return the readable part of a queue, from the first message still in the log; (0, 0) if it is unknown."""
         key = QueueId(topic, queue_id)
@@ -257,7 +269,8 @@ class LogReader:
         """Yield the records that `read_queue` decodes."""
         where = options.where
         key = QueueId(topic, queue_id)
-        if where.topics is not None and topic not in where.topics:
+        is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
+        if where.topics is not None and topic not in where.topics and not is_light:
             return
         if where.queue_ids is not None and queue_id not in where.queue_ids:
             return
@@ -272,7 +285,7 @@ class LogReader:
         if queue.dtype is BATCH_ENTRY_DTYPE:
             yield from self._batch_queue_runs(key, queue, begin, end, options)
             return
-        hits = self._hits({key.topic}, options)
+        hits = None if is_light else self._hits({key.topic}, options)  # the index has the records' own topics
         position = begin
         while position < end:
             stop = min(end, position + _BLOCK_ENTRIES)
@@ -299,6 +312,8 @@ class LogReader:
         entries, bases = self._batches_within(key, queue, begin, end)
         if not len(entries) or bases[0] > begin:
             self._gone(key, begin, int(bases[0]) if len(bases) else end, "their queue entries were deleted", options)
+        last = int(bases[-1]) + int(entries["batch_size"][-1]) if len(entries) else end
+        self._gone(key, last, end, "the queue ends before them", options)
         where = options.where.restrict(RowFilter(queue_offset_begin=begin, queue_offset_end=end))
         narrowed = msgspec.structs.replace(options, where=where)
         places = Places(
@@ -487,25 +502,31 @@ class LogReader:
 
     def _position_for_time(self, key: QueueId, queue: QueueFiles, timestamp_ms: int) -> int:
         end = self._confirm().queue_end(key)
-        low, high = queue.search(self.min_offset, end), end
+        low, high = self._first_message(queue, end), end
         while low < high:
-            middle = (low + high) // 2
-            stored_ms = self._stored_ms(queue, middle, high)
-            if stored_ms is not None and stored_ms >= timestamp_ms:
+            middle = at = (low + high) // 2
+            stored_ms = self._stored_ms(queue, at, high)
+            while stored_ms is None and at + 1 < high:  # the next record that has a time decides
+                at += 1
+                stored_ms = self._stored_ms(queue, at, high)
+            if stored_ms is None or stored_ms >= timestamp_ms:
                 high = middle
             else:
-                low = middle + 1
+                low = at + 1
         return low
 
     def _stored_ms(self, queue: QueueFiles, position: int, end: int) -> int | None:
-        """Return the store time of the record at `position`; None, which counts as early, for blanks and damage."""
+        """Return the store time of the record at `position`; None for blanks and damage, _DELETED_MS if retention
+        deleted it."""
         _, entries, _ = self._written_entries(queue, position, min(position + 1, end))
-        if not len(entries) or entries["size"][0] == BLANK_SIZE:
-            return None
+        if not len(entries):
+            return _DELETED_MS
         physical = int(entries["physical_offset"][0])
+        if entries["size"][0] == BLANK_SIZE:
+            return None
         raw = self._segments.read(physical, int(entries["size"][0]))
         if raw is None:
-            return None
+            return _DELETED_MS if physical < self.min_offset else None
         heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical, check_parts=False)
         return int(heads.field("store_ms")[0]) if heads.sound[0] else None
 

@@ -59,6 +59,11 @@ class Places:
         """Return a mask of the rows whose queue's topic is in `wanted`."""
         return np.array([topic in wanted for topic in self.topics], bool)[self.topic_numbers]
 
+    def may_be_of_topics(self, wanted: Container[str]) -> Mask:
+        """Return a mask of the rows whose topic may be in `wanted`: in a light queue it is that of the record."""
+        found = [topic in wanted or topic.startswith(LIGHT_QUEUE_PREFIX) for topic in self.topics]
+        return np.array(found, bool)[self.topic_numbers]
+
     def check(self, heads: Heads) -> None:
         """Mark the records as unsound that are not those of their entries."""
         agrees = heads.total_size == self.sizes
@@ -96,12 +101,15 @@ class RecordRun(NamedTuple):
     """The options of the read; `where` may be narrowed"""
 
 
-def queue_mask(where: RowFilter, places: Places) -> Mask | None:
-    """Return a mask of the rows that pass the conditions of `where` on queue and offsets; None if it has none."""
+def queue_mask(where: RowFilter, places: Places, *, has_batches: bool = False) -> Mask | None:
+    """Return a mask of the rows that pass the conditions of `where` on queue and offsets; None if it has none.
+
+    `has_batches`: a row may be several messages, whose own queue offsets are compared later.
+    """
     masks: list[Mask] = []
-    if where.queue_offset_begin is not None:
+    if where.queue_offset_begin is not None and not has_batches:
         masks.append(places.queue_offsets >= where.queue_offset_begin)
-    if where.queue_offset_end is not None:
+    if where.queue_offset_end is not None and not has_batches:
         masks.append(places.queue_offsets < where.queue_offset_end)
     if where.physical_begin is not None:
         masks.append(places.physical_offsets >= where.physical_begin)
@@ -110,7 +118,7 @@ def queue_mask(where: RowFilter, places: Places) -> Mask | None:
     if where.queue_ids is not None:
         masks.append(np.isin(places.queue_ids, list(where.queue_ids)))
     if where.topics is not None:
-        masks.append(places.in_topics(where.topics))
+        masks.append(places.may_be_of_topics(where.topics))
     return np.logical_and.reduce(masks) if masks else None
 
 

@@ -24,7 +24,8 @@ def read_arrow(
 ) -> pa.RecordBatchReader:
     """Return the current messages of a store directory as a stream of record batches.
 
-    With `topic` (one or several), the queues one after the other, otherwise the whole log in physical order. `where`
+    With `topic` (one or several), the queues one after the other, otherwise the whole log in physical order, and behind
+    it the batch queues. `where`
     filters the rows; `columns` and `where` replace those in `options`. StoreUnreadable if `path` is not a store,
     OptionError for an unknown column; the stream raises the errors of `LogReader.read_queue`.
 
@@ -40,8 +41,8 @@ def read_arrow(
 def _batches(reader: LogReader, topics: set[str] | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     with reader:
         if topics is None:
+            reader.check_has_queues()
             yield from reader.read_range(reader.min_offset, reader.end_offset(), options)
-            return
-        for key in reader.queues(topics):
+        for key in reader.batch_queues() if topics is None else reader.queues(topics):
             begin, end = reader.queue_range(*key)
             yield from reader.read_queue(*key, begin, end, options)

@@ -1,8 +1,11 @@
 """Two filters combined pass the rows that pass both."""
 
+from pathlib import Path
+
 import pytest
 
 from ha.arrow import RowFilter
+from ha.arrow.key_index import find_keys
 
 A, B, AB = frozenset("a"), frozenset("b"), frozenset("ab")
 
@@ -43,3 +46,9 @@ def test_rows_pass_both_filters(one: RowFilter, other: RowFilter, both: RowFilte
 def test_two_sets_of_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="keys"):
         RowFilter(keys=A).restrict(RowFilter(keys=A))
+
+
+def test_an_empty_index_file_is_no_index(tmp_path: Path) -> None:
+    """One that a broker is creating, or that a crash left."""
+    (tmp_path / "20261128000000000").touch()
+    assert find_keys(tmp_path, ["t"], ["k"]) is None

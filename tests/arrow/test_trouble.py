@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from struct import Struct
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties, tags_code
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
-from ha.protocol.store_files import ENTRY, ENTRY_SIZE, segment_name
+from ha.protocol.store_files import BLANK_SIZE, ENTRY, ENTRY_SIZE, segment_name
 from tests.arrow.oracle import rows_of
 from tests.arrow.stores import QUEUE_FILE_ENTRIES, STORE_HOST, StoreWriter
 
@@ -465,8 +466,6 @@ def test_record_in_several_queues_is_read_in_each_and_once_from_the_log(tmp_path
 
 def test_batch_queues(tmp_path: Path) -> None:
     """46-byte entries, one a batch; queue offsets count messages."""
-    from struct import Struct
-
     store = StoreWriter(tmp_path / "s")
     entry = Struct(">qiqqqhii")
     bodies, sizes, base = [], [], 0
@@ -499,8 +498,26 @@ def test_batch_queues(tmp_path: Path) -> None:
             assert [(line["queueOffset"], line["body"]) for line in found] == [
                 (n, bodies[n]) for n in range(begin, end)
             ]
+        with pytest.raises(RecordsGone, match=r"offsets 8 to 9 are gone.*the queue ends before them"):
+            list(reader.read_queue("b", 2, 5, 10, options))
+        # As stored, a batch is one row, at its first queue offset: of one task, however it is cut.
+        stored = ReadOptions(columns=("queueOffset", "body"), decompress=False)
+        found = [row for cut in ((0, 5), (5, 8)) for row in rows_of(reader.read_queue("b", 2, *cut, stored))]
+        assert [line["queueOffset"] for line in found] == [0, 3, 4]
         counted = ReadOptions(columns=("queueOffset",))
         assert [line["queueOffset"] for line in rows_of(reader.read_queue("b", 2, 0, 8, counted))] == list(range(8))
+
+
+def test_single_messages_in_a_batch_queue_are_filtered(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s")
+    for n in range(4):
+        at = store.put(Message("b", 2, b"%d" % n), is_queued=False)
+        store.next_queue_offset["b", 2] = n + 1
+        packed = Struct(">qiqqqhii").pack(at, store.offset - at, 0, 50, n, 1, -1, 0)
+        store.write_entry("b", 2, n, packed, "batchconsumequeue")
+    options = ReadOptions(columns=("queueOffset", "body"), where=RowFilter(physical_begin=store.offsets[2]))
+    with LogReader(store.root) as reader:
+        assert [line["queueOffset"] for line in rows_of(reader.read_queue("b", 2, 0, 4, options))] == [2, 3]
 
 
 def test_tags_with_the_same_hash_are_distinguished(tmp_path: Path) -> None:
@@ -563,6 +580,25 @@ def test_between_the_renames_of_a_resync_the_log_is_empty(tmp_path: Path, is_mad
             assert opened_then.queue_range("t", 0) == (0, 0)
             with pytest.raises(RecordsGone, match="t queue 0 of"):
                 list(opened_then.read_queue("t", 0, 0, 30, BODIES))
+
+
+@pytest.mark.parametrize("is_blank", [False, True])
+def test_times_are_found_beside_records_without_a_time(tmp_path: Path, is_blank: bool) -> None:
+    """A damaged record, or a blank entry in the middle of a queue, says nothing about those before it."""
+    store = StoreWriter(tmp_path / "s")
+    for n in range(100):
+        store.put(Message("t", 0, b"%d" % n), store_ms=1000 + n)
+    for n in (50, 51, 75):
+        if is_blank:
+            store.write_entry("t", 0, n, ENTRY.pack(store.offsets[n], BLANK_SIZE, 0))
+        else:
+            store.write_log(store.offsets[n] + 4, bytes(4))
+    with LogReader(store.root) as reader:
+        for n in (0, 10, 49, 52, 60, 76, 99):
+            found = reader.offset_for_time("t", 0, 1000 + n)
+            assert found in ({n, n - 1, n - 2} if n in (52, 76) else {n}), n
+            assert reader.physical_offset_for_time(1000 + n) == store.offsets[found]
+        assert reader.offset_for_time("t", 0, 1100) is None
 
 
 def test_a_store_time_beyond_all_timestamps_passes_no_condition(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from datetime import date
 from functools import partial
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import trio
 
-from ha.arrow import LogReader
+from ha.arrow import LogReader, read_arrow
 from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, encode_host
@@ -74,6 +75,31 @@ def visible(target: Path) -> list[dict[str, Any]]:
             assert row["storeTimestamp"].date() == date.fromisoformat(day)
             rows.append(row)
     return sorted(rows, key=lambda row: (row["brokerName"], row["physicalOffset"]))
+
+
+def test_a_log_without_queues_is_refused(tmp_path: Path) -> None:
+    """As from a copy of the commitlog alone: the archive would be complete, and empty."""
+    store = make_store(tmp_path / "broker", [message(number) for number in range(20)])
+    shutil.rmtree(store / "consumequeue")
+    with pytest.raises(StoreUnreadable, match="reindex"):
+        run(store, tmp_path / "archive")
+    with pytest.raises(StoreUnreadable, match="reindex"):
+        read_arrow(store).read_all()
+    assert archive_states(tmp_path / "archive")[0].covered_end is None
+
+
+def test_batch_queues_are_refused(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "broker", [message(number) for number in range(20)])
+    with LogReader(store) as reader:
+        [entry] = reader.entries("flights", 0, 0, 1).tolist()
+    queue = store / "batchconsumequeue" / "batches" / "0"
+    queue.mkdir(parents=True)
+    place = Struct(">qiqqqhii").pack(*entry, 1, 0, 1, -1, 0)
+    (queue / "00000000000000000000").write_bytes(place.ljust(46 * 50, b"\0"))
+    with pytest.raises(OptionError, match="can't hold batch queues, which batches has"):
+        run(store, tmp_path / "archive")
+    assert run(store, tmp_path / "archive", topics=("flights",)).rows == 20
+    assert read_arrow(store, columns=["queueOffset"]).read_all().num_rows == 21
 
 
 def queued_offsets(store: Path) -> list[int]:

@@ -13,10 +13,13 @@ import pytest
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
+from ha.protocol.record import Message as Record
+from ha.protocol.record_encoding import encode_record
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
 from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
 from scripts.nodes import Cluster, reserved_ports
+from tests.arrow.stores import STORE_HOST
 from tests.spark.clusters import running_cluster
 
 COLUMNS = (
@@ -256,6 +259,44 @@ def test_deleted_messages_are_an_error_or_counted() -> None:
     assert (caught.value.first, caught.value.end) == (0, 32)
     found, gone, _ = pull(FakeConsumer(50, 100, 8), 0, 100, PullSettings(fail_on_data_loss=False))
     assert (found, gone) == (list(range(50, 100)), 50)
+
+
+class LeavingOut:
+    """A queue of 64 messages whose broker can't read those of `lost`; the entries of `blank` are no messages."""
+
+    def __init__(self, lost: range, blank: range) -> None:
+        self.lost, self.blank = lost, blank
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        end = min(at + max_messages, 64)
+        there = [offset for offset in range(at, end) if offset not in self.lost and offset not in self.blank]
+        body = b"".join(
+            encode_record(
+                Record("T", 0, b"x"), queue_offset=n, physical_offset=n, store_timestamp_ms=n, store_host=STORE_HOST
+            )
+            for n in there
+        )
+        if there:
+            return RawPull(PullStatus.FOUND, body, end, 0, 64, 0, "FOUND")
+        remark = "MESSAGE_WAS_REMOVING" if set(range(at, end)) & set(self.lost) else "NO_MATCHED_MESSAGE"
+        return RawPull(PullStatus.NO_MATCHED_MSG, b"", end, 0, 64, 0, remark)
+
+
+@pytest.mark.parametrize("entries", [5, 32])
+@pytest.mark.parametrize("topic", ["T", "%LMQ%T"])
+def test_messages_that_the_broker_leaves_out_are_an_error_or_counted(entries: int, topic: str) -> None:
+    def gone(consumer: LeavingOut, *, fail_on_data_loss: bool = True) -> int:
+        settings = PullSettings(slot_entries=entries, fail_on_data_loss=fail_on_data_loss)
+        queue = MessageQueue(topic, "a", 0)
+        found = anyio.run(pull_slots, cast(PullConsumer, consumer), queue, 0, 64, settings)
+        return sum(slot.gone for slot in found)
+
+    assert gone(LeavingOut(range(0), range(5, 12))) == 0
+    if topic == "T":
+        with pytest.raises(RecordsGone, match="or are damaged") as caught:
+            gone(LeavingOut(range(40, 50), range(5, 12)))
+        assert 40 <= caught.value.first < caught.value.end <= 50
+        assert gone(LeavingOut(range(40, 50), range(5, 12)), fail_on_data_loss=False) == 10
 
 
 def test_transient_errors_are_retried_and_others_raised() -> None:

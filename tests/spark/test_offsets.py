@@ -187,7 +187,7 @@ def test_a_checkpoint_of_the_old_form_goes_on() -> None:
     query = Query(log, checkpoint)
     assert query.trigger()
     assert query.read == {queue: [3, 4] for queue in queues}
-    assert json.loads(checkpoint[1]) == {"t": {"0-39": 5}}
+    assert json.loads(checkpoint[1]) == {"t": {"0-39": 5}, "$broker": "a"}
     assert not Query(log, checkpoint).trigger()
     read_up = [json.dumps({"t": {str(number): 5 for number in range(40)}})]
     assert not Query(log, read_up).trigger(), "the other form alone is no reason for a batch"
@@ -546,13 +546,29 @@ def test_stream_from_latest_keeps_its_start() -> None:
     one = log.add("t", 0, 5)
     checkpoint: list[str] = []
     assert Query(log, checkpoint).trigger()  # an empty batch that says where it began
-    assert json.loads(checkpoint[0]) == {"t": {"0": 5}, "$start": {"t": {"0": 5}}}
+    assert json.loads(checkpoint[0]) == {"t": {"0": 5}, "$broker": "a", "$start": {"t": {"0": 5}}}
     log.add("t", 0, 3)
     query = Query(log, checkpoint)
     assert query.trigger()
     assert query.read == {one: [5, 6, 7]}
-    assert json.loads(checkpoint[1]) == {"t": {"0": 8}}
+    assert json.loads(checkpoint[1]) == {"t": {"0": 8}, "$broker": "a"}
     assert not query.trigger()
+
+
+def test_a_query_continues_when_a_broker_is_added() -> None:
+    log = FakeLog()
+    one = log.add("t", 0, 5)
+    checkpoint: list[str] = []
+    query = Query(log, checkpoint, startingOffsets="earliest")
+    assert query.trigger()
+    log.names = Brokers(("a", "b"))
+    log.add("t", 0, 1)
+    two = log.add("t", 0, 2, broker="b")
+    for running in (query, Query(log, checkpoint[:1])):
+        assert running.trigger()
+        assert running.read[one][-1] == 5
+        assert running.read[two] == [0, 1]
+    assert json.loads(checkpoint[1]) == {"t": {"a:0": 6, "b:0": 2}, "$start": {"t": {"b:0": 0}}}
 
 
 def test_the_first_batch_is_read_again_as_it_was_planned() -> None:
@@ -717,5 +733,5 @@ def test_idle_stream_delays_the_next_refresh() -> None:
     now[0] += 0.02
     log.add("t", 0, 1)
     look(0.25)
-    assert planner.latest(end, ReadAllAvailable()) == {"t": {"0": 6}}
+    assert planner.latest(end, ReadAllAvailable())["t"] == {"0": 6}
     assert log.refreshes == seen + 2

@@ -5,13 +5,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from ha.client import Producer, PullConsumer, PullStatus, ReceivedMessage
+from ha.client import MessageQueue, Producer, PullConsumer, PullStatus, ReceivedMessage
 from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed, RouteNotFound
+from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from ha.spark.jobs.restore import job as job
@@ -233,6 +234,23 @@ def test_delay_and_transaction_properties_are_dropped(servers: str, tmp_path: Pa
     assert not once.keys() & received.properties.keys()
     assert "old" not in received.properties.values()
     assert kept.items() <= received.properties.items()
+
+
+def test_a_batch_in_one_record_is_not_sent_as_a_message() -> None:
+    plan = restore_send.ReplayPlan(
+        servers="",
+        replay_id="r",
+        targets=(),
+        source_brokers=(),
+        messages_per_s=None,
+        skip_unsendable=False,
+        is_again=False,
+    )
+    task = restore_send._Task(plan, cast(Producer, None), cast(PullConsumer, None), 1 << 20)
+    done = restore_send.QueueReplay(topic="t", broker_name="b", queue_id=0, target=MessageQueue("t", "b", 0))
+    row: dict[str, object] = {"body": b"batch", "sysFlag": int(SysFlag.INNER_BATCH), "flag": 0, "bornTimestamp": None}
+    with pytest.raises(ValueError, match="batch of messages"):
+        task._message({**row, "crcOk": True, "propertiesString": "", "queueOffset": 0}, done)
 
 
 def test_fewer_target_queues_keep_the_order(flights_store: Path, servers: str, tmp_path: Path) -> None:

@@ -1,22 +1,26 @@
 """What the sink's options, columns, ids and commit records mean, without a broker."""
 
 import pickle
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 import pytest
 
+from ha.arrow.read_options import ReadOptions
 from ha.client import SendStatus
 from ha.errors import OptionError, SinkFailed
 from ha.protocol.properties import encode_properties
 from ha.spark.sink.commit import commit_record, merged
 from ha.spark.sink.commits import Commits
+from ha.spark.sink.committed_source import CommittedSource
 from ha.spark.sink.control import ControlRecord, History, decode_control
 from ha.spark.sink.identity import SinkPart, UniqueKeys, parse_sink_property
-from ha.spark.sink.options import SinkOptions, parse_sink_options
+from ha.spark.sink.options import COMMIT_TOPIC, SinkOptions, parse_sink_options
 from ha.spark.sink.partition import PartResult
 from ha.spark.sink.rows import check_columns, read_rows
+from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
 
 
 def test_options_as_given() -> None:
@@ -250,3 +254,61 @@ def test_kafka_s_columns_are_other_names_of_the_sink_s() -> None:
     wrong = pa.record_batch({"key": pa.array([b"\xff"]), "value": pa.array([b"v"])})
     with pytest.raises(SinkFailed, match="no UTF-8"):
         list(read_rows(wrong, "t"))
+
+
+class GrowingLog:
+    """A queue and a commit topic. As in a store, the end of a queue is found when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[QueueKey, list[bytes]] = {ROWS: [], COMMITS: []}
+        self.ends: dict[QueueKey, int] = {}
+        self.listed: set[QueueKey] = set()
+
+    def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
+        found = [queue for queue in self.bodies if topics is None or queue.topic in topics]
+        self.listed.update(found)
+        return found
+
+    def queue_range(self, queue: QueueKey) -> QueueRange:
+        for known in self.listed - self.ends.keys():
+            self.ends[known] = len(self.bodies[known])
+        return QueueRange(0, self.ends[queue])
+
+    def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
+        return GrowingPartition(self.bodies, slices)
+
+
+class GrowingPartition(LogPartition):
+    def __init__(self, bodies: dict[QueueKey, list[bytes]], slices: Sequence[QueueSlice]) -> None:
+        super().__init__()
+        self.bodies, self.slices = bodies, slices
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        for queue, begin, end in self.slices:
+            rows = rows_in_queue(list(range(begin, end)), topic=queue.topic)
+            yield rows.append_column("body", pa.array(self.bodies[queue][begin:end])).select(list(options.columns))
+
+
+ROWS, COMMITS = QueueKey("t", "a", 0), QueueKey(COMMIT_TOPIC, "a", 0)
+
+
+@pytest.mark.parametrize("stage", ["listed", "range"])
+def test_a_batch_query_sees_all_rows_of_a_commit_or_none(stage: str) -> None:
+    log = GrowingLog()
+    log.bodies[ROWS] += [b"0", b"1"]
+    source = CommittedSource(cast(LogSource, log), stops_at_pending=False)
+
+    def commit() -> None:
+        """The sink stores the rest of its batch and commits it."""
+        log.bodies[ROWS] += [b"2", b"3"]
+        record = ControlRecord("commit", "s", 1, ranges={"t": {"a": {0: [(0, 4)]}}}, row_count=4)
+        log.bodies[COMMITS].append(msgspec.json.encode(record))
+
+    [queue] = source.queues(frozenset({"t"}))
+    if stage == "listed":
+        commit()
+    begin, end = source.queue_range(queue)
+    if stage == "range":
+        commit()
+    partition = source.queue_partition([QueueSlice(queue, begin, end)])
+    assert sum(batch.num_rows for batch in partition.read(ReadOptions(columns=("body",)))) in (0, 4)

@@ -31,16 +31,17 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from ha.arrow import log_reader
+from ha.arrow import LogReader, ReadOptions, RowFilter, log_reader
 from ha.arrow.queues import QueueFiles
 from ha.arrow.schema import COLUMNS
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.store_files import BROKER_FILE
-from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
+from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader, plan_batch
 from ha.spark.source.local import LocalSource, RangePartition
 from ha.spark.source.log_source import LogPartition, QueueKey
 from ha.spark.source.offsets import decode_positions
 from ha.spark.source.options import parse_options
+from ha.spark.source.pushdown import Pushed
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stores import find_stores
 from ha.spark.source.stream_reader import StreamPlanner
@@ -157,6 +158,28 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
         messages = [message(n, topic="delays" if n % 5 == 0 else "flights") for n in range(begin, begin + 100)]
         make_store(path, messages, segment_size=32 << 10)
     return path
+
+
+def test_messages_of_a_light_queue_are_filtered_by_their_own_topic_and_keys(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s", [message(number, queue_id=0) for number in range(6)])
+    with LogReader(path) as reader:
+        entries = reader.entries("flights", 0, 2, 5)
+    queue = path / "consumequeue" / "%LMQ%mine" / "0"
+    queue.mkdir(parents=True)
+    (queue / "00000000000000000000").write_bytes(entries.tobytes().ljust(20 * 1000, b"\0"))
+    source = LocalSource([str(path)])
+    options = parse_options({"path": str(path), "topic": "%LMQ%mine"}, "batch")
+    for columns in (("topic", "queueOffset"), ("topic", "queueOffset", "uniqKey")):
+        for where, expected in (
+            (RowFilter(), [0, 1, 2]),
+            (RowFilter(topics=frozenset({"flights"})), [0, 1, 2]),
+            (RowFilter(topics=frozenset({"%LMQ%mine"})), []),
+            (RowFilter(keys=frozenset({"U00000003"})), [1]),
+        ):
+            tasks = plan_batch(source, options, Pushed(where=where), columns)
+            batches = [batch for task in tasks for batch in task.read(ReadOptions(columns=columns, where=where))]
+            rows = [row for batch in batches for row in batch.to_pylist()]
+            assert [(row["topic"], row["queueOffset"]) for row in rows] == [("flights", at) for at in expected]
 
 
 def test_everything_is_read_once_by_range_and_by_queue(flights: Path) -> None:

@@ -1,9 +1,11 @@
 """The option isolation=read_committed: a `LogSource` that filters another one to rows that sinks have committed.
 
-`commits.py` finds the committed rows. A batch query reads each queue to its end, without the rows that are not
-committed by then. A stream stops before the first row that may still be committed, so that this row comes in a later
-micro-batch; to find it, the driver reads the properties of every row once. A query that died in the middle of a batch
-and is never restarted therefore blocks the streams that read its topic, like an open transaction in Kafka.
+`commits.py` finds the committed rows. A batch query reads the commits, then each queue to its end: all rows of these
+commits, and none of later ones.
+
+A stream stops before the first row that may still be committed, so that this row comes in a later micro-batch; to find
+it, the driver reads the properties of every row once. A query that died in the middle of a batch and is never restarted
+therefore blocks the streams that read its topic, like an open transaction in Kafka.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class CommittedSource(LogSource):
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
         """As in `inner`."""
+        if not self._stops_at_pending:
+            self._read_commits()  # before any range, as a source may look for those of all known queues at once
         return self._inner.queues(topics)
 
     def topics(self) -> list[str]:

@@ -150,6 +150,7 @@ class LocalSource(LogSource):
         bounds = {}
         for broker in self._stores:
             reader = self._reader(broker)
+            reader.check_has_queues()
             begin, end = reader.min_offset, reader.end_offset()
             if where.store_begin_ms is not None:
                 begin = max(begin, reader.physical_offset_for_time(max(0, where.store_begin_ms)))

@@ -5,21 +5,27 @@ sequential pulls would cost a round trip for each of these. But an answer never 
 queue offsets of further pulls are known in advance: a range is cut into slots of 32 offsets, many slots are requested
 at once, and each is continued separately if an answer was short.
 
-Uses the SDK and raw records; knows neither Spark nor Arrow.
+A broker leaves out messages that it can't read (damage beyond repair, a segment that retention has just deleted), and
+blank entries of a queue, which are no messages. It tells one from the other when it is asked for one offset alone.
+
+Uses the SDK and raw records; knows no Spark and decodes nothing.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from struct import Struct
 from typing import TypeVar
 
 import anyio
 import msgspec
 
-from ha.client import MessageQueue, PullConsumer, PullStatus
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
+from ha.client import MessageQueue, PullConsumer, PullStatus, RawPull
 from ha.errors import BrokerError, ConnectionFailed, RecordsGone, RequestTimedOut
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import ResponseCode, SysFlag
+from ha.protocol.record import RECORD_SIZE_MIN
 
 T = TypeVar("T")
 
@@ -29,6 +35,10 @@ FILTERED_SLOT_ENTRIES = 3200
 """With tags an answer covers the offsets that the broker examined (800 or more) or 32 matches"""
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
 _PAUSE_S = 0.2
+_REMOVED = "MESSAGE_WAS_REMOVING"
+"""Remark of an answer without messages, because the broker can't read them"""
+_RECORD_HEAD = Struct(">i16xq8xi")
+"""Size, queue offset and sysFlag of a record"""
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +112,8 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
         )
         if raw.status is PullStatus.FOUND:
             slot.bodies.append(raw.body)
+        if not settings.tags and at >= raw.min_offset:
+            await _check_left_out(consumer, queue, slot, raw, at, settings)
         if at < raw.min_offset:
             end = min(raw.min_offset, slot.end)
             if settings.fail_on_data_loss:
@@ -123,6 +135,50 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
             )
         else:
             await anyio.sleep(_PAUSE_S)
+
+
+async def _check_left_out(
+    consumer: PullConsumer, queue: MessageQueue, slot: Slot, raw: RawPull, at: int, settings: PullSettings
+) -> None:
+    """Count the messages that the answer to a pull at `at` leaves out. RecordsGone, unless told to skip them."""
+    end = min(raw.next_offset, slot.end)
+    if raw.status is PullStatus.FOUND:
+        missing = [
+            offset
+            for offset in _left_out(queue, raw.body, at, end)
+            if (
+                await with_retries(
+                    lambda offset=offset: consumer.pull_raw(queue, offset, max_messages=1, tags="*"),  # type: ignore[misc]
+                    settings.retry_s,
+                )
+            ).remark
+            == _REMOVED
+        ]
+    else:
+        missing = list(range(at, end)) if raw.remark == _REMOVED else []
+    if missing and settings.fail_on_data_loss:
+        what = f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}"
+        reason = f"the broker ({raw.broker_id}) can't read {len(missing)} of them: they were deleted, or are damaged"
+        raise RecordsGone(what, missing[0], missing[-1] + 1, reason)
+    slot.gone += len(missing)
+
+
+def _left_out(queue: MessageQueue, body: bytes, begin: int, end: int) -> list[int]:
+    """Return the queue offsets of [begin, end) without a record in `body`.
+
+    None of them if the records don't tell: those of light queues have other offsets, inner batches have several.
+    """
+    found = set()
+    position = 0
+    while position + RECORD_SIZE_MIN <= len(body):
+        size, queue_offset, sys_flag = _RECORD_HEAD.unpack_from(body, position)
+        if size < RECORD_SIZE_MIN or sys_flag & SysFlag.INNER_BATCH:
+            return []
+        found.add(queue_offset)
+        position += size
+    if position != len(body) or len(found) >= end - begin or queue.topic.startswith(LIGHT_QUEUE_PREFIX):
+        return []
+    return [offset for offset in range(begin, end) if offset not in found]
 
 
 async def with_retries(attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:

@@ -4,8 +4,9 @@ A query's position is one queue offset per queue, the next one to read: `{"fligh
 `{"flights":{"broker-a:0":23}}` with several. The prefixed form is always accepted. Topics with many queues have a
 shorter form (see `runs`).
 
-A stream's offsets have two more keys, which can't be topics:
+A stream's offsets have more keys, which can't be topics:
 
+    $broker   the broker's name, if there is only one: the checkpoint stays valid when another is added
     $initial  in a query's initial offset: whether it stands for "latest" or for other offsets
     $start    in a batch's end: where the batch starts in queues that the previous end does not have
 
@@ -32,6 +33,7 @@ from ha.spark.source.options import SourceOptions
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position
 from ha.spark.source.runs import decode_run, encode_runs
 
+BROKER = "$broker"
 INITIAL = "$initial"
 START = "$start"
 
@@ -64,8 +66,13 @@ def encode_positions(
     return found
 
 
-def decode_positions(found: Mapping[str, Any], brokers: Brokers, option: str = "checkpoint") -> OffsetMap:
-    """Return the positions in parsed JSON. OptionError, naming `option`, if they are not of these brokers."""
+def decode_positions(
+    found: Mapping[str, Any], brokers: Brokers, option: str = "checkpoint", *, unnamed: str | None = None
+) -> OffsetMap:
+    """Return the positions in parsed JSON. OptionError, naming `option`, if they are not of these brokers.
+
+    `unnamed`: the broker of queues without a broker's name, if it is known.
+    """
     if not isinstance(found, Mapping):
         raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
     positions: OffsetMap = {}
@@ -79,6 +86,8 @@ def decode_positions(found: Mapping[str, Any], brokers: Brokers, option: str = "
                 prefix, first, numbers = decode_run(text, value)
             except ValueError as error:
                 raise OptionError(option, f"{topic}: {error}", '{"flights":{"0":23}}') from None
+            if not prefix and unnamed is not None:
+                prefix = f"{unnamed}:"
             for queue in decode_queue(topic, f"{prefix}{first}", brokers, option, one=True):
                 for queue_id, number in enumerate(numbers, first):
                     key = QueueKey(topic, queue.broker, queue_id)
@@ -108,6 +117,8 @@ def decode_queue(topic: str, text: str, brokers: Brokers, option: str, *, one: b
 def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, Any]:
     """Return a stream's offset for JSON."""
     found: dict[str, Any] = encode_positions(offset.positions, brokers)
+    if len(brokers) == 1:
+        found[BROKER] = brokers[0]
     if offset.initial is not None:
         found[INITIAL] = offset.initial
     if offset.started:
@@ -117,9 +128,11 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 def decode_stream(found: Mapping[str, Any], brokers: Brokers) -> StreamOffset:
     """Decode a stream's offset. OptionError if it is not an offset of these brokers."""
+    # A single broker may have been renamed, so its name counts only among others.
+    unnamed = found.get(BROKER) if len(brokers) > 1 else None
     return StreamOffset(
-        positions=decode_positions(found, brokers),
-        started=decode_positions(found.get(START, {}), brokers),
+        positions=decode_positions(found, brokers, unnamed=unnamed),
+        started=decode_positions(found.get(START, {}), brokers, unnamed=unnamed),
         initial=found.get(INITIAL),
     )
 

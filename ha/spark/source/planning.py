@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import RowFilter
 from ha.errors import RecordsGone
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueSlice
@@ -143,7 +144,8 @@ def clip(slices: Sequence[QueueSlice], source: LogSource, where: RowFilter) -> l
     found = []
     for queue, first, last in slices:
         begin, end = first, last
-        if where.topics is not None and queue.topic not in where.topics:
+        is_light = queue.topic.startswith(LIGHT_QUEUE_PREFIX)  # its messages have other topics
+        if where.topics is not None and queue.topic not in where.topics and not is_light:
             continue
         if where.queue_ids is not None and queue.queue_id not in where.queue_ids:
             continue

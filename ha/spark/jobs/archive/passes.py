@@ -102,6 +102,7 @@ class ArchiveJob:
         """Archive the log from the end of the archive on, then merge small files."""
         self.reader.refresh()
         self._check_same_log()  # a slave may have got another tail, or another log, since the last pass
+        self._check_queues()
         log_end = self.reader.end_offset()
         self._progress_begin, self._progress_end = self._begin(), log_end
         self.result.log_end = self.reader.queued_end()
@@ -311,6 +312,17 @@ class ArchiveJob:
                 f"{self.options.path} is not the log that was archived as {self.reader.broker_name} before: its record "
                 f"at physical offset {last.physical_offset} differs; give another broker_name or archive",
             )
+
+    def _check_queues(self) -> None:
+        """Refuse a log of which an archive would not have all messages, although it states to be complete.
+
+        OptionError for topics with batch queues, StoreUnreadable for a log without queues.
+        """
+        self.reader.check_has_queues()
+        found = {queue.topic for queue in self.reader.batch_queues(self.scope.topics)} - set(self.scope.left_out)
+        if found:
+            reason = f"an archive can't hold batch queues, which {', '.join(sorted(found))} has"
+            raise OptionError("topics", reason, "other topics")
 
     def _record_at(self, physical_offset: int) -> LastRecord | None:
         """Return the record in the log's own bytes: after a crash of the broker, its queue may be incomplete."""

@@ -299,6 +299,8 @@ class _Task:
         body, sys_flag, flag, born = row["body"], row["sysFlag"], row["flag"], row["bornTimestamp"]
         if row["crcOk"] is False or not isinstance(body, bytes) or not isinstance(sys_flag, int):
             raise ValueError("the record is damaged")
+        if sys_flag & SysFlag.INNER_BATCH:
+            raise ValueError("it is a batch of messages in one record, which a replay does not take apart")
         if sys_flag & SysFlag.COMPRESSED:
             try:
                 body = inflate(body, sys_flag, self._body_bytes_max)
