@@ -10,8 +10,9 @@
     /loop     POST ?seconds=60: watch the event loop for that time; GET: the result as JSON (loop_watch.py)
 
 Hypercorn parses untrusted input, so each connection is limited beyond what Hypercorn's own accept loop does: a slot,
-HEADER_S_MAX for its first request, CONNECTION_S_MAX in total, and an error in the parser ends only this connection. A
-connection is ended by closing its socket, because Hypercorn shields its sends from cancellation.
+HEADER_S_MAX for its first request, CONNECTION_S_MAX in total (then ANSWER_S_MAX for a request in progress), and an
+error in the parser ends only this connection. A connection is ended by closing its socket, because Hypercorn shields
+its sends from cancellation.
 
 There are CONNECTION_COUNT_MAX slots, at most CONNECTIONS_PER_HOST_MAX per address. If all are in use, the connection
 that has been idle after a response for longest is closed, or else the oldest without a request for SILENT_S_MIN. If
@@ -65,6 +66,8 @@ RESERVED_S_MAX = 2.0
 PROBES = frozenset({"/live", "/ready"})
 CONNECTION_S_MAX = 12.5 * POLL_S
 """Ends between two requests of an overview, which come every POLL_S."""
+ANSWER_S_MAX = 30.0
+"""Maximum time after CONNECTION_S_MAX for the response to a request in progress: that to /switch takes up to 25 s."""
 KEPT_S = 2 * POLL_S
 """Keep-alive timeout; longer than an open overview waits between requests."""
 SWITCH_WAIT_S_MAX = 25.0
@@ -170,7 +173,7 @@ class _State(enum.Enum):
 class _Connection:
     """A connection and its state: NEW, then alternately BUSY and IDLE."""
 
-    __slots__ = ("host", "is_reserved", "scope", "since", "state")
+    __slots__ = ("answered", "host", "is_reserved", "scope", "since", "state")
 
     def __init__(self, host: str, scope: trio.CancelScope, *, is_reserved: bool) -> None:
         self.host = host
@@ -180,6 +183,11 @@ class _Connection:
 
     def enter(self, state: _State) -> None:
         self.state = state
+        if state is _State.BUSY:
+            self.answered = trio.Event()
+            """Set when all requests are answered"""
+        elif state is _State.IDLE:
+            self.answered.set()
         self.since = trio.current_time()
 
 
@@ -319,5 +327,8 @@ async def _close_at_deadline(stream: trio.SocketStream, connection: _Connection)
         await trio.sleep(header_s)
         if connection.state is not _State.NEW:
             await trio.sleep(life_s - header_s)
+            if connection.state is _State.BUSY and not connection.is_reserved:
+                with trio.move_on_after(ANSWER_S_MAX):
+                    await connection.answered.wait()
     finally:
         stream.socket.close()

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Container, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 
 import cyclopts
@@ -129,6 +130,8 @@ def version() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal need not have all characters
     sys.exit(run(arguments))
 
 
@@ -139,6 +142,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         code = application(words)(words, exit_on_error=False, print_error=False)
+        print(end="", flush=True)  # at the end of the process, a broken pipe would be exit code 120
     except cyclopts.CycloptsError as error:
         _print(errors, explain_usage(error))
         return EXIT_USAGE
@@ -150,14 +154,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: BaseException, errors: Console) -> int:
     """Prints the error, with a traceback only for a bug in halog, and returns its exit code."""
     match error:
-        case SystemExit():
-            raise error
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
-        case BrokenPipeError():
+        case BrokenPipeError() | SystemExit(__context__=BrokenPipeError()):  # rich raises the latter, with code 1
             # The reader closed the pipe (`ha consume … | head`); also keep Python from reporting that at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
+        case SystemExit():
+            raise error
         case RouteNotFound():
             from ha.cli.names import explain_missing_topic
 

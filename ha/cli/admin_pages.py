@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import HTTPException, responses
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -322,11 +322,12 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
     # The token is only for this address: urllib would send an ordinary header to the target of a redirect.
     request = urllib.request.Request(url, method=method)
     if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
+        # urllib encodes headers as Latin-1, and a node expects its token in UTF-8.
+        request.add_unredirected_header("Authorization", f"Bearer {token}".encode().decode("latin-1"))
     try:
         asked_s = time.time()
         try:
-            response = urllib.request.urlopen(request, timeout=timeout_s, context=tls)
+            response = open_directly(request, timeout_s, tls)
         except urllib.error.HTTPError as error:
             response = error  # a response, too
         with response:
@@ -343,6 +344,17 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
         return f"{NOT_REACHABLE}{reason_of_os(reason) if isinstance(reason, OSError) else reason}"
     except (HTTPException, ValueError) as error:
         return f"not an admin port: {error!r}"
+
+
+def open_directly(request: urllib.request.Request | str, timeout_s: float, tls: ssl.SSLContext | None = None) -> Any:
+    """Returns the response to a request, sent without the proxy of `http_proxy`. OSError, HTTPException.
+
+    A proxy does not reach nodes on loopback, and would see the token.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if tls is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=tls))
+    return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
 
 def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float | None:

@@ -170,6 +170,7 @@ class _Bench:
         self._seconds = seconds
         self._rate = rate
         self._in_flight = in_flight
+        self._sender_count = min(in_flight, count or in_flight)
         self._latencies = Latencies()
         self._statuses: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
@@ -188,7 +189,7 @@ class _Bench:
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._watch, stop, show, everything)
                         async with anyio.create_task_group() as senders:
-                            for _ in range(min(self._in_flight, self._count or self._in_flight)):
+                            for _ in range(self._sender_count):
                                 senders.start_soon(self._send, producer, stop)
                         tasks.cancel_scope.cancel()
             finally:
@@ -233,7 +234,7 @@ class _Bench:
                 raise UsageError(str(error)) from None
             except ClientError as error:
                 self._errors[str(error) if len(self._errors) < _ERROR_KINDS_MAX else "others"] += 1
-                if not self._latencies.count and sum(self._errors.values()) >= self._in_flight:
+                if not self._latencies.count and sum(self._errors.values()) >= self._sender_count:
                     raise  # every send fails: there is nothing to measure
                 await anyio.sleep(_ERROR_PAUSE_S)
                 continue

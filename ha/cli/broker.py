@@ -203,12 +203,7 @@ async def _left_of(admin: Admin, group: str, name: str, topic: str | None = None
 
     The offset of a POP group passes messages when it takes them, so messages in flight are not part of its lag.
     """
-    try:
-        progress = await admin.consumer_progress(group, topic, broker_names=[name])
-    except BrokerError as error:
-        if error.code != ResponseCode.SYSTEM_ERROR:
-            raise
-        return 0  # RocketMQ's response for a group that has not consumed yet
+    progress = await admin.consumer_progress(group, topic, broker_names=[name])
     return sum(max(queue.lag, queue.in_flight) for queue in progress.queues)
 
 

@@ -164,7 +164,9 @@ def _lag_s(samples: Sequence[_Sample], slave: Slave, written: float | None) -> f
             break
     if before is not None:
         # Interpolate between this sample and the next.
-        after = next(sample for sample in samples if sample.at_s > before.at_s)
+        after = next((sample for sample in samples if sample.at_s > before.at_s), None)
+        if after is None:
+            return 0.0  # the log grew between the reads of its end and of its slaves, which remoting ports report apart
         share = (slave.ack_offset - before.max_offset) / max(1, after.max_offset - before.max_offset)
         return now_s - (before.at_s + share * (after.at_s - before.at_s))
     return slave.lag_bytes / written if written else None

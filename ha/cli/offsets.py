@@ -18,8 +18,6 @@ from ha.cli.names import All, find_group
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import local_time, time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
-from ha.errors import BrokerError
-from ha.protocol.codes import ResponseCode
 from ha.protocol.topic_names import is_system_topic
 
 app = cyclopts.App(name="offsets", help="Show and reset the offsets of consumer groups.", help_format="markdown")
@@ -67,12 +65,7 @@ async def progress_of(admin: Admin, group: str, topic: str | None, *, all_: bool
 
     Without `all_`, the queues of system topics are left out, except for those of `topic`.
     """
-    try:
-        found = await admin.consumer_progress(group, topic)
-    except BrokerError as error:
-        if error.code != ResponseCode.SYSTEM_ERROR:
-            raise
-        return Progress(group, 0, 0.0, [])  # the brokers' response for a group that has not consumed yet
+    found = await admin.consumer_progress(group, topic)
     queues = [
         QueueAt(
             each.queue.topic,
@@ -149,7 +142,7 @@ def reset(
     try:
         moment_ms = None if to == "last" else 0 if to == "first" else time_ms(to)
         moment = None if moment_ms is None else datetime.fromtimestamp(moment_ms / 1000, UTC)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         raise UsageError(
             f"--to {to!r}: accepted are first, last, a time such as 2026-11-22T09:30, or ms since 1970"
         ) from None

@@ -109,13 +109,19 @@ class _Poller:
         self.readable, self._writable = os.pipe()
         """Receives one byte per poll"""
         self.answers = NodePages({}, {}, {})
+        self.failure: Exception | None = None
+        """Why polling ended, for example because a file of the token was removed"""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self.answers = self._fetch()
+        try:
+            while not self._stop.is_set():
+                self.answers = self._fetch()
+                os.write(self._writable, b"!")
+                self._stop.wait(self._interval_s)
+        except Exception as error:  # the main thread raises it; here, it would leave the view as it is
+            self.failure = error
             os.write(self._writable, b"!")
-            self._stop.wait(self._interval_s)
 
     def stop(self) -> None:
         """Stops polling. The pipe stays open until the process ends, because a poll may be in progress."""
@@ -138,6 +144,8 @@ def _watch(fetch: Callable[[], NodePages], interval_s: float) -> None:
                 ready, _, _ = select.select(watched, [], [])
                 if poller.readable in ready:
                     os.read(poller.readable, 4096)
+                    if poller.failure is not None:
+                        raise poller.failure
                     pages, errors, tried = poller.answers
                     flows = flow.add(time.monotonic(), [page.node for page in pages.values()])
                     foot = Text(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; q quits", style="dim")

@@ -146,6 +146,10 @@ class NodeActions:
             if read.next_offset <= offset:
                 break
             offset = read.next_offset
+        if sent_count < count:
+            return Outcome(
+                False, f"Sent back {sent_count:,} of {count:,} messages to {group}; the others can't be read."
+            )
         return Outcome(True, f"Sent back {sent_count:,} messages to {group}.")
 
     async def _send_back_one(self, group: str, record: MessageRecord) -> str:

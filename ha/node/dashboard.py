@@ -148,16 +148,18 @@ class NodeDashboard(MessageBrowser):
     async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
         """`DashboardSource.with_key_anywhere`."""
         found: list[MessageLine] = []
-        note = ""
+        note, is_cut = "", False
         names = sorted(name for name in self._tables.topics.table if not self._is_system(name))
         ends_at = trio.current_time() + SEARCH_S
         for number, name in enumerate(names):
             if trio.current_time() >= ends_at or len(found) >= count:
                 note = f"Searched {number:,} of {len(names):,} topics, by name. Enter a topic to search the others."
                 break
-            found += (await self.with_key(name, key, count)).messages
+            part = await self.with_key(name, key, count)
+            found += part.messages
+            is_cut |= part.is_cut
         found.sort(key=lambda line: line.physical_offset, reverse=True)
-        return FoundMessages(found[:count], is_cut=bool(note) or len(found) > count, note=note)
+        return FoundMessages(found[:count], is_cut=is_cut or bool(note) or len(found) > count, note=note)
 
     def _is_system(self, name: str) -> bool:
         return name in self._system_names or name.startswith(SYSTEM_TOPIC_PREFIX)

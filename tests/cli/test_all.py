@@ -156,6 +156,30 @@ def test_each_exit_code_is_what_the_table_says(
     assert set(seen.values()) == documented(), seen
 
 
+def test_a_reader_that_is_gone_is_not_an_error(broker: OneBroker) -> None:
+    """As in `ha … | head`, whether rich writes the output or Python at the end of the process."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    readable, writable = os.pipe()
+    os.close(readable)
+    try:
+        for words in (["status", "--help"], ["produce", "T", "--body", "x", "--servers", broker.name_server]):
+            done = subprocess.run(
+                [sys.executable, "-m", "ha.cli", *words], stdout=writable, stderr=subprocess.PIPE, env=environment,
+                text=True, check=False, timeout=60,
+            )  # fmt: skip
+            assert (done.returncode, done.stderr) == (0, ""), words
+    finally:
+        os.close(writable)
+
+
+def test_a_terminal_need_not_have_all_characters() -> None:
+    command = [sys.executable, "-m", "ha.cli", "doctor", "--servers", "127.0.0.1:1", "--admin", "127.0.0.1:1"]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (69, b"")
+    assert b"\n  \\u2192 start the name server" in done.stdout
+
+
 # ---- progress
 
 

@@ -18,9 +18,10 @@ import pytest
 from ha.cli import run
 from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
-from ha.cli.cluster.running import locked, runner_of
+from ha.cli.cluster.running import locked, runner_of, wait_settled
 from ha.cli.exits import UsageError
 from tests.cli.cluster import wait_until
+from tests.cli.test_status import MASTER, admin_port
 from tests.failover.etcd_servers import require_etcd
 
 TIMEOUT_S = 300
@@ -317,6 +318,19 @@ def test_without_etcd_there_is_no_failover(
     assert not (tmp_path / "cluster").exists()
 
 
+def test_a_node_with_an_admin_token_is_asked_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HA_ADMIN_TOKEN", "HALOG_ADMIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    tokens: list[str | None] = []
+    with admin_port(json.dumps(MASTER | {"degraded_reason": ""}).encode(), tokens=tokens) as address:
+        keys = {"brokerName": str(MASTER["broker_name"]), "adminListenPort": address.rpartition(":")[2]}
+        wait_settled([LocalNode("broker-a-0", keys)], 60)
+        wait_settled([LocalNode("broker-a-0", {**keys, "adminToken": "let-me-switch-it"})], 60)
+        monkeypatch.setenv("HALOG_ADMIN_TOKEN", "in-a-file-of-the-node")
+        wait_settled([LocalNode("broker-a-0", keys)], 60)
+    assert tokens == [None, "Bearer let-me-switch-it", "Bearer in-a-file-of-the-node"]
+
+
 # ---- processes
 
 
@@ -348,6 +362,30 @@ def test_the_process_that_runs_a_cluster_is_the_one_that_holds_the_lock(tmp_path
         with pytest.raises(UsageError, match="already runs"), locked(tmp_path):
             pass
     assert runner_of(tmp_path) is None
+
+
+_DETACH = """
+import os, sys, time
+from pathlib import Path
+from ha.cli.cluster.background import fork_to_background
+if not isinstance(fork_to_background(Path(sys.argv[1])), int):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_start_in_the_background_ends_with_its_command(tmp_path: Path) -> None:
+    """As with `timeout 60 ha cluster up --detach`, until it is ready."""
+    with subprocess.Popen([sys.executable, "-c", _DETACH, str(tmp_path / "log")], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        background = int(command.stdout.readline())
+        try:
+            command.terminate()
+            command.wait(60)
+            assert not Path(f"/proc/{background}").exists()
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(background, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_offsets_are_reset_after_a_dry_run(ha: Ha) -> None:
     assert shown.split()[-1] == "4"
     assert reset("1969-12-31", "--yes") == (4, 0, True)  # brokers take a time before 1970 for the end
     assert at() == 0
-    for wrong in ("yesterday", "99999999999999999"):
+    for wrong in ("yesterday", "99999999999999999", "9" * 20):
         ha.text("offsets", "reset", "counting", "visits", "--to", wrong, "--yes", code=2)
         assert "accepted are first, last, a time" in ha.err
 
@@ -188,7 +188,15 @@ def test_a_broker_that_does_not_exist(ha: Ha, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["topic", "list"], ["group", "list"], ["offsets", "show", "G"], ["bench"], ["consume", "T"]]
+    "words",
+    [
+        ["topic", "list"],
+        ["group", "list"],
+        ["offsets", "show", "G"],
+        ["bench"],
+        ["bench", "--count", "3"],
+        ["consume", "T"],
+    ],
 )
 def test_nobody_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*words, "-n", "127.0.0.1:1", "--timeout", "1"]) == 69

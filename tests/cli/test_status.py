@@ -291,6 +291,28 @@ def test_the_token_is_for_the_address_that_was_named(monkeypatch: pytest.MonkeyP
     assert elsewhere == [None]
 
 
+def test_a_proxy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not reach a node on loopback, and the token is not for it."""
+    tokens: list[str | None] = []
+    monkeypatch.setenv("HALOG_ADMIN_TOKEN", "secret")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with admin_port(b"", tokens=tokens) as proxy, admin_port(json.dumps(MASTER).encode()) as address:
+        monkeypatch.setenv("http_proxy", f"http://{proxy}")
+        assert run(["status", "--json", "--admin", address]) == 0
+    assert tokens == []
+
+
+def test_a_token_can_have_any_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOG_ADMIN_TOKEN", "a-tökén-жизнь-for-us")
+    tokens: list[str | None] = []
+    with admin_port(json.dumps(MASTER).encode(), tokens=tokens) as address:
+        assert run(["status", "--json", "--admin", address]) == 0
+    [token] = tokens
+    assert token is not None
+    assert token.encode("latin-1") == "Bearer a-tökén-жизнь-for-us".encode()
+
+
 def test_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--admin", "here"]) == 2
     assert "host:port" in capsys.readouterr().err

@@ -12,8 +12,11 @@ import msgspec
 import pytest
 
 from ha.cli import run
-from ha.cli.admin_pages import NodeStatus
+from ha.cli.admin_pages import MasterSide, NodeStatus, Slave
+from ha.cli.exits import UsageError
 from ha.cli.flow import Flow, SlaveFlow
+from ha.cli.node_pages import NodePages
+from ha.cli.top import _watch
 from tests.cli.test_status import MASTER, SLAVE, admin_port
 
 
@@ -50,6 +53,16 @@ def test_beyond_what_was_seen_lag_is_told_by_the_rate() -> None:
     found = slave_of(flow, 1, master(11_000, a=6000))
     assert found.lag_s == 5
     assert found.eta_s == 5000 / (5000 - 1000)
+
+
+def test_a_slave_can_be_ahead_of_the_log_end_that_was_read_before_it() -> None:
+    """A remoting port reports both in separate responses."""
+    flow = Flow()
+    slave_of(flow, 0, master(1000, a=1000))
+    seen = master(2000)
+    behind = Slave(identity="a", ack_offset=2500, lag_bytes=500, is_in_sync=True)
+    found = slave_of(flow, 1, msgspec.structs.replace(seen, ha=MasterSide(slaves=[behind])))
+    assert (found.lag_bytes, found.lag_s) == (500, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +121,21 @@ def test_once_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_usage_errors(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_view_that_can_not_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would show old figures as current ones."""
+    answers = iter([NodePages({}, {}, {"127.0.0.1:1": "refused"})])
+
+    def fetch() -> NodePages:
+        if (answer := next(answers, None)) is None:
+            raise UsageError("--token-file: no such file")
+        return answer
+
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        with pytest.raises(UsageError, match="no such file"):
+            _watch(fetch, 0.01)
 
 
 @pytest.mark.processes

@@ -117,6 +117,12 @@ async def test_dead_letters_are_sent_back_to_their_group(tmp_path: Path) -> None
         assert actions.dead_letters("g") == DeadLetters(0, 40)
         queue = node.store.queues.get("%DLQ%g", 0)
         assert queue is not None
+        queue.min_offset = 38  # all others have expired
+        outcome = await actions.send_back("g", 30, 10)
+        assert (outcome.is_done, outcome.text) == (
+            False,
+            "Sent back 2 of 10 messages to g; the others can't be read.",
+        )
         queue.min_offset = queue.max_offset  # all have expired
         assert actions.dead_letters("g") == Missing("Consumer group g has no dead letters on this node.")
 

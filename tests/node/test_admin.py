@@ -292,6 +292,26 @@ async def test_a_connection_ends_after_its_time(monkeypatch: pytest.MonkeyPatch)
             assert await stream.receive_some(1) == b""
 
 
+async def test_a_request_in_progress_is_answered_before_its_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_S_MAX", 1.0)
+    monkeypatch.setattr("ha.admin.server.HEADER_S_MAX", 0.5)
+
+    async def switch(to: int | None, reason: str, wait_s: float) -> dict[str, object]:
+        await trio.sleep(2)
+        return {"is_done": True}
+
+    view = AdminView(status=dict, not_ready=lambda: "", switch=switch)
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(view, port.listen(), key=AdminKey(TOKEN)):
+            request = POST.format("/switch", TOKEN).replace("Connection: close\r\n", "")
+            async with await trio.open_tcp_stream("127.0.0.1", port.port) as stream:
+                await stream.send_all(request.encode())
+                with trio.fail_after(20):
+                    answer = b"".join([chunk async for chunk in stream])
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"is_done": True}
+
+
 async def test_a_connection_of_the_reserve_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 0)
     monkeypatch.setattr("ha.admin.server.RESERVED_S_MAX", 0.2)

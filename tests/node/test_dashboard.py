@@ -279,6 +279,11 @@ async def test_a_key_is_found_in_all_topics(tmp_path: Path, monkeypatch: pytest.
             ["s", "r"],
             "Searched 2 of 3 topics, by name. Enter a topic to search the others.",
         )
+        for _ in range(3):
+            result = await node.put(Message(topic="t", queue_id=0, body=b"", properties=b"KEYS\x01j\x02"))
+        await reached(node.store.log.dispatched_offset, result.physical_offset + 1)
+        found = await dashboard.with_key_anywhere("j", 2)  # in the last topic
+        assert (len(found.messages), found.is_cut) == (2, True)
         monkeypatch.setattr("ha.node.dashboard.SEARCH_S", 0.0)
         assert (await dashboard.with_key_anywhere("k", 10)).note.startswith("Searched 0 of 3 topics")
 

@@ -34,13 +34,20 @@ class Background:
 def fork_to_background(log_file: Path) -> Background | int:
     """Forks. Returns a Background to the new process, and to this one, when it has detached or ended, the exit code.
 
-    Ctrl-C stops the new process with SIGTERM, and is raised when it has ended. Must be called before threads start.
+    Ctrl-C or SIGTERM stops the new process with SIGTERM, and raises KeyboardInterrupt when it has ended. Must be called
+    before threads start.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     readable, writable = os.pipe()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     process = os.fork()
     if process == 0:
+        signal.signal(signal.SIGTERM, before)
         os.close(readable)
         os.setsid()  # signals of the terminal don't reach it
         with open(os.devnull) as nothing:
@@ -57,4 +64,5 @@ def fork_to_background(log_file: Path) -> Background | int:
         os.waitpid(process, 0)
         raise
     finally:
+        signal.signal(signal.SIGTERM, before)
         os.close(readable)

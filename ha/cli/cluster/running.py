@@ -14,7 +14,6 @@ import signal
 import struct
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
@@ -22,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
-from ha.cli.admin_pages import Page, fetch_pages
+from ha.cli.admin_pages import Page, fetch_pages, open_directly
 from ha.cli.cluster.layout import ETCD, LOCK_FILE, LocalNode, etcd_url, read_nodes
 from ha.cli.cluster.processes import STOP_TIMEOUT_S, NodeError, NodeProcess
 from ha.cli.exits import UsageError
@@ -228,7 +227,7 @@ def _wait_etcd(process: NodeProcess, url: str, timeout_s: float) -> None:
     while True:
         if process.exit_code is not None:
             raise NodeError(f"etcd did not start (exit code {process.exit_code})", process.log_tail())
-        with suppress(OSError, HTTPException), urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
+        with suppress(OSError, HTTPException), open_directly(f"{url}/health", 1.0) as answer:
             if b"true" in answer.read(4096):
                 return
         if time.monotonic() > deadline:
@@ -243,10 +242,16 @@ def wait_settled(nodes: Sequence[LocalNode], timeout_s: float) -> None:
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}
+    by_token: dict[str, list[str]] = {}
+    for address, node in brokers.items():
+        by_token.setdefault(_admin_token(node), []).append(address)
     while True:
         masterless = {node.keys.get("brokerName", "") for node in brokers.values()}
         faults = []
-        for address, page in fetch_pages(list(brokers)).items():
+        pages: dict[str, Page | str] = {}
+        for token, addresses in by_token.items():
+            pages |= fetch_pages(addresses, token)
+        for address, page in pages.items():
             if why := _fault(page):
                 faults.append(f"{brokers[address].name}: {why}")
             if isinstance(page, Page) and page.node.role != "SLAVE":
@@ -257,6 +262,12 @@ def wait_settled(nodes: Sequence[LocalNode], timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise NodeError(f"the cluster is not ready within {timeout_s:g} s; {faults[0]}")
         time.sleep(_POLL_S)  # HTTP offers no notification
+
+
+def _admin_token(node: LocalNode) -> str:
+    """Returns the token of a node's admin port, in the order in which the node looks for it; "" for none."""
+    given = os.environ.get("HA_ADMIN_TOKEN") or node.keys.get("adminToken")
+    return given or os.environ.get("HALOG_ADMIN_TOKEN", "")
 
 
 def _fault(page: Page | str) -> str:
