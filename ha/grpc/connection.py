@@ -78,9 +78,10 @@ class Call:
         connection, stream = self.connection, self._stream
         for message in messages:
             connection.protocol.send_message(stream, message)
-            while stream.has_pending and not stream.is_closed:
+            while (stream.has_pending or connection.is_congested) and not stream.is_closed:
                 connection.flush_soon()
-                await connection.wait_sent()
+                if stream.has_pending or connection.is_congested:
+                    await connection.wait_sent()
         self.finish()
 
     async def send(self, message: bytes) -> None:
@@ -328,6 +329,8 @@ class GrpcConnection:
             call.messages_in.send_nowait(message)
         except (trio.WouldBlock, trio.BrokenResourceError):
             self.protocol.finish(stream, Status.RESOURCE_EXHAUSTED, "messages come faster than they are handled")
+            if call.scope is not None:
+                call.scope.cancel()
 
     # Writing
 
@@ -335,6 +338,11 @@ class GrpcConnection:
     def is_sending(self) -> bool:
         """Whether something waits for the system to accept it."""
         return bool(self.protocol.outbox_bytes) or (self._has_writer and not self._writer.is_idle)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so much waits for the system that nothing is read from the connection."""
+        return self.protocol.outbox_bytes > self._options.outbox_high_bytes
 
     async def wait_sent(self) -> None:
         """Waits until something more was sent, or the peer has sent something."""

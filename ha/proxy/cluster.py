@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import trio
 
 from ha.acl.source import refuses_user
+from ha.errors import LocalProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import GroupRequest, TopicRequest
 from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRouteData
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NO_GROUPS = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,)
+"""A broker of RocketMQ 4 does not tell about one group."""
 ROUTE_AGE_S_MAX = 10.0
 KNOWN_COUNT_MAX = 16_384
 """Topics, and groups, whose answers are kept."""
@@ -146,6 +149,9 @@ class Cluster:
         found = GroupConfig(group_name=group)
         if answer.code == ResponseCode.SUCCESS and answer.body:
             found = java_json.read_as(GroupConfig, answer.body)
+        elif answer.code not in (ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, *_NO_GROUPS):
+            # A guess would pop the messages of an ordered group out of order.
+            raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
         self._groups.add(group, found)
         return found
 
@@ -233,7 +239,7 @@ class Cluster:
         except trio.TooSlowError:
             reason = f"{address} has not answered code {command.code} within {timeout_s:g} s"
             raise BrokerUnreachable(reason, is_timeout=True) from None
-        except (OSError, trio.BrokenResourceError) as error:
+        except (OSError, trio.BrokenResourceError, LocalProtocolError) as error:  # the last one: a frame too large
             raise BrokerUnreachable(f"{address}: {error}") from None
 
     async def _take_request(self, connection: RemotingConnection, command: RemotingCommand) -> None:

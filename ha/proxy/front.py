@@ -35,7 +35,6 @@ from .transactions import Transactions
 
 logger = logging.getLogger(__name__)
 
-SERVICE = b"/apache.rocketmq.v2.MessagingService/"
 _UNARY_TIMEOUT_S_MAX = 60.0
 """Longest time that a call other than a stream is served."""
 _CLIENT_ID_LENGTH_MAX = 255
@@ -87,8 +86,8 @@ class Front:
     # ---- the gRPC server
 
     def is_streaming(self, path: bytes) -> bool:
-        """Whether the method of a path takes a stream of messages."""
-        return path == SERVICE + b"Telemetry"
+        """Whether the method of a path takes a stream of messages. As everywhere here, its name alone decides."""
+        return path.rpartition(b"/")[2] == b"Telemetry"
 
     def take(self, call: Call) -> bool:
         """Serves a call that needs no wait; returns whether it did."""
@@ -217,6 +216,7 @@ class Front:
         """Does what clients need besides answers to their calls, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._in_flight.serve, partial(self._acknowledging.delay, None), self._may_receive)
+            nursery.start_soon(self._receiving.serve)
             nursery.start_soon(self._keep_registered)
             task_status.started()
             await trio.sleep_forever()
@@ -229,7 +229,7 @@ class Front:
         """Keeps the front registered, as a producer, at the brokers of its clients' topics."""
         registered: set[tuple[str, str]] = set()
         while True:
-            wanted = await self._registrations()
+            wanted = await self._registrations(registered)
             for broker_name in {broker_name for broker_name, _ in wanted | registered}:
                 topics = [topic for name, topic in wanted if name == broker_name]
                 gone = [topic for name, topic in registered - wanted if name == broker_name]
@@ -238,8 +238,8 @@ class Front:
             with trio.move_on_after(self._options.heartbeat_interval_s):
                 await self._producers.wait_changed()
 
-    async def _registrations(self) -> set[tuple[str, str]]:
-        """Returns pairs of broker name and topic.
+    async def _registrations(self, registered: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Returns pairs of broker name and topic: those of `registered` as well if the topic's route can't be read.
 
         A broker that takes no more messages of a topic, such as a drained one, may still ask about half messages.
         """
@@ -248,6 +248,7 @@ class Front:
             try:
                 route = await self._brokers.route(topic)
             except BrokerUnreachable:
+                wanted |= {pair for pair in registered if pair[1] == topic}
                 continue  # tried again at the next heartbeat
             if route is not None:
                 wanted |= {(broker.broker_name, topic) for broker in route.brokers}

@@ -35,6 +35,8 @@ COUNT_MAX = 262_144
 """Messages of all clients; further ones are not renewed, and not released early."""
 CHECK_INTERVAL_S = 1.0
 RENEWED_BEFORE_S = 45.0
+RETRY_INTERVAL_S = 5.0
+"""Time between attempts to renew a message that have failed."""
 RENEWED_S_MAX = 3 * 3600.0
 RETURN_S = 10.0
 RELEASED_MS = 1_000
@@ -52,7 +54,11 @@ class _Message(msgspec.Struct):
     topic: str
     receipt: ReceiptHandle
     received_at: float
-    renewed_at: float
+    visible_at: float
+    """When it becomes visible unless it is renewed"""
+    invisible_ms: int
+    """For how long each renewal hides it. In ordered groups the handle says more: it counts from the pop"""
+    renew_at: float
     is_undelivered: bool = False
 
 
@@ -70,6 +76,7 @@ class InFlight:
     def __init__(self) -> None:
         self._clients: dict[str, _Client] = {}
         self._count = 0
+        self._abandoned: list[_Message] = []
 
     @property
     def count(self) -> int:
@@ -83,7 +90,11 @@ class InFlight:
         client = self._clients.setdefault(session.client_id, _Client(session))
         client.session, client.gone_at = session, None
         now = trio.current_time()
-        client.messages[receipt.encode()] = _Message(group, topic, receipt, now, now)
+        invisible_ms = receipt.handle.invisible_ms
+        visible_at = now + invisible_ms / 1000
+        client.messages[receipt.encode()] = _Message(
+            group, topic, receipt, now, visible_at, invisible_ms, visible_at - RENEWED_BEFORE_S
+        )
         self._count += 1
 
     def find(self, session: Session, handle: str) -> ReceiptHandle | None:
@@ -120,30 +131,46 @@ class InFlight:
             if client is not None and (message := client.messages.get(receipt.encode())) is not None:
                 message.is_undelivered = True
 
+    def abandon(self, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
+        """Releases messages that were popped for a call that has ended, and so were not added."""
+        now = trio.current_time()
+        self._abandoned += [
+            _Message(group, topic, receipt, now, now, receipt.handle.invisible_ms, now) for receipt in receipts
+        ]
+
     async def serve(self, delay: Delay, may_renew: MayRenew) -> NoReturn:
         """Renews and releases messages until cancelled."""
         while True:
             await trio.sleep(CHECK_INTERVAL_S)
+            abandoned, self._abandoned = self._abandoned, []
+            for message in abandoned:
+                await self._change(delay, message, RELEASED_MS)
             now = trio.current_time()
             for client_id, client in list(self._clients.items()):
                 is_gone = client.gone_at is not None and now - client.gone_at >= RETURN_S
                 for handle, message in list(client.messages.items()):
+                    if client.messages.get(handle) is not message:
+                        continue  # settled meanwhile: some brokers would deliver it again if its time was changed
                     if is_gone or message.is_undelivered:
                         await self._change(delay, message, RELEASED_MS)
                         self._drop(client_id, client, handle)
-                    elif now >= message.renewed_at + message.receipt.handle.invisible_ms / 1000 - RENEWED_BEFORE_S:
-                        is_over = now - message.received_at >= RENEWED_S_MAX
+                    elif now >= message.renew_at:
+                        is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
                         if is_over or not may_renew(client.session, message.group, message.topic):
                             self._drop(client_id, client, handle)
                         else:
-                            await self._change(delay, message, message.receipt.handle.invisible_ms)
+                            await self._change(delay, message, message.invisible_ms)
 
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
+        began = trio.current_time()
         try:
             message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
         except (BrokerUnreachable, CallRefused) as error:
             logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", message.group, message.topic, str(error))
-        message.renewed_at = trio.current_time()
+            message.renew_at = trio.current_time() + RETRY_INTERVAL_S
+        else:
+            message.visible_at = began + invisible_ms / 1000
+            message.renew_at = message.visible_at - RENEWED_BEFORE_S
 
     def _drop(self, client_id: str, client: _Client, handle: str) -> None:
         if client.messages.pop(handle, None) is not None:

@@ -9,11 +9,14 @@ ReceiveMessageActivity, PopMessageResultFilterImpl.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import trio
 
+from ha.errors import RemoteProtocolError
 from ha.grpc import Call
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.pop import PopMessageRequest
@@ -23,7 +26,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX
 
 from .acknowledging import Acknowledging
-from .brokers import Brokers
+from .brokers import Brokers, BrokerUnreachable
 from .conversion import delivery_attempt, to_message
 from .in_flight import InFlight
 from .messages import CLASSES, SQL, TAG, Code, milliseconds, set_milliseconds
@@ -35,6 +38,8 @@ from .status import with_status
 if TYPE_CHECKING:
     from .session import Session
 
+logger = logging.getLogger(__name__)
+
 FROM_LAST = 1
 """initMode: a group without offsets begins with new messages."""
 ALL_QUEUES = -1
@@ -43,10 +48,30 @@ ANSWER_MARGIN_MS = 200
 BROKER_MARGIN_S = 3.0
 """How much longer than the poll the broker is waited for."""
 TAG_COUNT_MAX = 1024
+POLLS_STARTING_MAX = 1024
+"""Pops whose task has not started yet"""
+
+
+class _Poll(msgspec.Struct, eq=False):
+    """A pop, and its result once `done` is set. `is_abandoned`: its call has ended, and nobody waits for it."""
+
+    session: Session
+    broker_name: str
+    command: RemotingCommand
+    timeout_s: float
+    group: str
+    topic: str
+    done: trio.Event
+    response: RemotingCommand | None = None
+    error: BrokerUnreachable | None = None
+    is_abandoned: bool = False
 
 
 class Receiving:
-    """Receives messages for all clients of a front."""
+    """Receives messages for all clients of a front. `serve` has to run meanwhile.
+
+    A broker goes on with a pop whose call has ended. So pops are tasks of `serve`, and what they take is released.
+    """
 
     def __init__(
         self,
@@ -61,6 +86,49 @@ class Receiving:
         self._wall_clock_ms = wall_clock_ms
         self._acknowledging = acknowledging
         self._in_flight = in_flight
+        self._polls_in, self._polls_out = trio.open_memory_channel[_Poll](POLLS_STARTING_MAX)
+
+    async def serve(self) -> NoReturn:
+        """Runs the pops until cancelled."""
+        async with trio.open_nursery() as nursery:
+            async for poll in self._polls_out:
+                nursery.start_soon(self._run, poll)
+        raise AssertionError("ends by cancellation only")
+
+    async def _run(self, poll: _Poll) -> None:
+        try:
+            poll.response = await self._brokers.invoke(poll.session, poll.broker_name, poll.command, poll.timeout_s)
+        except BrokerUnreachable as error:
+            poll.error = error
+        poll.done.set()
+        if poll.is_abandoned:
+            self._release(poll)
+
+    def _release(self, poll: _Poll) -> None:
+        """Makes visible soon what an abandoned pop has taken."""
+        if poll.response is None or poll.response.code != ResponseCode.SUCCESS:
+            return
+        try:
+            popped = read_popped(poll.response, poll.broker_name)
+        except RemoteProtocolError as error:
+            logger.warning("proxy.pop_malformed broker=%r reason=%r", poll.broker_name, str(error))
+        else:
+            self._in_flight.abandon(poll.group, poll.topic, [each.receipt for each in popped])
+
+    async def _pop(self, poll: _Poll) -> RemotingCommand:
+        """Returns the response to a pop. If this is cancelled, its messages are released. Raises BrokerUnreachable."""
+        await self._polls_in.send(poll)
+        try:
+            await poll.done.wait()
+        except trio.Cancelled:
+            poll.is_abandoned = True
+            if poll.done.is_set():
+                self._release(poll)
+            raise
+        if poll.error is not None:
+            raise poll.error
+        assert poll.response is not None
+        return poll.response
 
     async def receive(self, session: Session, call: Call, request: Any) -> None:
         """Serves a call. Raises CallRefused, BrokerUnreachable, RemoteProtocolError."""
@@ -91,18 +159,27 @@ class Receiving:
         )
         command = RemotingCommand(RequestCode.POP_MESSAGE, ext_fields=header.to_ext_fields())
         timeout_s = poll_ms / 1000 + BROKER_MARGIN_S
-        response = await self._brokers.invoke(session, broker_name, command, timeout_s)
+        response = await self._pop(_Poll(session, broker_name, command, timeout_s, group_text, topic, trio.Event()))
         if response.code != ResponseCode.SUCCESS:
             await self._answer_without(call, response)
             return
-        kept = []
+        kept, unwanted, dead = [], [], []
         for popped in read_popped(response, broker_name):
             if tags and popped.properties.get(TAGS) not in tags:
-                await self._acknowledging.acknowledge(session, group_text, topic, popped.receipt)
+                unwanted.append(popped)
             elif popped.attempts_before > group.retry_max_times and not topic.startswith(DLQ_PREFIX):
-                await self._acknowledging.bury(session, group_text, topic, popped.receipt, popped.record.queue_id)
+                dead.append(popped)
             else:
                 kept.append(popped)
+        try:
+            for popped in unwanted:
+                await _settle(popped, self._acknowledging.acknowledge(session, group_text, topic, popped.receipt))
+            for popped in dead:
+                queue_id = popped.record.queue_id
+                await _settle(popped, self._acknowledging.bury(session, group_text, topic, popped.receipt, queue_id))
+        except trio.Cancelled:
+            self._in_flight.abandon(group_text, topic, [popped.receipt for popped in kept])
+            raise
         if not kept:
             await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")
             return
@@ -191,3 +268,14 @@ def _filter(given: Any) -> tuple[str, str, frozenset[str]]:
 def _status(code: Code, message: str) -> bytes:
     data: bytes = with_status("ReceiveMessageResponse", code, message).SerializeToString()
     return data
+
+
+async def _settle(popped: Popped, request: Awaitable[object]) -> None:
+    """Awaits the request that acknowledges a message, or puts it into the dead letters.
+
+    If that fails, the message comes again after its invisible time; those that were popped with it are delivered.
+    """
+    try:
+        await request
+    except (CallRefused, BrokerUnreachable) as error:
+        logger.info("proxy.settling_failed topic=%r reason=%r", popped.record.topic, str(error))

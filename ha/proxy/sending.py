@@ -7,7 +7,6 @@ gets an entry with its own id, where RocketMQ answers one entry with an id that 
 from __future__ import annotations
 
 import zlib
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -77,7 +76,8 @@ class Sending:
         self._options = options
         self._wall_clock_ms = wall_clock_ms
         self._producers = producers
-        self._next = count()
+        self._turn = 0
+        """Counts the messages without a message group: brokers take turns"""
 
     def take(self, session: Session, call: Call) -> bool:
         """Sends a call's only message if that needs no wait, and answers later; returns whether it did."""
@@ -88,7 +88,7 @@ class Sending:
         messages = request.messages
         if len(messages) != 1:
             return False
-        message = messages[0]
+        message, turn = messages[0], self._turn
         try:
             route = self._brokers.known_route(topic_name(message.topic))
             if route is None:
@@ -107,7 +107,10 @@ class Sending:
                 result = _response([_entry(response, message_id, kind, broker.broker_name)])
             call.respond(result.SerializeToString())
 
-        return self._brokers.invoke_nowait(session, broker.broker_name, command, answer)
+        if self._brokers.invoke_nowait(session, broker.broker_name, command, answer):
+            return True
+        self._turn = turn  # `send` chooses the broker
+        return False
 
     async def send(self, session: Session, request: Any) -> Any:
         """Sends the messages of a call. Raises CallRefused."""
@@ -271,7 +274,8 @@ class Sending:
         if not brokers:
             raise CallRefused(Code.FORBIDDEN, "no writable queue")
         if not message_group:
-            return brokers[next(self._next) % len(brokers)] if len(brokers) > 1 else brokers[0], -1
+            self._turn += 1
+            return brokers[self._turn % len(brokers)], -1
         index = consistent_hash(java_hash(message_group), sum(each.writable for each in brokers))
         for broker in brokers:
             if index < broker.writable:

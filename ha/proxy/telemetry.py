@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PRODUCER_ATTEMPTS_MAX = 3
 CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's delay levels: how long a message that a consumer could not handle stays invisible."""
+INT32_MAX = 0x7FFFFFFF
+"""Of fields: administrators may set larger numbers."""
 
 
 class Access(Protocol):
@@ -117,7 +119,7 @@ class Telemetry:
             subscription.receive_batch_size = self._options.receive_count_max
             set_milliseconds(subscription.long_polling_timeout, self._options.polling_ms_max)
         policy = settings.backoff_policy
-        policy.max_attempts = group.retry_max_times + 1
+        policy.max_attempts = max(0, min(group.retry_max_times + 1, INT32_MAX))
         retry = group.group_retry_policy
         exponential = retry.get("exponentialRetryPolicy")
         if retry.get("type") == "EXPONENTIAL" and isinstance(exponential, dict):

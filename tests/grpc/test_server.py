@@ -14,6 +14,7 @@ import trio.testing
 import trustme
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.settings import SettingCodes
 
 from ha.grpc import Call, GrpcOptions, GrpcServer, Status
 from ha.grpc.connection import MESSAGES_WAITING_MAX
@@ -284,18 +285,25 @@ class Silent(Echo):
     """Does not take the messages of its streams."""
 
     async def serve(self, call: Call) -> None:
-        await trio.sleep_forever()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.cancelled.set()
 
 
 async def test_messages_that_wait_are_limited() -> None:
+    """With more, the call fails, and its task ends."""
+    silent = Silent()
+
     def client(address: str) -> None:
         with grpc.insecure_channel(address) as channel:
             chat = channel.stream_stream("/s/Chat")(iter([b"m"] * (MESSAGES_WAITING_MAX + 1)), timeout=TIMEOUT_S)
             with pytest.raises(grpc.RpcError) as refused:
                 next(chat)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trio.from_thread.run(silent.cancelled.wait)
 
-    async with serving(Silent()) as (_, address):
+    async with serving(silent) as (_, address):
         await in_thread(client, address)
 
 
@@ -319,6 +327,38 @@ async def raw_peer(server: GrpcServer, nursery: trio.Nursery, piece_size: int | 
     await ours.send_all(client.data_to_send())
     await trio.testing.wait_all_tasks_blocked()
     return ours
+
+
+class Large(Echo):
+    """Sends 100 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message_count = 0
+
+    async def serve(self, call: Call) -> None:
+        await call.respond_all(self._messages())
+
+    def _messages(self) -> Generator[bytes, None, None]:
+        for self.message_count in range(1, 101):
+            yield b"x" * 1_000_000
+
+
+async def test_answers_to_a_peer_that_does_not_read_are_limited() -> None:
+    """However large a window it has opened."""
+    service, (ours, theirs) = Large(), trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(GrpcServer(service).handle, theirs)
+        client = H2Connection(H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        client.increment_flow_control_window(2**31 - 1 - 65_535)
+        client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
+        client.send_data(1, framed(b""), end_stream=True)
+        await ours.send_all(client.data_to_send())
+        await trio.testing.wait_all_tasks_blocked()
+        assert 0 < service.message_count < 5
+        nursery.cancel_scope.cancel()
 
 
 async def test_peer_that_opens_no_window_is_closed(autojump_clock: trio.testing.MockClock) -> None:

@@ -15,7 +15,7 @@ from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import BrokerData, ClusterInfo, GroupConfig, QueueData, TopicConfig, TopicRouteData
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.proxy.brokers import UNTYPED, BrokerUnreachable
 from ha.proxy.cluster import ROUTE_AGE_S_MAX, Cluster
 from ha.proxy.messages import MessageType
@@ -235,6 +235,29 @@ async def test_what_a_topic_accepts_is_not_guessed() -> None:
         route = await cluster.route("t")
         assert route is not None
         assert route.message_types == (MessageType.FIFO,)
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.NO_PERMISSION])
+async def test_whether_a_group_is_ordered_is_not_guessed(code: ResponseCode) -> None:
+    async with opened() as (cluster, servers):
+        known = servers.answers[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG]
+        servers.answers[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG] = lambda command: command.reply(code, "no")
+        with pytest.raises(BrokerUnreachable, match="about group g: no"):
+            await cluster.group("g")
+        servers.answers[RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG] = known
+        group = await cluster.group("g")
+        assert group is not None
+        assert group.consume_message_orderly
+
+
+async def test_requests_that_are_too_large_for_a_frame() -> None:
+    """They fail their call, and not the process."""
+    async with opened() as (cluster, servers):
+        servers.answers[RequestCode.SEND_MESSAGE_V2] = lambda command: command.reply(len(encode_command(command)))
+        await cluster.route("t")
+        command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, body=bytes(1 << 24))
+        with pytest.raises(BrokerUnreachable, match="the maximum is 16777216"):
+            await cluster.invoke(None, "a", command, 3)
 
 
 async def test_malformed_answers() -> None:

@@ -15,6 +15,7 @@ import trio.testing
 from google.protobuf.message import Message
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import ResponseReceived, StreamEnded, TrailersReceived
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
@@ -39,9 +40,9 @@ class Connection:
         self._h2.initiate_connection()
 
     async def start(self, method: str, request: Message | None = None, **headers: str) -> int:
-        """Sends a call's headers and its message; without one, the call stays open."""
+        """Sends a call's headers and its message; without one, the call stays open. `method` may be a whole path."""
         stream_id = self._h2.get_next_available_stream_id()
-        path = f"/apache.rocketmq.v2.MessagingService/{method}"
+        path = method if method.startswith("/") else f"/apache.rocketmq.v2.MessagingService/{method}"
         sent = [(name, path if name == ":path" else value) for name, value in HEADERS]
         sent += [("x-mq-client-id", "vm@1"), *((name.replace("_", "-"), value) for name, value in headers.items())]
         self._h2.send_headers(stream_id, sent)
@@ -53,6 +54,13 @@ class Connection:
         """Sends a message of a call."""
         self._h2.send_data(stream_id, framed(request.SerializeToString()), end_stream=is_last)
         await self.stream.send_all(self._h2.data_to_send())
+
+    async def cancel(self, stream_id: int) -> None:
+        """Cancels a call a second later."""
+        await trio.sleep(1)
+        self._h2.reset_stream(stream_id, ErrorCodes.CANCEL)
+        await self.stream.send_all(self._h2.data_to_send())
+        await trio.sleep(1)
 
     async def call(self, method: str, request: Message, **headers: str) -> str:
         """Makes a call; returns its gRPC status."""
@@ -144,6 +152,20 @@ async def test_messages_of_a_lost_connection_come_back_after_11_s(tmp_path: Path
         assert world.node.broker.clients.consumer_ids("g") == []
 
 
+async def test_messages_that_are_popped_for_a_cancelled_call_come_back(tmp_path: Path, autojump_clock: object) -> None:
+    """A broker goes on with the long poll of a call that its client has cancelled."""
+    async with opened(tmp_path) as world:
+        await world.node.send()
+        connection = await received(world)
+        request = receiving("TT", auto_renew=True)
+        request.long_polling_timeout.FromSeconds(15)
+        await connection.cancel(await connection.start("ReceiveMessage", request))
+        await world.node.send()
+        await trio.sleep(0.1)
+        assert world.node.broker.pop.statistics().in_flight_count == 2
+        assert 1.0 <= await redelivery_s(world) <= 3.1
+
+
 async def test_messages_of_a_client_that_ends_come_back_after_1_s(tmp_path: Path, autojump_clock: object) -> None:
     async with opened(tmp_path) as world:
         await world.node.send()
@@ -160,3 +182,10 @@ async def test_messages_of_a_client_that_connects_again_stay_invisible(tmp_path:
         await trio.sleep(8)
         assert await world.connect().call("QueryRoute", ROUTE) == "0"
         assert await pop_messages(world.node, pollTime=30_000) == []
+
+
+async def test_telemetry_of_another_service(tmp_path: Path, autojump_clock: object) -> None:
+    """Such a call must not end the process."""
+    async with opened(tmp_path) as world:
+        assert await world.connect().call("/other.Service/Telemetry", service.TelemetryCommand()) == "0"
+        assert await world.connect().call("QueryRoute", ROUTE) == "0"

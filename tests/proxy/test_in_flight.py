@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.protocol.pop import Handle
+from ha.protocol.pop import ORDER_QUEUE, Handle
 from ha.protocol.popped import ReceiptHandle
 from ha.proxy.brokers import BrokerUnreachable
 from ha.proxy.in_flight import RELEASED_MS, RENEWED_S_MAX, RETURN_S, InFlight
@@ -23,12 +23,12 @@ class Session:
     client_id = "c"
 
 
-def receipt(offset: int = 0) -> ReceiptHandle:
+def receipt(offset: int = 0, revive_queue: int = 0) -> ReceiptHandle:
     handle = Handle(
         start_offset=0,
         pop_time_ms=1,
         invisible_ms=INVISIBLE_MS,
-        revive_queue=0,
+        revive_queue=revive_queue,
         flag=0,
         broker_name="b",
         queue_id=0,
@@ -46,6 +46,7 @@ class World:
         self.changes: list[tuple[float, int, int]] = []
         self.started = trio.current_time()
         self.is_unreachable = False
+        self.answers_after_s = 0.0
         self.forbidden: set[tuple[str, str, str]] = set()
 
     @property
@@ -57,9 +58,14 @@ class World:
 
     async def delay(self, group: str, topic: str, old: ReceiptHandle, invisible_ms: int) -> ReceiptHandle:
         self.changes.append((round(self.now), old.handle.offset, invisible_ms))
+        await trio.sleep(self.answers_after_s)
         if self.is_unreachable:
             raise BrokerUnreachable("b")
-        handle = msgspec.structs.replace(old.handle, pop_time_ms=old.handle.pop_time_ms + 1)
+        if old.handle.is_order:  # the pop time stays
+            until_ms = 1 + round(1000 * self.now) + invisible_ms
+            handle = msgspec.structs.replace(old.handle, invisible_ms=until_ms - old.handle.pop_time_ms)
+        else:
+            handle = msgspec.structs.replace(old.handle, pop_time_ms=old.handle.pop_time_ms + 1)
         return ReceiptHandle(handle, old.physical_offset)
 
 
@@ -139,6 +145,43 @@ async def test_unreachable_broker(autojump_clock: MockClock) -> None:
         world.table.add(world.session, "g", "t", receipt(0))
         world.table.add(world.session, "g", "t", receipt(1))
         await trio.sleep(1000)
+        assert {offset for _, offset, _ in world.changes} == {0, 1}
+        assert all(855 <= at <= 900 for at, _, _ in world.changes)
+        assert world.table.count == 0, "its first handle says that it is over"
+
+
+async def test_failed_renewals_are_tried_again(autojump_clock: MockClock) -> None:
+    """While the message is still invisible."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt())
+        await trio.sleep(850)
+        world.is_unreachable = True
+        await trio.sleep(20)
+        world.is_unreachable = False
+        await trio.sleep(20)
+        assert world.changes[0][0] == 855
+        assert world.changes[-1][0] in range(870, 880)
+        await trio.sleep(800)
+        assert world.table.count == 1
+
+
+async def test_messages_of_ordered_groups_are_renewed_in_time(autojump_clock: MockClock) -> None:
+    """Their handles count the invisible time from the pop, not from the last renewal."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt(revive_queue=ORDER_QUEUE))
+        await trio.sleep(2700)
+        assert world.changes == [(855, 0, INVISIBLE_MS), (1710, 0, INVISIBLE_MS), (2565, 0, INVISIBLE_MS)]
+
+
+async def test_messages_that_are_acknowledged_while_others_are_renewed(autojump_clock: MockClock) -> None:
+    """They are not renewed: RocketMQ would deliver them again."""
+    async with opened() as world:
+        world.answers_after_s = 0.5
+        for offset in range(3):
+            world.table.add(world.session, "g", "t", receipt(offset))
+        await trio.sleep(855.2)
+        world.table.remove(world.session, receipt(2).encode())
+        await trio.sleep(10)
         assert [offset for _, offset, _ in world.changes] == [0, 1]
 
 

@@ -16,7 +16,9 @@ from rocketmq.grpc_protocol import service_pb2 as service
 from rocketmq.grpc_protocol import service_pb2_grpc as stubs
 
 from ha.protocol.compression import Compression, compressed, flags_of
+from ha.proxy.messages import Code as RefusedCode
 from ha.proxy.options import FrontOptions
+from ha.proxy.refusal import CallRefused
 from tests.proxy.site import Client, Site, message, open_site
 
 Code = definition.Code
@@ -195,6 +197,23 @@ async def test_dead_letters(tmp_path: Path) -> None:
             while site.node.broker.topics.get("%DLQ%g") is None or len(await dead(site)) < 2:
                 assert (await receive(client, receiving("t", invisible_ms=300)))[1] == []
         assert sorted(await dead(site)) == [b"by the client", b"by the front"]
+
+
+async def test_message_that_can_not_become_a_dead_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were popped with it are delivered."""
+
+    async def refused(*_: object) -> None:
+        raise CallRefused(RefusedCode.INTERNAL_SERVER_ERROR, "look message by offset failed")
+
+    monkeypatch.setattr("ha.proxy.acknowledging.Acknowledging.bury", refused)
+    async with open_site(tmp_path, QUICK) as site:
+        client = Client(site.address)
+        await begin(site, client, read=1, write=1)
+        await site.group("g", retry_max_times=3)
+        await site.node.send(b"tried too often", b="t", j=5)
+        await client.send(message("t", b"good"))
+        code, found = await receive(client, receiving("t"))
+        assert (code, [each.body for each in found]) == (Code.OK, [b"good"])
 
 
 async def dead(site: Site) -> list[bytes]:

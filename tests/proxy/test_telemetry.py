@@ -93,6 +93,15 @@ async def test_settings_of_a_consumer(tmp_path: Path) -> None:
         assert delays[:5] + delays[-2:] == [1, 5, 10, 30, 60, 3600, 7200]
 
 
+async def test_settings_of_a_group_that_retries_for_ever(tmp_path: Path) -> None:
+    """retryMaxTimes=2147483647: the number of attempts does not fit into its field."""
+    async with open_site(tmp_path) as site:
+        await site.group("g", retry_max_times=0x7FFFFFFF)
+        async with chatting(Client(site.address)) as chat:
+            answer = await chat.tell(consumer("g", "t"))
+            assert answer.settings.backoff_policy.max_attempts == 0x7FFFFFFF
+
+
 async def test_settings_that_are_neither(tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
         chat = Chat(Client(site.address))
