@@ -207,7 +207,9 @@ class Cluster(Machines):
 
     def _replace(self, machine: Machine) -> None:
         """Handles a node that refuses its damaged store: a slave gets an empty one, the master the longest valid log
-        there is."""
+        there is. Not if it runs: an earlier attempt to start it was answered already."""
+        if machine.is_running:
+            return
         if machine is not self.master:
             self.empty(machine)
             return

@@ -21,6 +21,7 @@ from tests.sim.workload import TOPIC
 
 QUEUE_ID_AT = 15
 """The low byte of the queue id in a record"""
+STORE_TIME_AT = 56
 
 
 @pytest.fixture
@@ -43,6 +44,18 @@ def run(plan: AnyPlan, **changes: Any) -> Outcome:
     outcome = run_plan(msgspec.structs.replace(plan, **changes))
     assert not outcome.violations, show(outcome)
     return outcome
+
+
+def records_in(disk: SimDisk, topic: str = "") -> list[tuple[Path, int]]:
+    """Returns file and position of each record of a log; only of one topic, if given."""
+    found: list[tuple[Path, int]] = []
+    for path in sorted(path for path in disk.inodes if path.parent.name == "commitlog"):
+        raw, at = bytes(disk.inodes[path].content), 0
+        while isinstance(head := scan_record(raw, at, len(raw)), RecordHead):
+            if topic in ("", head.topic):
+                found.append((path, at))
+            at += head.total_size
+    return found
 
 
 @pytest.mark.parametrize(("node", "seed"), [("m", 1), ("s1", 2)])
@@ -418,16 +431,10 @@ def test_a_message_that_a_hidden_flip_moved_to_another_queue_is_lost_to_pop(
     """
 
     def flip(self: SimDisk, kind: str, folder: str) -> tuple[Path, int, int]:
-        """Flip a bit in the queue id of the last message but one."""
+        """Flips a bit in the queue id of the last message but one."""
         assert (kind, folder) == ("flip_bit", "")
-        places: list[tuple[Path, int]] = []
-        for path in sorted(path for path in self.inodes if path.parent.name == "commitlog"):
-            raw, at = bytes(self.inodes[path].content), 0
-            while isinstance(head := scan_record(raw, at, len(raw)), RecordHead):
-                if head.topic == TOPIC:
-                    places.append((path, at + QUEUE_ID_AT))
-                at += head.total_size
-        path, place = places[-2]
+        path, at = records_in(self, TOPIC)[-2]
+        place = at + QUEUE_ID_AT
         for held in (self.inodes[path].content, self.inodes[path].durable):
             held[place] ^= 4
         return path, place, place + 1
@@ -486,6 +493,16 @@ def test_an_entry_of_the_index_holds_no_more_than_68_years(plan: AnyPlan, monkey
 
     An entry has an int32 for the seconds since the file's first record; the checker expected the whole difference.
     """
+
+    def flip(self: SimDisk, kind: str, folder: str) -> tuple[Path, int, int]:
+        """Flips a bit in the store time of the last record."""
+        path, at = records_in(self)[-1]
+        place = at + STORE_TIME_AT + 2
+        for held in (self.inodes[path].content, self.inodes[path].durable):
+            held[place] ^= 4
+        return path, place, place + 1
+
+    monkeypatch.setattr(SimDisk, "damage", flip)
     run(plan)
     monkeypatch.setattr(derived, "_SECONDS_MAX", 1 << 62)
     found = run_plan(plan).violations
