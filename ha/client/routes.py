@@ -163,6 +163,7 @@ class Routes:
     def forget(self, topic: str) -> None:
         """Drops the route: a broker does not know the topic, so it may have been deleted."""
         self._unknown_since.pop(topic, None)
+        self._expected.discard(topic)
         if self._known.pop(topic, None) is not None:
             self._notify_changed()
 

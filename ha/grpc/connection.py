@@ -341,7 +341,7 @@ class GrpcConnection:
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much waits for the system that nothing is read from the connection."""
+        """Whether nothing is read from the connection, because too many bytes wait for the system."""
         return self.protocol.outbox_bytes > self._options.outbox_high_bytes
 
     async def wait_sent(self) -> None:

@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NO_GROUPS = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,)
-"""A broker of RocketMQ 4 does not tell about one group."""
+_UNKNOWN_GROUP = (
+    ResponseCode.SUCCESS,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+)
+"""The group has no configuration, or the broker (RocketMQ 4) does not tell about one group"""
 ROUTE_AGE_S_MAX = 10.0
 KNOWN_COUNT_MAX = 16_384
 """Topics, and groups, whose answers are kept."""
@@ -149,7 +153,7 @@ class Cluster:
         found = GroupConfig(group_name=group)
         if answer.code == ResponseCode.SUCCESS and answer.body:
             found = java_json.read_as(GroupConfig, answer.body)
-        elif answer.code not in (ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, *_NO_GROUPS):
+        elif answer.code not in _UNKNOWN_GROUP:
             # A guess would pop the messages of an ordered group out of order.
             raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
         self._groups.add(group, found)

@@ -76,7 +76,8 @@ class InFlight:
     def __init__(self) -> None:
         self._clients: dict[str, _Client] = {}
         self._count = 0
-        self._abandoned: list[_Message] = []
+        self._abandoned: list[tuple[str, str, ReceiptHandle]] = []
+        """Group, topic and handle of messages to be released"""
 
     @property
     def count(self) -> int:
@@ -133,18 +134,15 @@ class InFlight:
 
     def abandon(self, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
         """Releases messages that were popped for a call that has ended, and so were not added."""
-        now = trio.current_time()
-        self._abandoned += [
-            _Message(group, topic, receipt, now, now, receipt.handle.invisible_ms, now) for receipt in receipts
-        ]
+        self._abandoned += [(group, topic, receipt) for receipt in receipts]
 
     async def serve(self, delay: Delay, may_renew: MayRenew) -> NoReturn:
         """Renews and releases messages until cancelled."""
         while True:
             await trio.sleep(CHECK_INTERVAL_S)
             abandoned, self._abandoned = self._abandoned, []
-            for message in abandoned:
-                await self._change(delay, message, RELEASED_MS)
+            for group, topic, receipt in abandoned:
+                await _delayed(delay, group, topic, receipt, RELEASED_MS)
             now = trio.current_time()
             for client_id, client in list(self._clients.items()):
                 is_gone = client.gone_at is not None and now - client.gone_at >= RETURN_S
@@ -163,12 +161,11 @@ class InFlight:
 
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
         began = trio.current_time()
-        try:
-            message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
-        except (BrokerUnreachable, CallRefused) as error:
-            logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", message.group, message.topic, str(error))
+        receipt = await _delayed(delay, message.group, message.topic, message.receipt, invisible_ms)
+        if receipt is None:
             message.renew_at = trio.current_time() + RETRY_INTERVAL_S
         else:
+            message.receipt = receipt
             message.visible_at = began + invisible_ms / 1000
             message.renew_at = message.visible_at - RENEWED_BEFORE_S
 
@@ -177,3 +174,14 @@ class InFlight:
             self._count -= 1
         if not client.messages and self._clients.get(client_id) is client:
             del self._clients[client_id]
+
+
+async def _delayed(
+    delay: Delay, group: str, topic: str, receipt: ReceiptHandle, invisible_ms: int
+) -> ReceiptHandle | None:
+    """Returns the new handle; None if the broker did not change the message's time."""
+    try:
+        return await delay(group, topic, receipt, invisible_ms)
+    except (BrokerUnreachable, CallRefused) as error:
+        logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", group, topic, str(error))
+        return None

@@ -63,7 +63,7 @@ class _Poll(msgspec.Struct, eq=False):
     topic: str
     done: trio.Event
     response: RemotingCommand | None = None
-    error: BrokerUnreachable | None = None
+    error: Exception | None = None
     is_abandoned: bool = False
 
 
@@ -98,14 +98,14 @@ class Receiving:
     async def _run(self, poll: _Poll) -> None:
         try:
             poll.response = await self._brokers.invoke(poll.session, poll.broker_name, poll.command, poll.timeout_s)
-        except BrokerUnreachable as error:
+        except Exception as error:  # the call's task raises it, as if it had awaited the broker itself
             poll.error = error
         poll.done.set()
         if poll.is_abandoned:
             self._release(poll)
 
     def _release(self, poll: _Poll) -> None:
-        """Makes visible soon what an abandoned pop has taken."""
+        """Releases the messages of an abandoned pop, which become visible soon."""
         if poll.response is None or poll.response.code != ResponseCode.SUCCESS:
             return
         try:
@@ -116,7 +116,7 @@ class Receiving:
             self._in_flight.abandon(poll.group, poll.topic, [each.receipt for each in popped])
 
     async def _pop(self, poll: _Poll) -> RemotingCommand:
-        """Returns the response to a pop. If this is cancelled, its messages are released. Raises BrokerUnreachable."""
+        """Returns the response to a pop. If this is cancelled, its messages are released. Raises errors of `invoke`."""
         await self._polls_in.send(poll)
         try:
             await poll.done.wait()

@@ -91,7 +91,7 @@ class IndexFile:
                 return False
             slots[begin : begin + len(piece)] = memoryview(piece)
         self.slots = slots
-        self.used_slots = count_used(slots, self.next_entry)  # which no reader needs, so the header's may be damaged
+        self.used_slots = count_used(slots, self.next_entry)  # damage to the header's count would go unnoticed
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. The
         # entries of those chains may be lost, so the file is useless.
         return self.used_slots >= 0

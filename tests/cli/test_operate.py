@@ -7,10 +7,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 from ha.cli import run
 from ha.cli.bench import Latencies, figure
+from ha.cli.broker import _left_of
+from ha.client import Admin
+from ha.errors import BrokerError
+from ha.protocol.codes import ResponseCode
 from tests.cli.cluster import Cluster, cluster, status_of, wait_until
 from tests.cli.conftest import OneBroker
 
@@ -91,6 +96,20 @@ def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
 def test_missing_group_is_a_usage_error(ha: Ha, words: list[str]) -> None:
     ha.text(*words, code=2)
     assert ha.err == "ha: no consumer group nope; ha group list shows the groups, ha group create adds one\n"
+
+
+def test_an_error_of_a_broker_is_no_group_without_lag(ha: Ha, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the group's topics have more queues than one response may have."""
+
+    async def fail(_: Admin, group: str, topic: str | None, **broker_names: object) -> None:
+        raise BrokerError("127.0.0.1:10911", ResponseCode.SYSTEM_ERROR, "more than 50000 queues")
+
+    ha.text("group", "create", "wide")
+    monkeypatch.setattr(Admin, "consumer_progress", fail)
+    ha.text("offsets", "show", "wide", code=1)
+    assert "more than 50000 queues" in ha.err
+    with pytest.raises(BrokerError):
+        anyio.run(_left_of, Admin(ha.nodes.name_server), "wide", "broker-a")
 
 
 def test_group_without_settings_is_known_by_its_offsets(ha: Ha) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from ha.protocol.store_files import BLANK_SIZE
+from ha.store.consume_queue import QueueEntry
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from tests.store.damaged_stores import made, segment
 from tests.store.disks import MemoryDisk
@@ -73,9 +74,8 @@ async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
         await check_derived(store)
 
 
-@pytest.mark.parametrize("first", range(26, 38))
-async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: int) -> None:
-    """The search for the entries that are written again ended at the zeros, and what follows them was removed."""
+async def stopped_store() -> tuple[MemoryDisk, WallClock, list[QueueEntry]]:
+    """A store with 70 messages in one queue, and the entries of these."""
     disk, clock = MemoryDisk(), WallClock()
     async with open_small(disk, clock) as store:
         for number in range(70):
@@ -83,7 +83,13 @@ async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: in
             await store.log.put([message(number, size=400)])
         await check_derived(store)
         [queue] = store.queues
-        entries = queue.read(0, 70)
+        return disk, clock, queue.read(0, 70)
+
+
+@pytest.mark.parametrize("first", range(26, 38))
+async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: int) -> None:
+    """The search for the entries that are written again ended at the zeros, and what follows them was removed."""
+    disk, clock, entries = await stopped_store()
     disk.write_bytes(ROOT / "abort", b"")
     for position in range(first, first + 3):
         content = disk.inodes[QUEUE / f"{position // 8 * 8 * 20:020d}"].content
@@ -99,12 +105,7 @@ async def test_zeros_amid_a_queue_leave_its_end_in_place_after_a_crash(first: in
 @pytest.mark.parametrize("position", [*range(30, 41), 68, 69])
 async def test_a_damaged_size_in_an_entry_hides_no_record(position: int, is_clean: bool) -> None:
     """If it was the last entry that stayed, the records behind it were taken for ones that have an entry."""
-    disk, clock = MemoryDisk(), WallClock()
-    async with open_small(disk, clock) as store:
-        for number in range(70):
-            clock.now_ms += 5000
-            await store.log.put([message(number, size=400)])
-        await check_derived(store)
+    disk, clock, _ = await stopped_store()
     if not is_clean:
         disk.write_bytes(ROOT / "abort", b"")
     disk.inodes[QUEUE / f"{position // 8 * 8 * 20:020d}"].content[position % 8 * 20 + 8] ^= 1

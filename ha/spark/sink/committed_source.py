@@ -1,7 +1,7 @@
 """The option isolation=read_committed: a `LogSource` that filters another one to rows that sinks have committed.
 
-`commits.py` finds the committed rows. A batch query reads the commits, then each queue to its end: all rows of these
-commits, and none of later ones.
+`commits.py` finds the committed rows. A batch query first reads the commits, and then each queue to its end. It returns
+all rows of these commits, and no row of a later one.
 
 A stream stops before the first row that may still be committed, so that this row comes in a later micro-batch; to find
 it, the driver reads the properties of every row once. A query that died in the middle of a batch and is never restarted
