@@ -50,6 +50,8 @@ cdef enum:
     # request_parser
     SEND_FIELD_COUNT = 14
     ACK_FIELD_COUNT = 6
+    POP_FIELD_COUNT = 13
+    ACK_COUNT_MAX = 64
 
     # ha_frame, pump
     TRANSFER_HEADER_SIZE = 12

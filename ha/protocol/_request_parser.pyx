@@ -1,19 +1,23 @@
 """Compiled twin of `read_requests` in request_parser.py.
 
-Reads headers in the form RocketMQ's clients write: ASCII, no spaces, each name once, request code 310, 320 or 200051.
-Any other header is left to `read_request`.
+Reads headers in the form RocketMQ's clients write: ASCII, no spaces, each name once, request code 310, 320, 200050 or
+200051. Any other header is left to `read_request`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.string cimport memcmp, memset
 
-from ha.protocol._layout cimport ACK_FIELD_COUNT, PROPERTIES_SIZE_MAX, SEND_FIELD_COUNT, read_uint32
+from ha.protocol._layout cimport (
+    ACK_COUNT_MAX, ACK_FIELD_COUNT, POP_FIELD_COUNT, PROPERTIES_SIZE_MAX, SEND_FIELD_COUNT, read_uint32
+)
 
 from ha.protocol.codes import LanguageCode
 from ha.protocol.pop import ORDER_QUEUE
 from ha.protocol.remoting import BODY_COPIED_MAX, LANGUAGE_BY_NAME
-from ha.protocol.request_parser import AckCommand, AckedPop, OnlyShort, SendCommand, read_request
+from ha.protocol.request_parser import (
+    AckCommand, AckedPop, OnlyAck, OnlyPop, OnlyShort, PopCommand, SendCommand, read_request
+)
 
 cdef Py_ssize_t BODY_COPIED = BODY_COPIED_MAX
 cdef long long ORDER = ORDER_QUEUE
@@ -28,7 +32,7 @@ cdef struct Span:
 cdef struct Header:
     long long code, flag, opaque, version
     Span language
-    Span ext[SEND_FIELD_COUNT]  # of a send in the order of their letters, of an acknowledgement as in `_ack_fields`
+    Span ext[SEND_FIELD_COUNT]  # in the order of the struct's fields
 
 
 cdef struct Acked:  # AckedPop
@@ -102,26 +106,39 @@ cdef inline bint _is(Span *span, const char *text, Py_ssize_t size) noexcept:
     return span.size == size and memcmp(span.at, text, size) == 0
 
 
-cdef const unsigned char *_ack_fields(const unsigned char *at, const unsigned char *end, Header *header) noexcept:
+cdef class Names:
+    """The names of a struct's ext fields."""
+
+    cdef list names
+    cdef int count
+    cdef const char *texts[SEND_FIELD_COUNT]
+    cdef Py_ssize_t sizes[SEND_FIELD_COUNT]
+
+    def __cinit__(self, tuple names, int count):
+        cdef int place
+        assert len(names) == count <= SEND_FIELD_COUNT
+        self.names, self.count = [name.encode() for name in names], count
+        for place in range(count):
+            self.texts[place] = PyBytes_AS_STRING(self.names[place])
+            self.sizes[place] = PyBytes_GET_SIZE(self.names[place])
+
+
+cdef Names ACK_NAMES = Names(OnlyAck.__struct_encode_fields__, ACK_FIELD_COUNT)
+cdef Names POP_NAMES = Names(OnlyPop.__struct_encode_fields__, POP_FIELD_COUNT)
+
+
+cdef const unsigned char *_named_fields(const unsigned char *at, const unsigned char *end, Header *header,
+                                        Names names) noexcept:
     cdef Span name
     cdef int place
     while at < end and at[0] == c'"':
         at = _text(at + 1, end, &name)
         if at == NULL or end - at < 2 or at[0] != c":" or at[1] != c'"':
             return NULL
-        if _is(&name, b"consumerGroup", 13):
-            place = 0
-        elif _is(&name, b"topic", 5):
-            place = 1
-        elif _is(&name, b"queueId", 7):
-            place = 2
-        elif _is(&name, b"extraInfo", 9):
-            place = 3
-        elif _is(&name, b"offset", 6):
-            place = 4
-        elif _is(&name, b"bname", 5):
-            place = 5
-        else:
+        place = 0
+        while place < names.count and not _is(&name, names.texts[place], names.sizes[place]):
+            place += 1
+        if place == names.count:
             return NULL
         at = _value(at + 2, end, &header.ext[place])
         if at == NULL or at[0] == c"}":
@@ -160,7 +177,9 @@ cdef bint _scan(const unsigned char *at, const unsigned char *end, Header *heade
         elif name.size == 9 and memcmp(name.at, b"extFields", 9) == 0 and at < end and at[0] == c"{":
             bit = 32
             if header.code == 200051:
-                at = _ack_fields(at + 1, end, header)
+                at = _named_fields(at + 1, end, header, ACK_NAMES)
+            elif header.code == 200050:
+                at = _named_fields(at + 1, end, header, POP_NAMES)
             elif header.code == 310 or header.code == 320:
                 at = _send_fields(at + 1, end, header)
             else:
@@ -221,6 +240,11 @@ cdef inline bint _ext_number(Span *span, bint is_long, long long *value) noexcep
     return (_parse_number(span.at, end, 18, value) if is_long else _parse_int32(span.at, end, value)) == end
 
 
+cdef inline bint _ext_bool(Span *span, bint *value) noexcept:
+    value[0] = _is(span, b"true", 4)
+    return value[0] or _is(span, b"false", 5)
+
+
 cdef object _send_request(Header *header):
     """Returns the request in the ext fields of a header; None if one is missing or does not have the usual form."""
     cdef Span *ext = header.ext
@@ -237,17 +261,11 @@ cdef object _send_request(Header *header):
         and _ext_number(&ext[6], True, &born_timestamp)
         and _ext_number(&ext[7], False, &flag)
         and (ext[9].at == NULL or _ext_number(&ext[9], False, &times))
+        and (ext[10].at == NULL or _ext_bool(&ext[10], &unit_mode))
         and (ext[11].at == NULL or _ext_number(&ext[11], False, &times_max))
+        and (ext[12].at == NULL or _ext_bool(&ext[12], &batch))
     ):
         return None
-    if ext[10].at != NULL:
-        unit_mode = _is(&ext[10], b"true", 4)
-        if not unit_mode and not _is(&ext[10], b"false", 5):
-            return None
-    if ext[12].at != NULL:
-        batch = _is(&ext[12], b"true", 4)
-        if not batch and not _is(&ext[12], b"false", 5):
-            return None
     group, topic, default_topic = _string(&ext[0]), _string(&ext[1]), _string(&ext[2])
     properties = "" if ext[8].at == NULL else _string(&ext[8])
     broker_name = None if ext[13].at == NULL else _string(&ext[13])
@@ -270,6 +288,46 @@ cdef object _send_request(Header *header):
         max_reconsume_times=None if ext[11].at == NULL else times_max,
         batch=batch,
         broker_name=broker_name,
+    )
+
+
+cdef object _pop_request(Header *header):
+    """Returns the request in the ext fields of a header; None if one is missing or does not have the usual form."""
+    cdef Span *ext = header.ext
+    cdef long long queue_id, max_msg_nums, invisible_time, poll_time, born_time, init_mode
+    cdef bint order = False
+    cdef int place
+    for place in range(8):
+        if ext[place].at == NULL:
+            return None
+    if not (
+        _ext_number(&ext[2], False, &queue_id)
+        and _ext_number(&ext[3], False, &max_msg_nums)
+        and _ext_number(&ext[4], True, &invisible_time)
+        and _ext_number(&ext[5], True, &poll_time)
+        and _ext_number(&ext[6], True, &born_time)
+        and _ext_number(&ext[7], False, &init_mode)
+        and (ext[10].at == NULL or _ext_bool(&ext[10], &order))
+    ):
+        return None
+    texts = [None if ext[place].at == NULL else _string(&ext[place]) for place in (0, 1, 8, 9, 11, 12)]
+    for place, text in zip((0, 1, 8, 9, 11, 12), texts):
+        if text is None and ext[place].at != NULL:
+            return None
+    return OnlyPop(
+        consumer_group=texts[0],
+        topic=texts[1],
+        queue_id=queue_id,
+        max_msg_nums=max_msg_nums,
+        invisible_time=invisible_time,
+        poll_time=poll_time,
+        born_time=born_time,
+        init_mode=init_mode,
+        exp_type=texts[2],
+        exp=texts[3],
+        order=order,
+        attempt_id=texts[4],
+        broker_name=texts[5],
     )
 
 
@@ -345,9 +403,12 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
     cdef Header header
     cdef Span known_language
     cdef Acked acked, known_acked
-    cdef long long offset
+    cdef long long offset, known_flag = 0, known_version = 0
+    cdef Py_ssize_t count = 0
     cdef list commands = []
-    cdef object body, command, request, popped = None, language = LanguageCode.OTHER
+    # Of the last command, if that acknowledges messages of `popped`, with these values, and no body
+    cdef list known_offsets = None, known_opaques = None
+    cdef object body, command, request, last = None, popped = None, language = LanguageCode.OTHER
     known_language.at, known_language.size = NULL, -1
     memset(&known_acked, 0, sizeof(known_acked))
     while end - position >= 8:
@@ -372,7 +433,13 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
                 known_language = header.language
                 name = PyUnicode_DecodeASCII(<const char *>known_language.at, known_language.size, NULL)
                 language = LANGUAGE_BY_NAME.get(name, LanguageCode.OTHER)
-            if header.code != 200051:
+            if header.code == 200050:
+                request = _pop_request(&header)
+                if request is not None:
+                    command = PopCommand(
+                        header.code, header.opaque, header.flag, language, header.version, body=body, request=request
+                    )
+            elif header.code != 200051:
                 request = _send_request(&header)
                 if request is not None:
                     command = SendCommand(
@@ -382,7 +449,16 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
                 if popped is None or not _is_same_pop(&acked, &known_acked):
                     popped = _acked_pop(&acked)
                     known_acked = acked
+                    known_offsets = None
                 if popped is not None:
+                    if (known_offsets is not None and len(known_offsets) < ACK_COUNT_MAX and frame_end == body_at
+                            and header.flag == known_flag and header.version == known_version
+                            and language is last.language):
+                        known_offsets.append(offset)
+                        known_opaques.append(header.opaque)
+                        position = frame_end
+                        count += 1
+                        continue
                     command = AckCommand(
                         header.code,
                         header.opaque,
@@ -391,12 +467,24 @@ def read_requests(bytes data not None, Py_ssize_t length_max, Py_ssize_t header_
                         header.version,
                         body=body,
                         popped=popped,
-                        offset=offset,
+                        offsets=[offset],
+                        opaques=[header.opaque],
                     )
         if command is None:
             command = read_request(PyBytes_FromStringAndSize(<const char *>at + 8, header_size), body)
             if command is None:
                 break
-        commands.append(command)
         position = frame_end
-    return commands, position
+        count += 1
+        known_offsets = None
+        if type(command) is AckCommand:
+            if type(last) is AckCommand and last.is_continued_by(command):
+                last.offsets.extend(command.offsets)
+                last.opaques.extend(command.opaques)
+                continue
+            if command.popped is popped and not body:
+                known_offsets, known_opaques = command.offsets, command.opaques
+                known_flag, known_version = header.flag, header.version
+        commands.append(command)
+        last = command
+    return commands, position, count

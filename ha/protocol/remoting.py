@@ -62,6 +62,11 @@ class RemotingCommand(msgspec.Struct):
     serialize_type: int = SERIALIZE_JSON
 
     @property
+    def opaques(self) -> Sequence[int]:
+        """The opaques of all requests that this stands for, of which `opaque` is the first."""
+        return (self.opaque,)
+
+    @property
     def is_response(self) -> bool:
         """Whether this is a response."""
         return bool(self.flag & FLAG_RESPONSE)
@@ -243,6 +248,8 @@ class RemotingParser:
         self._header_size_max = header_size_max
         self._buffer = bytearray()
         self._needed = 4
+        self.frame_count = 0
+        """Number of complete frames so far"""
 
     @property
     def is_between_frames(self) -> bool:
@@ -265,7 +272,7 @@ class RemotingParser:
         else:
             data = chunk if type(chunk) is bytes else bytes(chunk)
         commands: list[RemotingCommand] = []
-        usual, position = self._read_usual(data)
+        usual, position, usual_count = self._read_usual(data)
         commands += usual
         end = len(data)
         length_max, header_size_max = self._frame_size_max - 4, self._header_size_max
@@ -310,11 +317,13 @@ class RemotingParser:
                 self._needed = 8  # to check the header size before the whole frame is buffered
         if position < end:
             self._buffer += data[position:]
+        self.frame_count += usual_count + len(commands) - len(usual)
         return commands
 
-    def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
-        """Return commands at the start of `data` that a subclass parses faster, and the position of the rest."""
-        return (), 0
+    def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int, int]:
+        """Return commands at the start of `data` that a subclass parses faster, where the rest begins, and the number
+        of frames before it."""
+        return (), 0, 0
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
         try:

@@ -195,20 +195,25 @@ class RemotingProtocol(Generic[Waiter]):
         totals = self._totals
         totals.bytes_received += len(chunk)
         self.received_at = self._active_at = now
-        requests = self._parser.feed(chunk)
-        self.is_mid_frame = not self._parser.is_between_frames
+        parser = self._parser
+        frame_count = parser.frame_count
+        requests = parser.feed(chunk)
+        self.is_mid_frame = not parser.is_between_frames
         responses: Sequence[tuple[Waiter, RemotingCommand]] = ()
         if requests:
             self.buffered_bytes = len(chunk) + self.partial_bytes
             totals.partial_bytes -= self.partial_bytes
             self.partial_bytes = 0
             self._partial_since = math.inf
+            request_count = parser.frame_count - frame_count
             for command in requests:
                 if command.flag & FLAG_RESPONSE:
+                    command_count = len(requests)
                     requests, responses = self._match(requests)
+                    request_count -= command_count - len(requests)
                     break
             if requests:
-                totals.requests += len(requests)
+                totals.requests += request_count
                 self.has_requested = True
         return requests, responses
 

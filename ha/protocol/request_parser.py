@@ -29,6 +29,9 @@ from ha.protocol.remoting import (
     RemotingParser,
 )
 
+ACK_COUNT_MAX = 64
+"""Most acknowledgements in an `AckCommand`, so that other requests have their turn"""
+
 
 class SendCommand(RemotingCommand, kw_only=True, gc=False):
     """A send whose ext fields are in `request` and not in `ext_fields`, which is empty."""
@@ -48,10 +51,29 @@ class AckedPop(NamedTuple):
 
 
 class AckCommand(RemotingCommand, kw_only=True, gc=False):
-    """An acknowledgement (200051) of the message at queue offset `offset`."""
+    """Acknowledgements (200051) of messages popped together that follow each other on a connection.
+
+    They differ only in opaque and queue offset: request `opaques[i]` acknowledges the message at `offsets[i]`.
+    """
 
     popped: AckedPop
-    offset: int
+    offsets: list[int]
+    opaques: list[int]
+
+    def is_continued_by(self, other: AckCommand) -> bool:
+        """Whether the next acknowledgement belongs to these: it differs only in what it may differ in."""
+        return (
+            (self.popped, self.flag, self.language, self.version, self.remark)
+            == (other.popped, other.flag, other.language, other.version, other.remark)
+            and not self.body
+            and not other.body
+            and len(self.offsets) < ACK_COUNT_MAX
+        )
+
+    def alone(self, number: int) -> AckCommand:
+        """Return one of the acknowledgements as a command of its own."""
+        opaque = self.opaques[number]
+        return msgspec.structs.replace(self, opaque=opaque, opaques=[opaque], offsets=[self.offsets[number]])
 
 
 class PopCommand(RemotingCommand, kw_only=True, gc=False):
@@ -77,7 +99,7 @@ class OnlyAck(AckMessageRequest, forbid_unknown_fields=True, gc=False):
     broker_name: str | None = msgspec.field(default=None, name="bname")
 
 
-class _OnlyPop(PopMessageRequest, forbid_unknown_fields=True, gc=False):
+class OnlyPop(PopMessageRequest, forbid_unknown_fields=True, gc=False):
     """The fields of a pop and no other."""
 
     broker_name: str | None = msgspec.field(default=None, name="bname")
@@ -100,7 +122,7 @@ class _AckHeader(IncomingHeader, gc=False):
 
 class _PopHeader(IncomingHeader, gc=False):
     code: Literal[200050]
-    extFields: _OnlyPop  # noqa: N815
+    extFields: OnlyPop  # noqa: N815
 
 
 _Decode = Callable[[bytes], _LongHeader | _ShortHeader | _AckHeader | _PopHeader]
@@ -127,7 +149,8 @@ def read_request(header: bytes, body: bytes | memoryview) -> UsualCommand | None
         language = LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
         fields = h.code, h.opaque, h.flag, language, h.version, h.remark
         if isinstance(h, _AckHeader):
-            return AckCommand(*fields, body=body, popped=_acked_pop(h.extFields), offset=h.extFields.offset)
+            popped, offsets = _acked_pop(h.extFields), [h.extFields.offset]
+            return AckCommand(*fields, body=body, popped=popped, offsets=offsets, opaques=[h.opaque])
         if isinstance(h, _PopHeader):
             return PopCommand(*fields, body=body, request=h.extFields)
     except (*JSON_ERRORS, RemoteProtocolError):
@@ -136,10 +159,11 @@ def read_request(header: bytes, body: bytes | memoryview) -> UsualCommand | None
 
 
 @with_compiled_twin
-def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[list[UsualCommand], int]:
-    """Return the usual requests at the start of `data`, and the position of the first other or incomplete frame."""
+def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[list[UsualCommand], int, int]:
+    """Return the usual requests at the start of `data`, the position of the first other or incomplete frame, and the
+    number of frames before it."""
     commands: list[UsualCommand] = []
-    position, end = 0, len(data)
+    position, end, count = 0, len(data), 0
     while end - position >= 8:
         length, header_size = LENGTHS.unpack_from(data, position)
         body_at, frame_end = position + 8 + header_size, position + 4 + length
@@ -154,16 +178,22 @@ def read_requests(data: bytes, length_max: int, header_size_max: int) -> tuple[l
         command = read_request(data[position + 8 : body_at], body)
         if command is None:
             break
-        commands.append(command)
+        last = commands[-1] if commands else None
+        if isinstance(command, AckCommand) and isinstance(last, AckCommand) and last.is_continued_by(command):
+            last.offsets += command.offsets
+            last.opaques += command.opaques
+        else:
+            commands.append(command)
         position = frame_end
-    return commands, position
+        count += 1
+    return commands, position, count
 
 
 class RequestParser(RemotingParser):
     """A `RemotingParser` that returns usual sends (10, 310, 320) as `SendCommand`, pops (200050) as `PopCommand` and
     acknowledgements (200051) as `AckCommand`, if their headers are JSON."""
 
-    def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
+    def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int, int]:
         return read_requests(data, self._frame_size_max - 4, self._header_size_max)
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
@@ -186,7 +216,7 @@ def pop_request(command: RemotingCommand) -> PopMessageRequest:
 
 
 def ack_command(command: RemotingCommand) -> AckCommand:
-    """Return an acknowledgement from either parser. RemoteProtocolError if a field is missing, or it or the handle is
+    """Return acknowledgements from either parser. RemoteProtocolError if a field is missing, or it or the handle is
     invalid."""
     if type(command) is AckCommand:
         return command
@@ -201,7 +231,8 @@ def ack_command(command: RemotingCommand) -> AckCommand:
         body=command.body,
         serialize_type=command.serialize_type,
         popped=_acked_pop(request),
-        offset=request.offset,
+        offsets=[request.offset],
+        opaques=[command.opaque],
     )
 
 

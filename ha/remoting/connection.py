@@ -15,7 +15,7 @@ connection is closed above `outbox_bytes_max`. Timeouts are checked by the conne
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from operator import attrgetter
 
 import msgspec
@@ -171,9 +171,14 @@ class RemotingConnection:
                 self._flush_now()
 
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Answers a request; does nothing for a oneway request."""
+        """Answers a request, or all that `request` stands for; does nothing for a oneway request."""
         if request.flag & FLAG_ONEWAY:
             return
+        self._reply(request, response)
+        for opaque in request.opaques[1:]:
+            self._reply(request, msgspec.structs.replace(response, opaque=opaque))
+
+    def _reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
         try:
             frame = encode_command(response)
         except LocalProtocolError as error:
@@ -182,16 +187,12 @@ class RemotingConnection:
             frame = encode_command(request.reply(ResponseCode.SYSTEM_ERROR, f"the answer can't be sent: {error}"))
         self.send_soon(frame)
 
-    def reply_success(self, requests: Sequence[RemotingCommand]) -> None:
-        """Answers each request with SUCCESS and nothing else; not those that are oneway."""
-        asked = [request for request in requests if not request.flag & FLAG_ONEWAY]
-        opaques = [request.opaque for request in asked if request.serialize_type == SERIALIZE_JSON]
-        if opaques:
-            self.send_soon(_SUCCESS.encode_each(opaques))
-        if len(opaques) < len(asked):
-            for request in asked:
-                if request.serialize_type != SERIALIZE_JSON:
-                    self.send_soon(encode_command(request.reply(ResponseCode.SUCCESS)))
+    def reply_success(self, request: RemotingCommand) -> None:
+        """As `reply`, with SUCCESS and nothing else."""
+        if request.serialize_type != SERIALIZE_JSON:
+            self.reply(request, request.reply(ResponseCode.SUCCESS))
+        elif not request.flag & FLAG_ONEWAY:
+            self.send_soon(_SUCCESS.encode_each(request.opaques))
 
     def reply_error(self, request: RemotingCommand, error: RemoteProtocolError) -> None:
         """Answers a malformed request: SYSTEM_ERROR with the reason, as in RocketMQ."""

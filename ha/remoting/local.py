@@ -6,7 +6,7 @@ costs 3 µs; it keeps one way of answering for all connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import trio
@@ -100,9 +100,8 @@ class LocalConnection(RemotingConnection):
         if not request.flag & FLAG_ONEWAY:
             self._deliver(response)
 
-    def reply_success(self, requests: Sequence[RemotingCommand]) -> None:
-        for request in requests:
-            self.reply(request, request.reply(ResponseCode.SUCCESS))
+    def reply_success(self, request: RemotingCommand) -> None:
+        self.reply(request, request.reply(ResponseCode.SUCCESS))
 
     def send_oneway(self, command: RemotingCommand) -> None:
         if not self._has_ended:

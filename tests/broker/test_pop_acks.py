@@ -9,9 +9,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.journal import NO_MASTER
+from ha.broker.refused import RefusedError
+from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
 from tests.broker.node import Node, text
-from tests.broker.pop_client import ack, ack_fields, bodies, change, pop_messages, send
+from tests.broker.pop_client import Popped, ack, ack_fields, bodies, change, pop_messages, send
 
 
 async def test_ack_checks(node: Node, autojump_clock: object) -> None:
@@ -30,13 +33,19 @@ async def test_ack_checks(node: Node, autojump_clock: object) -> None:
     assert await pop_messages(node) == []
 
 
-async def acks_of_one_chunk(node: Node) -> list[RemotingCommand]:
-    """Pops everything and acknowledges it with one chunk of requests; returns their answers."""
+async def pop_20(node: Node) -> list[Popped]:
+    """Sends 20 messages and pops them, at most 7 together."""
+    await send(node, *(b"%d" % number for number in range(20)))
+    return [message for _ in range(3) for message in await pop_messages(node, maxMsgNums=7)]
+
+
+async def acks_of_one_chunk(node: Node, messages: list[Popped]) -> list[RemotingCommand]:
+    """Acknowledges messages with one chunk of requests; returns their answers."""
     commands = [
         RemotingCommand(
             200051, opaque=number, ext_fields={name: text(value) for name, value in ack_fields(each).items()}
         )
-        for number, each in enumerate(await pop_messages(node))
+        for number, each in enumerate(messages)
     ]
     stream = node.listener.connect()
     await stream.send_all(b"".join(map(encode_command, commands)))
@@ -51,15 +60,31 @@ async def test_acks_of_one_chunk_are_one_record_however_long_they_take(
     node: Node, monkeypatch: pytest.MonkeyPatch, slice_s: float, autojump_clock: object
 ) -> None:
     monkeypatch.setattr("ha.broker.processor.TIME_SLICE_S", slice_s)
-    monkeypatch.setattr("ha.broker.pop.acks.LOOK_EVERY", 7)
-    await send(node, *(b"%d" % number for number in range(20)))
+    messages = await pop_20(node)
     before = node.store.log.next_queue_offset("rmq_sys_halog_pop", 0)
-    answers = await acks_of_one_chunk(node)
+    answers = await acks_of_one_chunk(node, messages)
     assert [(answer.opaque, answer.code) for answer in answers] == [(number, 0) for number in range(20)]
     if slice_s:
-        assert node.store.log.next_queue_offset("rmq_sys_halog_pop", 0) == before + 2  # that of the pop, and one
+        assert node.store.log.next_queue_offset("rmq_sys_halog_pop", 0) == before + 1
     await trio.sleep(20)
     assert await pop_messages(node) == []
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+async def test_acks_of_one_chunk_are_refused_one_by_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_master: bool, autojump_clock: object
+) -> None:
+    def refuse() -> None:
+        raise RefusedError(ResponseCode.SYSTEM_BUSY, "")
+
+    messages = await pop_20(node)
+    if is_master:
+        monkeypatch.setattr(node.broker.pop._pop_log, "call", lambda waiter, count: waiter(NO_MASTER))
+    else:
+        monkeypatch.setattr(node.broker.pop._pop_log, "ready_state", refuse)
+    code = NO_MASTER.status.response_code if is_master else ResponseCode.SYSTEM_BUSY
+    answers = await acks_of_one_chunk(node, messages)
+    assert sorted((answer.opaque, answer.code) for answer in answers) == [(number, code) for number in range(20)]
 
 
 async def test_acks_are_served_at_once_unless_the_pop_log_is_being_read(node: Node, autojump_clock: object) -> None:

@@ -395,6 +395,24 @@ async def test_snapshot_bounds_what_a_start_reads(
         assert node.broker.pop.statistics().in_flight_count == 27
 
 
+def test_an_undone_record_restores_the_state_before_its_first_change() -> None:
+    state = PopState(Limits(per_queue=100, total=100, queue_count=1))
+    queue = state.open(("g", "TT", 0), 0)
+    assert queue is not None
+    state.take(queue, range(5), 5, pop_time_ms=1, due_ms=2)
+    state.take_changes()
+    state.settle(is_stored=True)
+    assert state.acknowledge(queue, [3, 4, 9], 1) == [9]
+    assert state.acknowledge(queue, [3], 1) == [3]
+    state.take(queue, range(4, 8), 8, pop_time_ms=3, due_ms=4)
+    assert state.acknowledge(queue, [4, 5, 5], 3) == []
+    assert (sorted(queue.batches), state.in_flight_count) == ([0, 1, 2, 6, 7], 5)
+    state.take_changes()
+    state.settle(is_stored=False)
+    assert (sorted(queue.batches), state.in_flight_count, queue.next_offset) == ([0, 1, 2, 3, 4], 5, 5)
+    assert {batch.pop_time_ms for batch in queue.batches.values()} == {1}
+
+
 def test_parts_of_a_snapshot_are_small_with_ordered_messages() -> None:
     state = PopState(Limits(per_queue=100, total=10_000, queue_count=10_000))
     for number in range(2000):

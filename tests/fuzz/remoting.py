@@ -93,7 +93,10 @@ def check_requests(data: bytes, whole: list[RemotingCommand], refused: bool) -> 
         assert refused
         return
     assert not refused
-    for command, expected in zip(found, whole, strict=True):
+    singly: list[RemotingCommand] = []
+    for command in found:
+        singly += map(command.alone, range(len(command.offsets))) if isinstance(command, AckCommand) else [command]
+    for command, expected in zip(singly, whole, strict=True):
         assert bytes(command.body) == expected.body
         assert (command.code, command.opaque, command.flag) == (expected.code, expected.opaque, expected.flag)
         if type(command) is SendCommand:
@@ -102,7 +105,7 @@ def check_requests(data: bytes, whole: list[RemotingCommand], refused: bool) -> 
                 assert getattr(command.request, name) == getattr(request, name), name
         elif type(command) is AckCommand:
             ack = ack_command(expected)
-            assert (command.popped, command.offset) == (ack.popped, ack.offset)
+            assert (command.popped, command.offsets) == (ack.popped, ack.offsets)
         elif type(command) is PopCommand:
             popping = parse_header(pop.PopMessageRequest, expected.ext_fields)
             for name in pop.PopMessageRequest.__struct_fields__:

@@ -6,7 +6,7 @@ from pathlib import Path
 import ha.protocol
 from ha.protocol import batch, codes, ha_frame, index_entries, properties, record, record_digest, record_encoding
 from ha.protocol.codes import SysFlag
-from ha.protocol.request_parser import OnlyAck, OnlyShort
+from ha.protocol.request_parser import ACK_COUNT_MAX, OnlyAck, OnlyPop, OnlyShort
 from ha.protocol.store_files import BLANK_SIZE, ENTRY_SIZE, INDEX_ENTRY_SIZE
 from ha.replication import pump
 
@@ -23,6 +23,8 @@ ELSEWHERE = {
     "INDEX_ENTRY_SIZE": INDEX_ENTRY_SIZE,
     "SEND_FIELD_COUNT": len(OnlyShort.__struct_fields__),
     "ACK_FIELD_COUNT": len(OnlyAck.__struct_fields__),
+    "POP_FIELD_COUNT": len(OnlyPop.__struct_fields__),
+    "ACK_COUNT_MAX": ACK_COUNT_MAX,
     "BATCH_HEAD_SIZE": batch.HEAD_SIZE,
     "BATCH_ENTRY_SIZE_MIN": batch.ENTRY_SIZE_MIN,
 }

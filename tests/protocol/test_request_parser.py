@@ -10,18 +10,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.codes import LanguageCode
 from ha.protocol.compiled import pure
 from ha.protocol.headers import SendMessageRequest
 from ha.protocol.pop import PopMessageRequest
 from ha.protocol.remoting import (
     BODY_COPIED_MAX,
     EXT_FIELD_COUNT_MAX,
+    FLAG_ONEWAY,
     SERIALIZE_ROCKETMQ,
     RemotingCommand,
     RemotingParser,
     encode_command,
 )
 from ha.protocol.request_parser import (
+    ACK_COUNT_MAX,
     AckCommand,
     AckedPop,
     PopCommand,
@@ -80,7 +83,8 @@ def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | N
     try:
         if command.code == ACK:
             ack = ack_command(command)
-            fields = {**ack.popped._asdict(), "offset": ack.offset}
+            assert ack.opaques == [command.opaque]
+            fields = {**ack.popped._asdict(), "offsets": ack.offsets}
         elif command.code == POP:
             pop = pop_request(command)
             fields = {name: getattr(pop, name) for name in PopMessageRequest.__struct_fields__}
@@ -118,7 +122,7 @@ def test_usual_ack_is_parsed_directly() -> None:
     (command,) = RequestParser().feed(frame)
     assert type(command) is AckCommand
     assert command.popped == AckedPop("g", "TT", 3, 1_764_280_000_000, is_order=False)
-    assert command.offset == 1007
+    assert (command.offsets, command.opaques) == ([1007], [9])
     assert (command.code, command.opaque, command.ext_fields) == (ACK, 9, {})
     assert read(RequestParser(), frame) == read(RemotingParser(), frame)
 
@@ -132,21 +136,51 @@ def test_usual_pop_is_parsed_directly() -> None:
     assert read(RequestParser(), frame) == read(RemotingParser(), frame)
 
 
-def test_acks_that_differ_in_anything_but_the_offset_are_of_different_pops() -> None:
-    words = HANDLE.split(" ")
-    others = [
-        {"consumerGroup": "h"},
-        {"topic": "T"},
-        {"queueId": "4"},
-        {"extraInfo": " ".join([words[0], "1764280000001", *words[2:]])},
-        {"extraInfo": " ".join([*words[:3], "999", *words[4:]])},
-    ]
-    acks = [ACK_EXT, {**ACK_EXT, "offset": "1008"}, *({**ACK_EXT, **other} for other in others), ACK_EXT]
-    frames = b"".join(encode_command(RemotingCommand(ACK, ext_fields=ext)) for ext in acks)
-    found = [ack_command(command) for command in RequestParser().feed(frames)]
-    first, second, *different, last = [ack.popped for ack in found]
-    assert first == second == last
-    assert len({first, *different}) == 1 + len(others)
+def ack_frame(opaque: int, ext: dict[str, str] | None = None, **fields: Any) -> bytes:
+    return encode_command(RemotingCommand(ACK, opaque, ext_fields=ACK_EXT | (ext or {}), **fields))
+
+
+@pytest.mark.parametrize("parse", [read_requests, pure(read_requests)])
+def test_acks_of_one_pop_become_one_command(parse: Any) -> None:
+    numbers = range(ACK_COUNT_MAX + 2)
+    data = b"".join(ack_frame(number, {"offset": str(2000 - number)}) for number in numbers)
+    commands, position, count = parse(data, 1 << 20, 1 << 16)
+    assert (position, count) == (len(data), len(numbers))
+    assert [command.opaques for command in commands] == [[*range(ACK_COUNT_MAX)], [ACK_COUNT_MAX, ACK_COUNT_MAX + 1]]
+    assert [command.offsets[0] for command in commands] == [2000, 2000 - ACK_COUNT_MAX]
+    alone = commands[0].alone(3)
+    assert (alone.opaque, alone.opaques, alone.offsets) == (3, [3], [1997])
+
+
+OTHER_ACKS = [
+    ack_frame(1, {"consumerGroup": "h"}),
+    ack_frame(1, {"topic": "T"}),
+    ack_frame(1, {"queueId": "4"}),
+    ack_frame(1, {"extraInfo": HANDLE.replace("1764280000000", "1764280000001")}),
+    ack_frame(1, {"extraInfo": HANDLE.replace("60000 0 0", "60000 999 0")}),
+    ack_frame(1, flag=FLAG_ONEWAY),
+    ack_frame(1, version=9),
+    ack_frame(1, language=LanguageCode.GO),
+    ack_frame(1, remark="why"),
+    ack_frame(1, body=b"body"),
+    encode_command(RemotingCommand(POP, 1, ext_fields=POP_EXT)),
+]
+
+
+@pytest.mark.parametrize("parse", [read_requests, pure(read_requests)])
+@pytest.mark.parametrize("other", OTHER_ACKS)
+def test_acks_are_of_one_command_only_if_they_differ_in_nothing_else(parse: Any, other: bytes) -> None:
+    commands, _, count = parse(ack_frame(1) + other + ack_frame(2) + ack_frame(3), 1 << 20, 1 << 16)
+    assert count == 4
+    assert [len(command.opaques) for command in commands] == [1, 1, 2]
+
+
+def test_parser_counts_frames() -> None:
+    parser = RequestParser()
+    parser.feed(2 * ack_frame(1) + encode_command(RemotingCommand(11, ext_fields=SEND_EXT)) + ack_frame(1)[:9])
+    assert parser.frame_count == 3
+    parser.feed(ack_frame(1)[9:])
+    assert parser.frame_count == 4
 
 
 @pytest.mark.parametrize(
@@ -279,6 +313,8 @@ FRAMES = [
     encode_command(RemotingCommand(310, opaque=7, ext_fields={**SEND_EXT, "d": "many"})),
     encode_command(RemotingCommand(11, ext_fields=SEND_EXT)),
     json_frame(ACK_JSON_HEADER, b""),
+    json_frame(ACK_JSON_HEADER, b"body"),
+    json_frame(ACK_JSON_HEADER.replace(b"495", b"496"), b""),
     json_frame(ACK_JSON_HEADER.replace(b'"offset":"1007"', b'"offset":"01007"'), b""),
     json_frame(ACK_JSON_HEADER.replace(b"60000", b"+60000"), b""),
     json_frame(ACK_JSON_HEADER.replace(b'"g"', b'"h"'), b""),
@@ -289,7 +325,7 @@ FRAMES = [
 
 
 @given(
-    frames=st.lists(st.sampled_from(FRAMES), max_size=4),
+    frames=st.lists(st.sampled_from(FRAMES), max_size=6),
     cut=st.integers(0, 400),
     length_max=st.sampled_from([1 << 20, 300]),
     header_size_max=st.sampled_from([1 << 16, 200]),

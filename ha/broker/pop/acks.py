@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby, islice
-from operator import attrgetter
+from itertools import islice
 
 import trio
 
@@ -40,9 +39,6 @@ from ha.protocol.pop import (
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.request_parser import AckCommand, AckedPop, ack_command
 from ha.remoting import RemotingConnection, RequestHandler
-
-LOOK_EVERY = 32
-"""Requests that are served between two looks at the clock"""
 
 
 class AckRequests:
@@ -82,55 +78,43 @@ class AckRequests:
             return []
         if state is None:
             return commands
-        for number in range(0, len(commands), LOOK_EVERY):
+        for number, command in enumerate(commands):
             if number and trio.current_time() >= ends_at:
                 return commands[number:]
-            self._serve(state, connection, commands[number : number + LOOK_EVERY])
+            self._serve(state, connection, command)
         return []
 
     async def _handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
-        self._serve(await self._pop_log.wait_ready(), connection, [command])
+        self._serve(await self._pop_log.wait_ready(), connection, command)
 
-    def _serve(self, state: PopState, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
-        """Changes the state as requested; answers when the changes are stored, or at once what is refused."""
-        acks: list[AckCommand] = []
-        answers: list[tuple[RemotingCommand, RemotingCommand]] = []
-        for command in commands:
-            try:
-                step = self._steps.get(command.code)
-                if step is None:
-                    acks.append(ack_command(command))
-                else:
-                    answers.append((command, step(state, command)))
-            except RefusedError as refused:
-                connection.reply(command, command.reply(refused.code, refused.remark))
-            except RemoteProtocolError as error:
-                connection.reply_error(command, error)
-        acknowledged: list[AckCommand] = []
-        for popped, acks_of_pop in groupby(acks, attrgetter("popped")):
-            acknowledged += self._acknowledge(state, connection, popped, list(acks_of_pop))
-        self._pop_log.call(partial(_reply, connection, acknowledged, answers), len(commands))
+    def _serve(self, state: PopState, connection: RemotingConnection, command: RemotingCommand) -> None:
+        """Changes the state as requested; answers when the change is stored, or at once what is refused."""
+        try:
+            step = self._steps.get(command.code)
+            if step is None:
+                self._acknowledge(state, connection, ack_command(command))
+            else:
+                self._pop_log.call(partial(_reply, connection, command, step(state, command)))
+        except RefusedError as refused:
+            connection.reply(command, command.reply(refused.code, refused.remark))
+        except RemoteProtocolError as error:
+            connection.reply_error(command, error)
 
-    def _acknowledge(
-        self, state: PopState, connection: RemotingConnection, popped: AckedPop, acks: Sequence[AckCommand]
-    ) -> Sequence[AckCommand]:
-        """200051: messages that were popped together were processed. Returns what is not refused."""
+    def _acknowledge(self, state: PopState, connection: RemotingConnection, ack: AckCommand) -> None:
+        """200051: messages that were popped together were processed."""
+        popped = ack.popped
         queue = state.get((popped.group, popped.topic, popped.queue_id))
-        missing: Sequence[int] = [ack.offset for ack in acks]
+        missing: Sequence[int] = ack.offsets
         if queue is not None:
             missing = self._finish(state, queue, missing, popped.pop_time_ms, is_order=popped.is_order)
-        if not missing:
-            return acks
-        accepted = []
-        for ack in acks:
+        for each in [ack] if not missing else map(ack.alone, range(len(ack.offsets))):
             try:
-                if ack.offset in missing:
-                    self._check_offset(popped, ack.offset)
+                if each.offsets[0] in missing:
+                    self._check_offset(popped, each.offsets[0])
             except RefusedError as refused:
-                connection.reply(ack, ack.reply(refused.code, refused.remark))
+                connection.reply(each, each.reply(refused.code, refused.remark))
             else:
-                accepted.append(ack)
-        return accepted
+                self._pop_log.call(partial(_reply, connection, each, None), len(each.offsets))
 
     # ---- the others: each changes the state, and returns the answer for when the change is stored
 
@@ -259,15 +243,12 @@ class AckRequests:
 
 
 def _reply(
-    connection: RemotingConnection,
-    acknowledged: Sequence[RemotingCommand],
-    answers: Sequence[tuple[RemotingCommand, RemotingCommand]],
-    logged: Logged,
+    connection: RemotingConnection, command: RemotingCommand, answer: RemotingCommand | None, logged: Logged
 ) -> None:
+    """Answers with SUCCESS alone if `answer` is None."""
     if logged.fault:
-        for command in (*acknowledged, *(command for command, _ in answers)):
-            connection.reply(command, command.reply(logged.status.response_code, logged.fault))
-        return
-    connection.reply_success(acknowledged)
-    for command, answer in answers:
+        connection.reply(command, command.reply(logged.status.response_code, logged.fault))
+    elif answer is None:
+        connection.reply_success(command)
+    else:
         connection.reply(command, answer)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, groupby
 from typing import TypeAlias
 
 import msgspec
@@ -98,6 +98,14 @@ class Undo(msgspec.Struct):
     reset_to: int | None = None
     """Where a reset moved it, as the last one of several"""
     is_new: bool = False
+
+    def remember(self, batches: dict[int, Batch | None]) -> None:
+        """Notes the values of messages before a change, unless they were changed before."""
+        if self.batches.keys().isdisjoint(batches):
+            self.batches.update(batches)
+            return
+        for offset, batch in batches.items():
+            self.batches.setdefault(offset, batch)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,31 +204,29 @@ class PopState:
 
     def take(self, queue: PopQueue, offsets: Sequence[int], next_offset: int, pop_time_ms: int, due_ms: int) -> None:
         """Records that messages were popped."""
-        undone = self._undo_of(queue).batches
+        undo = self._undo_of(queue)
         batch = Batch(queue=queue, offsets=offsets, pop_time_ms=pop_time_ms, due_ms=due_ms)
         queue.next_offset = next_offset
         for offset in queue.batches.keys() & offsets:  # the group's offset was reset
-            undone.setdefault(offset, queue.batches[offset])
+            undo.batches.setdefault(offset, queue.batches[offset])
             self._set(queue, offset, None)
-        for offset in offsets:
-            undone.setdefault(offset, None)
+        undo.remember(dict.fromkeys(offsets))
         self._add(queue, offsets, batch)
 
     def acknowledge(self, queue: PopQueue, offsets: Iterable[int], pop_time_ms: int) -> list[int]:
         """Records that messages popped at a time were processed; returns those that were not in flight since then."""
-        batches, missing = queue.batches, []
-        undone: dict[int, Batch | None] | None = None
-        for offset in offsets:
-            batch = batches.get(offset)
+        batches: dict[int, Batch] = queue.batches
+        missing: list[int] = []
+        for batch, group in groupby(offsets, batches.get):
             if batch is None or batch.pop_time_ms != pop_time_ms:
-                missing.append(offset)
+                missing += group
                 continue
-            if undone is None:
-                undone = self._undo_of(queue).batches
-            undone.setdefault(offset, batch)
-            self._remove(queue, offset, batch)
-        if undone is not None:
-            self._drop_stale()
+            done: dict[int, Batch | None] = dict.fromkeys(group, batch)
+            self._undo_of(queue).remember(done)
+            for offset in done:
+                del batches[offset]
+            self._count_removed(batch, len(done))
+        self._drop_stale()
         return missing
 
     def finish(self, queue: PopQueue, offset: int, *, is_copied: bool = False) -> None:
@@ -277,16 +283,16 @@ class PopState:
         if known is batch:
             return
         if known is not None:
-            self._remove(queue, offset, known)
+            del queue.batches[offset]
+            self._count_removed(known, 1)
         if batch is not None:
             self._add(queue, (offset,), batch)
         self._drop_stale()
 
-    def _remove(self, queue: PopQueue, offset: int, batch: Batch) -> None:
-        del queue.batches[offset]
-        batch.left -= 1
+    def _count_removed(self, batch: Batch, count: int) -> None:
+        batch.left -= count
         self._batch_count -= not batch.left
-        self.in_flight_count -= 1
+        self.in_flight_count -= count
 
     def _drop_stale(self) -> None:
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
@@ -322,12 +328,11 @@ class PopState:
             queue.undo = None
             done: list[int] = []
             in_flight: dict[Batch, list[int]] = {}
-            for offset in sorted(undo.batches):
-                batch = queue.batches.get(offset)
+            for batch, group in groupby(sorted(undo.batches), queue.batches.get):
                 if batch is not None:
-                    in_flight.setdefault(batch, []).append(offset)
-                elif undo.batches[offset] is not None:
-                    done.append(offset)
+                    in_flight.setdefault(batch, []).extend(group)
+                else:
+                    done += [offset for offset in group if undo.batches[offset] is not None]
             taken = _taken_records(in_flight)
             order = None if queue.order is None else queue.order.to_record()
             kind = WHOLE if undo.is_new else CHANGED  # a queue of this name may have been removed just before

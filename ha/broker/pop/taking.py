@@ -11,8 +11,9 @@ what to read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
+from functools import lru_cache
 
 import msgspec
 import trio
@@ -131,28 +132,29 @@ class Taker:
 
     # ---- which queues
 
-    def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> list[Source]:
+    def sources(self, request: TopicRequest, config: TopicConfig, *, is_order: bool) -> tuple[Source, ...]:
         """The queues to read from, in order."""
-        queue_count = config.read_queue_nums
         self._pop_number = pop_number = self._pop_number + 1
+        normal = _queues_of(config.topic_name, config.read_queue_nums, NORMAL)
         if request.queue_id >= 0:
-            queue_ids: Sequence[int] = (request.queue_id,)
+            normal = normal[request.queue_id : request.queue_id + 1]
         elif (config.attributes or {}).get(MESSAGE_TYPE) == PRIORITY_TYPE:
-            queue_ids = range(queue_count - 1, -1, -1)
+            normal = normal[::-1]
         else:
-            queue_ids = [(pop_number + number) % queue_count for number in range(queue_count)]
-        normal = [Source(config.topic_name, queue_id, NORMAL) for queue_id in queue_ids]
+            first = pop_number % max(1, len(normal))
+            normal = normal[first:] + normal[:first]
         if is_order:
             return normal
-        retries = list(self._retry_sources(request.consumer_group, config.topic_name))
+        retries = self._retry_sources(request.consumer_group, config.topic_name)
         return retries + normal if pop_number % RETRY_FIRST_EVERY == 0 else normal + retries
 
-    def _retry_sources(self, group: str, topic: str) -> Iterator[Source]:
+    def _retry_sources(self, group: str, topic: str) -> tuple[Source, ...]:
+        found: tuple[Source, ...] = ()
         for flag in (RETRY_V2, RETRY_V1):
             config = self._topics.get(retry_topic(group, topic, is_v2=flag == RETRY_V2))
             if config is not None:
-                for queue_id in range(config.read_queue_nums):
-                    yield Source(config.topic_name, queue_id, flag)
+                found += _queues_of(config.topic_name, config.read_queue_nums, flag)
+        return found
 
     def position(self, state: PopState, group: str, source: Source) -> tuple[int, int]:
         """Where a pop would begin, and the end of the queue."""
@@ -425,6 +427,11 @@ class Taker:
             )
         except (LocalProtocolError, RemoteProtocolError):  # no room for the property: the client makes the handle
             return raw
+
+
+@lru_cache(64)
+def _queues_of(topic: str, queue_count: int, flag: int) -> tuple[Source, ...]:
+    return tuple(Source(topic, queue_id, flag) for queue_id in range(queue_count))
 
 
 def _add_counts(info: PopInfo, source: Source, batch: OrderedBatch, offsets: Sequence[int]) -> None:
