@@ -555,3 +555,11 @@ def test_a_damaged_size_in_a_queue_hides_no_message(outcome: Outcome) -> None:
 def test_a_flipped_bit_may_change_a_store_time(outcome: Outcome) -> None:
     """It hits a record before its bytes have a checksum, so no node notices it; the checker expected rising times."""
     assert any("flip_bit /store/commitlog/00000000000000032768 at 2785" in line for line in outcome.trace)
+
+
+def test_a_master_that_is_killed_while_it_starts_has_another_history(outcome: Outcome) -> None:
+    """It lost its log with the power, and stored messages before its start was complete, which no checker had seen.
+
+    The checker compared what it stored then with the logs of its slaves.
+    """
+    assert any("m INFO store.recovered" in line and "max_offset=0 " in line for line in outcome.trace)

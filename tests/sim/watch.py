@@ -184,6 +184,8 @@ class Watch(Observer):
 
     def on_crash(self, machine: Machine, kind: str) -> None:
         super().on_crash(machine, kind)
+        if machine.name in self._kept_to:  # it may have written something since it lost what it kept no longer
+            self.history.add(Recovered(trio.current_time(), machine.name, int(self._kept_to[machine.name])))
         if kind == "power":
             kept_to = self._kept_to[machine.name] = machine.disk.synced_log_end(machine.root / "commitlog")
             self._lose(machine.name, kept_to)
