@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 
 import trio
 
@@ -19,7 +18,7 @@ from ha.broker.config_table import ConfigTable, Save
 from ha.broker.journal import Journal, Logged
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing
-from ha.errors import DiskFull
+from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.codes import Permission
@@ -104,6 +103,15 @@ def system_topics(options: BrokerOptions) -> list[TopicConfig]:
     return topics
 
 
+def _read_table(content: bytes) -> TopicConfigTable:
+    """Decodes topics.json, which states each topic's name twice. Raises RemoteProtocolError if it is damaged."""
+    table = java_json.read_as(TopicConfigTable, content)
+    for name, config in table.topic_config_table.items():
+        if config.topic_name != name:
+            raise RemoteProtocolError(f"the entry of topic {name!r} has the name {config.topic_name!r}")
+    return table
+
+
 def _topic(topic: str, queue_count: int, perm: int = _READ_WRITE) -> TopicConfig:
     return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
 
@@ -136,7 +144,7 @@ class Topics(ConfigTable[TopicConfig]):
 
         On a master, messages beyond `log_end` (physical offset) are not deleted: a store that was emptied gets others.
         """
-        loaded = await self._file.load(partial(java_json.read_as, TopicConfigTable))
+        loaded = await self._file.load(_read_table)
         if loaded is not None:
             self._table = dict(loaded.topic_config_table)
             self._data_version = loaded.data_version

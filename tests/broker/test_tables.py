@@ -158,6 +158,20 @@ async def test_damaged_table_prevents_the_start(tmp_path: Path, autojump_clock: 
     assert (config / name).read_text() == "{damaged"
 
 
+@pytest.mark.parametrize("damaged", ['"topicName":"Odd"', '"topicN!me":"Old"', '"Odd":{'])
+async def test_a_topic_with_two_names_is_damage(tmp_path: Path, autojump_clock: object, damaged: str) -> None:
+    """POP read the queues of the one topic for the consumers of the other."""
+    config = write_config(tmp_path)
+    (config / "topics.json.bak").write_text(TOPICS_JSON)
+    intact = '"Old":{' if damaged.endswith("{") else '"topicName":"Old"'
+    (config / "topics.json").write_text(TOPICS_JSON.replace(intact, damaged))
+    async with open_node(tmp_path) as node:
+        found = node.broker.topics.get("Old")
+        assert found is not None
+        assert (found.topic_name, found.write_queue_nums) == ("Old", 2)
+        assert node.broker.topics.get("Odd") is None
+
+
 async def test_slave_copies_its_masters_tables(tmp_path: Path, autojump_clock: object) -> None:
     write_config(tmp_path / "master")
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
