@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import trio
@@ -18,6 +18,7 @@ from ha.broker.config_file import ConfigFile
 from ha.broker.journal import Journal, Logged
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing, fixed_standing
+from ha.errors import RemoteProtocolError
 from ha.protocol.access_bodies import UserConfig, UserTable
 from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable, LogPosition, TopicConfig, TopicConfigTable
 from ha.protocol.group_records import config_size
@@ -27,6 +28,14 @@ logger = logging.getLogger(__name__)
 Config = TypeVar("Config", TopicConfig, GroupConfig, UserConfig)
 
 Save = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+def check_names(kind: str, names: Iterable[tuple[str, str]]) -> None:
+    """Compares the keys of a file's entries with the names that the entries state. Raises RemoteProtocolError if two
+    differ: the file is damaged."""
+    for key, name in names:
+        if key != name:
+            raise RemoteProtocolError(f"the entry of {kind} {key!r} has the name {name!r}")
 
 
 class ConfigTable(ABC, Generic[Config]):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import msgspec
 
-from ha.broker.config_table import ConfigTable
+from ha.broker.config_table import ConfigTable, check_names
 from ha.broker.journal import Journal
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
@@ -25,6 +24,13 @@ REQUEST_MODE_PREFIX = "halog.request.mode."
 """Prefix of a topic's name: the attribute with a group's request mode for it (pop/assignments.py)"""
 
 
+def _read_table(content: bytes) -> GroupTable:
+    table = java_json.read_as(GroupTable, content)
+    groups = table.subscription_group_table
+    check_names(SubscriptionGroups.kind, ((key, config.group_name) for key, config in groups.items()))
+    return table
+
+
 class SubscriptionGroups(ConfigTable[GroupConfig]):
     """The group table. `load` before use."""
 
@@ -32,7 +38,7 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
 
     async def load(self) -> None:
         """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged."""
-        loaded = await self._file.load(partial(java_json.read_as, GroupTable))
+        loaded = await self._file.load(_read_table)
         if loaded is not None:
             self._table = loaded.subscription_group_table
             self._data_version = loaded.data_version

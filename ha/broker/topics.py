@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 import trio
 
 from ha.broker.config_file import ConfigFile
-from ha.broker.config_table import ConfigTable, Save
+from ha.broker.config_table import ConfigTable, Save, check_names
 from ha.broker.journal import Journal, Logged
 from ha.broker.options import BrokerOptions
 from ha.broker.standing import Standing
-from ha.errors import DiskFull, RemoteProtocolError
+from ha.errors import DiskFull
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.codes import Permission
@@ -104,11 +104,8 @@ def system_topics(options: BrokerOptions) -> list[TopicConfig]:
 
 
 def _read_table(content: bytes) -> TopicConfigTable:
-    """Decodes topics.json, which states each topic's name twice. Raises RemoteProtocolError if it is damaged."""
     table = java_json.read_as(TopicConfigTable, content)
-    for name, config in table.topic_config_table.items():
-        if config.topic_name != name:
-            raise RemoteProtocolError(f"the entry of topic {name!r} has the name {config.topic_name!r}")
+    check_names(Topics.kind, ((key, config.topic_name) for key, config in table.topic_config_table.items()))
     return table
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import trio
 
-from ha.broker.config_table import ConfigTable
+from ha.broker.config_table import ConfigTable, check_names
 from ha.broker.journal import Journal
 from ha.protocol import java_json
 from ha.protocol.access_bodies import UserConfig, UserTable
@@ -27,6 +26,12 @@ RETRY_S = 1.0
 """Time before the next attempt to create the configured users in a failover group."""
 
 
+def _read_table(content: bytes) -> UserTable:
+    table = java_json.read_as(UserTable, content)
+    check_names(Users.kind, ((key, config.username) for key, config in table.user_table.items()))
+    return table
+
+
 class Users(ConfigTable[UserConfig]):
     """The users by name. `load` before use. A user is replaced as a whole, never changed in place."""
 
@@ -34,7 +39,7 @@ class Users(ConfigTable[UserConfig]):
 
     async def load(self) -> None:
         """Reads the file. Raises CorruptLog if both the file and its `.bak` are damaged."""
-        loaded = await self._file.load(partial(java_json.read_as, UserTable))
+        loaded = await self._file.load(_read_table)
         if loaded is not None:
             self._table = loaded.user_table
             self._data_version = loaded.data_version

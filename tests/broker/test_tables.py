@@ -172,6 +172,19 @@ async def test_a_topic_with_two_names_is_damage(tmp_path: Path, autojump_clock: 
         assert node.broker.topics.get("Odd") is None
 
 
+async def test_a_group_and_a_user_with_two_names_are_damage(tmp_path: Path, autojump_clock: object) -> None:
+    config = write_config(tmp_path)
+    (config / "subscriptionGroup.json").write_text(GROUPS_JSON.replace('"g":{', '"G":{'))
+    (config / "subscriptionGroup.json.bak").write_text(GROUPS_JSON)
+    users = '{"userTable":{"who":{"username":"who","password":"secret"}}}'
+    (config / "users.json").write_text(users.replace('"who":{', '"whn":{'))
+    (config / "users.json.bak").write_text(users)
+    async with open_node(tmp_path) as node:
+        assert [*node.broker.groups.table] == ["g"]
+        assert node.broker.groups.table["g"].retry_max_times == 3
+        assert [*node.broker.tables.users.table] == ["who"]
+
+
 async def test_slave_copies_its_masters_tables(tmp_path: Path, autojump_clock: object) -> None:
     write_config(tmp_path / "master")
     async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
