@@ -19,6 +19,7 @@ MODULES = {
     "message_id": "records",
     "recall_handle": "records",
     "ha_frames": "replication",
+    "ha_pump": "replication",
     "ha_master": "replication",
     "ha_slave": "replication",
     "auto_switch_frames": "epochs",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.compiled import pure
 from ha.protocol.ha_frame import (
+    TRANSFER_HEADER_SIZE,
     ReportParser,
     TransferBody,
     TransferHeader,
@@ -20,6 +25,7 @@ from ha.protocol.ha_frame import (
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
+from ha.replication.pump import FRAMES_MAX, pump
 from ha.replication.range_question import RANGE_QUESTION, OpeningParser
 from tests.fuzz.harness import Harness, pieces_of
 from tests.protocol.golden import ha_connections
@@ -29,6 +35,17 @@ BODY_SIZE_MAX = 5000
 PAUSE = b"--pause--"
 """In the input of a session: the peer waits until everything before this has been processed"""
 OWN_END = 5000
+PUMP_OFFSET, PUMP_POSITION, PUMP_ROOM = 1000, 7, 100
+"""Where the log of the pump ends, where that is in its file, and how many bytes fit"""
+
+
+class Pumped(NamedTuple):
+    """The result of a call of the pump, its buffer, and what it has written to the file and the socket."""
+
+    found: tuple[int, int, int, int]
+    buffer: bytes
+    written: bytes
+    report: bytes
 
 
 def parsers(data: bytes) -> None:
@@ -85,6 +102,53 @@ def reports(chunks: list[bytes]) -> tuple[int | None, bool]:
             return last, True
         last = last if found is None else found
     return last, False
+
+
+@cache
+def pump_ends() -> tuple[socket.socket, socket.socket, int]:
+    """A master's socket, its slave's, and the file of the slave's log."""
+    master, slave = socket.socketpair()
+    master.setblocking(False)
+    return master, slave, os.memfd_create("log")
+
+
+def pump_once(function: Callable[..., tuple[int, int, int, int]], chunk: bytes, bulk_size_min: int) -> Pumped:
+    """What a twin of the pump does with a chunk."""
+    master, slave, file = pump_ends()
+    master.sendall(chunk)
+    buffer = memoryview(bytearray(len(chunk)))
+    found = function(slave.fileno(), buffer, PUMP_OFFSET, file, PUMP_POSITION, PUMP_ROOM, bulk_size_min)
+    try:
+        report = master.recv(100)
+    except BlockingIOError:
+        report = b""
+    written = os.pread(file, 1 << 16, 0)
+    os.ftruncate(file, 0)
+    return Pumped(found, bytes(buffer), written, report)
+
+
+def pumped(data: bytes) -> None:
+    """The compiled pump and its twin, which take what the parser finds in the frames that continue the log and fit."""
+    bulk_size_min, chunk = (20 if data[:1] == b"\1" else 1 << 20), data[1:]
+    if not chunk:
+        return
+    compiled, python = (pump_once(function, chunk, bulk_size_min) for function in (pump, pure(pump)))
+    assert compiled == python
+    body, taken = b"", 0
+    for _ in range(FRAMES_MAX):
+        offset = int.from_bytes(chunk[taken : taken + 8], "big", signed=True)
+        size = int.from_bytes(chunk[taken + 8 : taken + 12], "big", signed=True)
+        end = taken + TRANSFER_HEADER_SIZE + size
+        if offset != PUMP_OFFSET + len(body) or not 0 < size <= PUMP_ROOM - len(body) or end > len(chunk):
+            break
+        events = TransferParser().feed(chunk[taken:end])
+        body += b"".join(bytes(event.chunk) for event in events if isinstance(event, TransferBody))
+        taken = end
+    report = encode_report(PUMP_OFFSET + len(body)) if 0 < taken < bulk_size_min else b""
+    assert compiled.found == (len(chunk), taken, len(body), len(report))
+    assert compiled.buffer == chunk
+    assert compiled.written == (bytes(PUMP_POSITION) + body if body else b"")
+    assert compiled.report == report
 
 
 def run_virtually(scenario: Callable[[], Awaitable[Any]]) -> None:
@@ -195,6 +259,16 @@ def frame_seeds() -> list[bytes]:
     return found
 
 
+def pump_seeds() -> list[bytes]:
+    """Frames that continue the log, and almost do."""
+    first, second = (encode_transfer_header(PUMP_OFFSET + at, 3) + b"abc" for at in (0, 3))
+    small = b"".join(encode_transfer_header(PUMP_OFFSET + number, 1) + b"x" for number in range(FRAMES_MAX + 2))
+    beat = encode_transfer_header(PUMP_OFFSET + 3, 0)
+    chunks = [first, first + second, first + second[:-1], second, first + beat, small, first[:8] + b"\xff" * 8]
+    chunks += [encode_transfer_header(PUMP_OFFSET, size) + bytes(size) for size in (PUMP_ROOM, PUMP_ROOM + 1)]
+    return [mark + chunk for mark in (b"\0", b"\1") for chunk in chunks]
+
+
 def master_seeds() -> list[bytes]:
     """Good slaves, and some that lie a little."""
     return [
@@ -236,8 +310,15 @@ WORDS = (
     b"\x80\x00\x00\x00",
 )
 
+PUMP_WORDS = tuple(
+    encode_transfer_header(PUMP_OFFSET + at, size)
+    for at in (0, 1, 3, -1)
+    for size in (0, 1, 3, PUMP_ROOM, PUMP_ROOM + 1)
+)
+
 HARNESSES = {
     "ha_frames": Harness(run=parsers, seeds=frame_seeds, words=WORDS),
+    "ha_pump": Harness(run=pumped, seeds=pump_seeds, words=PUMP_WORDS),
     "ha_master": Harness(run=master_side, seeds=master_seeds, words=WORDS, size_max=400),
     "ha_slave": Harness(run=slave_side, seeds=slave_seeds, words=WORDS, size_max=2000),
 }
