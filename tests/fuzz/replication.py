@@ -265,7 +265,9 @@ def pump_seeds() -> list[bytes]:
     small = b"".join(encode_transfer_header(PUMP_OFFSET + number, 1) + b"x" for number in range(FRAMES_MAX + 2))
     beat = encode_transfer_header(PUMP_OFFSET + 3, 0)
     chunks = [first, first + second, first + second[:-1], second, first + beat, small, first[:8] + b"\xff" * 8]
-    chunks += [encode_transfer_header(PUMP_OFFSET, size) + bytes(size) for size in (PUMP_ROOM, PUMP_ROOM + 1)]
+    sizes = (8, PUMP_ROOM, PUMP_ROOM + 1)
+    chunks += [encode_transfer_header(PUMP_OFFSET, size) + bytes(size) for size in sizes]
+    chunks.append(first + encode_transfer_header(PUMP_OFFSET + 3, PUMP_ROOM) + bytes(PUMP_ROOM))
     return [mark + chunk for mark in (b"\0", b"\1") for chunk in chunks]
 
 
