@@ -184,8 +184,9 @@ class Watch(Observer):
 
     def on_crash(self, machine: Machine, kind: str) -> None:
         super().on_crash(machine, kind)
-        if machine.name in self._kept_to:  # it may have written something since it lost what it kept no longer
-            self.history.add(Recovered(trio.current_time(), machine.name, int(self._kept_to[machine.name])))
+        kept_to = self._kept_to.get(machine.name, math.inf)
+        if kept_to < math.inf:  # it may have written other bytes behind that, and never opened its store completely
+            self.history.add(Recovered(trio.current_time(), machine.name, int(kept_to)))
         if kind == "power":
             kept_to = self._kept_to[machine.name] = machine.disk.synced_log_end(machine.root / "commitlog")
             self._lose(machine.name, kept_to)
