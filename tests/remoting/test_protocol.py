@@ -18,6 +18,8 @@ from ha.protocol.remoting_protocol import (
     RemotingProtocol,
     Totals,
 )
+from ha.protocol.request_parser import RequestParser
+from tests.protocol.test_request_parser import ack_frame
 from tests.remoting.wire import request
 
 ENTER = {
@@ -31,6 +33,20 @@ def opened(totals: Totals | None = None, **limits: float) -> RemotingProtocol[st
     protocol = RemotingProtocol[str](ConnectionLimits(**limits), 0.0, totals=totals)  # type: ignore[arg-type]
     protocol.open()
     return protocol
+
+
+def test_requests_that_become_one_command_are_counted_one_by_one() -> None:
+    totals = Totals()
+    protocol = RemotingProtocol[str](ConnectionLimits(), 0.0, totals=totals, parser_type=RequestParser)
+    protocol.open()
+    acks = b"".join(map(ack_frame, range(5)))
+    for data, command_count, request_count in (
+        (acks, 1, 5),
+        (response(9) + acks, 5, 10),
+        (encode_command(request(6)), 1, 11),
+    ):
+        commands, _ = protocol.receive(data, 1.0)
+        assert (len(commands), totals.requests) == (command_count, request_count)
 
 
 def response(opaque: int) -> bytes:
