@@ -249,7 +249,7 @@ class RemotingParser:
         self._buffer = bytearray()
         self._needed = 4
         self.frame_count = 0
-        """Number of complete frames so far"""
+        """Number of complete frames that were parsed"""
 
     @property
     def is_between_frames(self) -> bool:

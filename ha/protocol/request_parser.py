@@ -71,7 +71,7 @@ class AckCommand(RemotingCommand, kw_only=True, gc=False):
         )
 
     def alone(self, number: int) -> AckCommand:
-        """Return one of the acknowledgements as a command of its own."""
+        """Return acknowledgement `number` as a separate command."""
         opaque = self.opaques[number]
         return msgspec.structs.replace(self, opaque=opaque, opaques=[opaque], offsets=[self.offsets[number]])
 

@@ -516,5 +516,7 @@ async def test_check_of_a_message_with_the_longest_properties(node: Node, autoju
     await send_half(node, more={"PAD": "x" * (1 + PROPERTIES_SIZE_MAX - len(short.properties) - added)})
     await trio.sleep(60)
     assert [len(record.properties) for record in await records(node, HALF_TOPIC, 0)][-1] == PROPERTIES_SIZE_MAX
-    # A second round of checks follows if the disk is slow: the clock goes on meanwhile.
-    assert [decode_record(command.body).topic for command in asked(node)][:2] == ["TT", "TT"]
+    topics = [decode_record(command.body).topic for command in asked(node)]
+    # On a busy machine there are more rounds: the virtual clock goes on while a worker thread waits for the disk.
+    assert topics == ["TT"] * len(topics)
+    assert len(topics) >= 2

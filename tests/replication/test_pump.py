@@ -144,7 +144,7 @@ def chunks(draw: st.DrawFn) -> bytes:
 
 @given(chunks(), st.sampled_from([b"\0", b"\1"]))
 def test_twins_take_what_the_parser_finds(chunk: bytes, mark: bytes) -> None:
-    pumped(mark + chunk)
+    pumped(mark + chunk)  # compares them, and asserts what they return
 
 
 class FileLog(MemoryLog):
