@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ha.errors import OptionError
 from ha.protocol.properties import find_property
 from ha.spark.sink.control import ControlRecord
 from ha.spark.sink.identity import SINK_PROPERTY, SINK_PROPERTY_BYTES, SinkPart, parse_sink_property
@@ -32,6 +33,7 @@ class Commits:
     def __init__(self, records: Iterable[ControlRecord] = ()) -> None:
         self._commits: dict[tuple[str, int], ControlRecord] = {}
         self._last: dict[str, int] = {}
+        self._brokers: set[tuple[str, str]] = set()  # (topic, broker) of all commits ever added
         self.add(records)
 
     def add(self, records: Iterable[ControlRecord]) -> None:
@@ -40,15 +42,21 @@ class Commits:
             if record.kind == "commit":
                 self._commits[record.sink, record.batch] = record
                 self._last[record.sink] = max(record.batch, self._last.get(record.sink, -1))
+                self._brokers.update((topic, name) for topic, brokers in record.ranges.items() for name in brokers)
 
     def within(self, slices: Iterable[QueueSlice]) -> Commits:
         """Return the part that a task needs for the rows of `slices`."""
         wanted = list(slices)
-        return Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
+        part = Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
+        part._brokers = self._brokers
+        return part
 
     def mask(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return for each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or not written by a
-        sink."""
+        sink.
+
+        OptionError if the batch of a row has rows on several brokers, and no commit names the broker of this row.
+        """
         found = np.ones(batch.num_rows, np.bool_)
         for row, part in _marked(batch):
             found[row] = self._names(part, *_place(batch, row))
@@ -71,9 +79,14 @@ class Commits:
         brokers = commit.ranges.get(topic) if commit is not None else None
         if not brokers:
             return False
-        # A store directory may be read under another name; with a single broker there is no ambiguity.
-        queues = brokers.get(broker_name) or (next(iter(brokers.values())) if len(brokers) == 1 else {})
-        spans = queues.get(queue_id, [])
+        queues = brokers.get(broker_name)
+        if queues is None and len(brokers) == 1:
+            # A store directory may be read under another name; with a single broker there is no ambiguity.
+            queues = next(iter(brokers.values()))
+        elif queues is None and (topic, broker_name) not in self._brokers:
+            reason = f"{broker_name} is in no commit of {topic}, but {' and '.join(sorted(brokers))} are"
+            raise OptionError("brokerName", reason, "for each directory, the name of its broker when it was written")
+        spans = queues.get(queue_id, []) if queues is not None else []
         at = bisect_right(spans, queue_offset, key=lambda span: span[0]) - 1
         return at >= 0 and queue_offset < spans[at][1]
 
