@@ -15,6 +15,8 @@ from ha.protocol.pop import (
     HANDLE_WORD_COUNT,
     NORMAL,
     POP_CK,
+    RETRY_V1,
+    RETRY_V2,
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
@@ -25,6 +27,7 @@ from ha.protocol.pop import (
 )
 from ha.protocol.record import MessageRecord, decode_records
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True):
@@ -108,21 +111,22 @@ class Popped(msgspec.Struct):
 def read_popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
     """Returns the messages of a response. RemoteProtocolError if it is malformed."""
     header = parse_header(PopMessageResponse, response.ext_fields)
-    starts = _numbers(header.start_offset_info)
+    starts = _starts(header.start_offset_info)
     counts = _counts(header.order_count_info)
     found = []
     for record in decode_records(response.body):
         properties = record.property_map()
-        own = properties.get(POP_CK)
-        if own is not None:
-            handle = parse_handle(own)
-        else:
+        handle = _broker_handle(record, properties)
+        if handle is None:
+            flag = _flag(record.topic)
+            if (flag, record.queue_id) not in starts:
+                flag = NORMAL
             handle = Handle(
-                start_offset=starts.get(record.queue_id, record.queue_offset),
+                start_offset=starts.get((flag, record.queue_id), record.queue_offset),
                 pop_time_ms=header.pop_time,
                 invisible_ms=header.invisible_time,
                 revive_queue=header.revive_qid,
-                flag=NORMAL,
+                flag=flag,
                 broker_name=broker_name,
                 queue_id=record.queue_id,
                 offset=record.queue_offset,
@@ -133,16 +137,40 @@ def read_popped(response: RemotingCommand, broker_name: str) -> list[Popped]:
     return found
 
 
-def _numbers(info: str | None) -> dict[int, int]:
-    """Returns the start offset by queue of the topic itself, from `flag queue offset;…`."""
+def _broker_handle(record: MessageRecord, properties: dict[str, str]) -> Handle | None:
+    """Returns the handle that the broker put into a message of a retry topic.
+
+    None for other messages. Their producer may have copied the property from a message that it had received.
+    """
+    text = properties.get(POP_CK)
+    if text is None:
+        return None
+    try:
+        handle = parse_handle(text)
+    except RemoteProtocolError:
+        return None
+    is_of_record = (handle.queue_id, handle.offset) == (record.queue_id, record.queue_offset)
+    return handle if is_of_record and handle.flag != NORMAL else None
+
+
+def _flag(topic: str) -> int:
+    """Returns the flag of a topic, as far as its name says it: a group's retry topic of RocketMQ 4 looks like V1."""
+    if not topic.startswith(RETRY_PREFIX):
+        return NORMAL
+    return RETRY_V2 if "+" in topic else RETRY_V1
+
+
+def _starts(info: str | None) -> dict[tuple[int, int], int]:
+    """Returns the start offset by flag and queue, from `flag queue offset;…`."""
     found = {}
     for entry in (info or "").split(";"):
         words = entry.split(" ")
-        if len(words) == 3 and words[0] == "0":
+        if len(words) == 3:
             try:
-                found[int(words[1])] = int(words[2])
+                flag, queue_id, offset = map(int, words)
             except ValueError:
                 raise RemoteProtocolError(f"startOffsetInfo {entry[:80]!r}") from None
+            found[flag, queue_id] = offset
     return found
 
 

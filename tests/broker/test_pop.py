@@ -16,6 +16,7 @@ from ha.broker.pop.service import GroupInFlight
 from ha.broker.queue_read import QueueRead
 from ha.protocol.admin_requests import decode_consume_stats
 from ha.protocol.bodies import TopicConfig
+from ha.protocol.popped import read_popped
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import Message, decode_records
 from ha.protocol.remoting import RemotingCommand, encode_command
@@ -298,6 +299,23 @@ async def test_message_without_room_for_further_properties_is_delivered_again(
         answer = await pop(node, invisibleTime=1000, maxMsgNums=1, queueId=0)
         assert [record.body for record in decode_records(answer.body)] == [b"full"]
         await trio.sleep(2)
+
+
+@pytest.mark.parametrize("room", range(0, 200, 20))
+async def test_retry_with_little_room_for_its_handle_is_acknowledged(
+    node: Node, room: int, autojump_clock: object
+) -> None:
+    raw = b"filler\x01%b\x02" % (b"x" * (PROPERTIES_SIZE_MAX - 8 - room))
+    await send(node, b"first", e=1)
+    await node.broker.put_service.put([Message("TT", 0, b"full", raw)])
+    await node.dispatched()
+    await pop(node, invisibleTime=1000, queueId=0)
+    await trio.sleep(2)
+    [popped] = read_popped(await pop(node, invisibleTime=1000, queueId=0), "b0")
+    acknowledged = await node.ask(200051, **popped.receipt.ack_request("g", "TT").to_ext_fields())
+    assert (popped.record.body, acknowledged.code) == (b"full", 0)
+    await trio.sleep(20)
+    assert (await pop(node, queueId=0)).code == 210
 
 
 async def test_number_of_retries_has_a_largest_value(node: Node, autojump_clock: object) -> None:
