@@ -312,7 +312,8 @@ async def test_retry_with_little_room_for_its_handle_is_acknowledged(
     await pop(node, invisibleTime=1000, queueId=0)
     await trio.sleep(2)
     [popped] = read_popped(await pop(node, invisibleTime=1000, queueId=0), "b0")
-    acknowledged = await node.ask(200051, **popped.receipt.ack_request("g", "TT").to_ext_fields())
+    fields: dict[str, Any] = popped.receipt.ack_request("g", "TT").to_ext_fields()
+    acknowledged = await node.ask(200051, **fields)
     assert (popped.record.body, acknowledged.code) == (b"full", 0)
     await trio.sleep(20)
     assert (await pop(node, queueId=0)).code == 210
