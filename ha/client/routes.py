@@ -7,6 +7,7 @@ route stays in use, as in RocketMQ's clients.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -131,11 +132,17 @@ class Routes:
             if lookup.error is not None:
                 raise lookup.error.with_traceback(None)
 
-    async def find_for_sending(self, topic: str) -> TopicRoute:
+    async def find_for_sending(self, topic: str, deadline: float = math.inf) -> TopicRoute:
         """The route of `topic`, or of the brokers that will create it when it is sent to (MQClientInstance).
 
-        The latter is kept until the next refresh, if it can be sent to: by then the topic is there. Errors as of
-        `find`."""
+        Errors as of `find`, and NameServersUnreachable at `deadline` (of anyio.current_time)."""
+        with anyio.CancelScope(deadline=deadline):
+            return await self._find_or_expect(topic)
+        raise NameServersUnreachable(";".join(self._name_servers), "none responded before the send's timeout")
+
+    async def _find_or_expect(self, topic: str) -> TopicRoute:
+        """A route of a topic that will be created is kept until the next refresh, if it can be sent to: by then the
+        topic is there."""
         try:
             return await self.find(topic)
         except RouteNotFound as not_found:
@@ -298,6 +305,9 @@ class Routes:
             except ClientError as error:
                 reasons.append(f"{address}: {error.reason}" if isinstance(error, ConnectionFailed) else str(error))
                 continue
+            except anyio.get_cancelled_exc_class():  # often at a deadline: the next request should not wait for it too
+                self._answering = (index + 1) % count
+                raise
             self._answering = index
             return answer
         raise NameServersUnreachable(";".join(self._name_servers), "; ".join(reasons))

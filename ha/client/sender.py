@@ -253,7 +253,7 @@ class Sender:
         failure: BrokerError | ConnectionFailed = ConnectionFailed(outgoing.topic, "closed by this client")
         while True:
             try:
-                route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
+                route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic, deadline)
                 if not self._client.is_open:  # closed during the lookup, or during the pause before it
                     raise failure
                 target = queue or self._next_queue(route, tried)
@@ -335,13 +335,15 @@ class Sender:
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> None:
         """Sends without waiting for a response; see Producer.send_oneway."""
+        timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
+        deadline = anyio.current_time() + timeout_s
         routes = self._client.routes
-        route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
+        route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic, deadline)
         target = queue or self._next_queue(route, frozenset())
         command = self._command(outgoing, target)
         command.flag = FLAG_ONEWAY
-        timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
-        await self._client.connections.to(route.master_of(target.broker_name)).send_oneway(command, timeout_s)
+        connection = self._client.connections.to(route.master_of(target.broker_name))
+        await connection.send_oneway(command, deadline - anyio.current_time())
 
     def _next_queue(self, route: TopicRoute, tried: Set[str]) -> MessageQueue:
         """Returns the next queue, if possible of a broker that was not tried. NoMaster."""

@@ -142,6 +142,8 @@ class SimpleConsumer(ClientUser):
                 if not options.retry_unreachable or now + pause_s >= give_up_at:
                     raise
                 await anyio.sleep(pause_s)
+                if not self._client.is_open:
+                    raise
                 continue
             now = anyio.current_time()
             if messages or now >= end:
@@ -231,9 +233,10 @@ class SimpleConsumer(ClientUser):
     async def _sources(self) -> list[MessageQueue]:
         """The sources, beginning with a different one each time. Broker sets without a master are left out, unless
         none has one. RouteNotFound."""
+        routes = self._client.routes
         found, without_master = list[MessageQueue](), list[MessageQueue]()
         for topic in self._subscriptions:
-            route = await self._client.routes.find(topic)
+            route = await routes.find(topic)
             for name in sorted({queue.broker_name for queue in route.read_queues}):
                 has_master = MASTER_ID in route.addresses.get(name, {})
                 (found if has_master else without_master).append(MessageQueue(topic, name, ALL_QUEUES))

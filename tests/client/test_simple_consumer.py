@@ -134,13 +134,13 @@ async def test_ack_and_change_use_the_current_handle(world: PopWorld) -> None:
 
 @on_both_backends(open_world)
 async def test_messages_of_a_retry_topic_are_acknowledged_there(world: PopWorld) -> None:
-    world.broker.put(b"again", POP_CK=f"7 {POP_TIME_MS} 60000 2 1 a 0 8")
+    world.broker.put(b"again", POP_CK=f"7 {POP_TIME_MS} 60000 2 1 a 0 0")
     async with world.consumer() as consumer:
         [message] = await consumer.receive()
         assert message.topic == "T"
         await message.ack()
     [acked] = world.broker.of(ACK)
-    assert (acked["topic"], acked["offset"]) == ("%RETRY%g_T", "8")
+    assert (acked["topic"], acked["offset"]) == ("%RETRY%g_T", "0")
 
 
 @on_both_backends(open_world)

@@ -10,18 +10,30 @@ import pytest
 from anyio.abc import ByteStream
 
 import ha.client
-from ha.client import Admin, Client, ClientOptions, Message, MessageQueue, Producer, PullConsumer, SendStatus
+from ha.client import (
+    Admin,
+    Client,
+    ClientOptions,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    SendStatus,
+    SimpleConsumer,
+)
 from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
 from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable
 from ha.protocol.bodies import BrokerData, ClusterInfo
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import encode_running_info
+from ha.protocol.recall_handle import RecallHandle, encode_recall_handle
 from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, serving_all, stored
 from tests.client.push_world import until
 
 QUEUE = MessageQueue("T", "a", 0)
+RECALL_HANDLE = encode_recall_handle(RecallHandle("T", "a", 2_000_000_000_000, "K1"))
 
 
 def answer(command: RemotingCommand) -> RemotingCommand:
@@ -99,6 +111,26 @@ async def test_a_send_gives_up_at_its_timeout(world: World) -> None:
 
 
 @on_both_backends(open_world)
+async def test_silent_name_server_does_not_outlast_a_send(world: World) -> None:
+    """The send ends at its timeout, and the next one asks the other name server."""
+
+    async def never() -> RemotingCommand | None:
+        await anyio.sleep_forever()
+        return None
+
+    async with serving(lambda command: never()) as silent:
+        options = world.options(request_timeout_s=60)
+        async with Producer(silent.address, options=options) as producer:
+            for send in (producer.send, producer.send_oneway):
+                with pytest.raises(NameServersUnreachable, match="none responded before the send's timeout"):
+                    await send(Message("T", b"x"), timeout_s=0.2)
+        async with Producer(f"{silent.address};{world.names.address}", options=options) as producer:
+            with pytest.raises(NameServersUnreachable):
+                await producer.send(Message("T", b"x"), timeout_s=0.2)
+            assert (await producer.send(Message("T", b"x"), timeout_s=30)).status is SendStatus.SEND_OK
+
+
+@on_both_backends(open_world)
 async def test_tools_can_turn_waiting_off(world: World) -> None:
     world.away(world.names, 2)
     async with Producer(world.names.address, options=world.options(retry_unreachable=False)) as producer:
@@ -122,11 +154,14 @@ async def test_a_pause_before_a_retry_does_not_outlast_the_client(world: World) 
 
     async with anyio.create_task_group() as tasks:
         client = Client(world.names.address, options=world.options())
-        async with client, Producer(client) as producer, PullConsumer(client) as consumer:
+        popping = SimpleConsumer(client, group="g", subscriptions={"T": "*"})
+        async with client, Producer(client) as producer, PullConsumer(client) as consumer, popping:
             tasks.start_soon(fails, partial(producer.send, Message("T", b"x")))
             tasks.start_soon(fails, partial(consumer.max_offset, QUEUE))
+            tasks.start_soon(fails, partial(producer.recall, RECALL_HANDLE))
+            tasks.start_soon(fails, popping.receive)
             await until(lambda: producer.retry_count == 4)
-    assert [failure.was_sent for failure in failures] == [False, False]
+    assert [failure.was_sent for failure in failures] == [False] * 4
 
 
 @on_both_backends(open_world)
