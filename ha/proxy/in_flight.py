@@ -69,6 +69,14 @@ class _Client(msgspec.Struct):
     messages: dict[str, _Message] = {}
     gone_at: float | None = None
 
+    def is_gone(self, now: float) -> bool:
+        """Returns whether the client is gone for too long to come back."""
+        return self.gone_at is not None and now - self.gone_at >= RETURN_S
+
+
+_Due = tuple[str, _Client, str, _Message]
+"""Client id, client, first handle and message"""
+
 
 class InFlight:
     """The table of all clients of a front, by client id. `serve` has to run meanwhile."""
@@ -76,8 +84,8 @@ class InFlight:
     def __init__(self) -> None:
         self._clients: dict[str, _Client] = {}
         self._count = 0
-        self._abandoned: list[tuple[str, str, ReceiptHandle]] = []
-        """Group, topic and handle of messages to be released"""
+        self._busy: set[str] = set()
+        """Brokers whose messages are being changed"""
 
     @property
     def count(self) -> int:
@@ -86,15 +94,20 @@ class InFlight:
 
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
         """Adds a message that the client is about to get."""
+        self._add(session, group, topic, receipt)
+        self.returned(session)
+
+    def _add(
+        self, session: Session, group: str, topic: str, receipt: ReceiptHandle, *, is_undelivered: bool = False
+    ) -> None:
         if self._count >= COUNT_MAX:
             return
         client = self._clients.setdefault(session.client_id, _Client(session))
-        client.session, client.gone_at = session, None
         now = trio.current_time()
         invisible_ms = receipt.handle.invisible_ms
         visible_at = now + invisible_ms / 1000
         client.messages[receipt.encode()] = _Message(
-            group, topic, receipt, now, visible_at, invisible_ms, visible_at - RENEWED_BEFORE_S
+            group, topic, receipt, now, visible_at, invisible_ms, visible_at - RENEWED_BEFORE_S, is_undelivered
         )
         self._count += 1
 
@@ -132,40 +145,60 @@ class InFlight:
             if client is not None and (message := client.messages.get(receipt.encode())) is not None:
                 message.is_undelivered = True
 
-    def abandon(self, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
+    def abandon(self, session: Session, group: str, topic: str, receipts: Iterable[ReceiptHandle]) -> None:
         """Releases messages that were popped for a call that has ended, and so were not added."""
-        self._abandoned += [(group, topic, receipt) for receipt in receipts]
+        for receipt in receipts:
+            self._add(session, group, topic, receipt, is_undelivered=True)
 
     async def serve(self, delay: Delay, may_renew: MayRenew) -> NoReturn:
-        """Renews and releases messages until cancelled."""
-        while True:
-            await trio.sleep(CHECK_INTERVAL_S)
-            abandoned, self._abandoned = self._abandoned, []
-            for group, topic, receipt in abandoned:
-                await _delayed(delay, group, topic, receipt, RELEASED_MS)
-            now = trio.current_time()
-            for client_id, client in list(self._clients.items()):
-                is_gone = client.gone_at is not None and now - client.gone_at >= RETURN_S
-                for handle, message in list(client.messages.items()):
-                    if client.messages.get(handle) is not message:
-                        continue  # settled meanwhile: some brokers would deliver it again if its time was changed
-                    if is_gone or message.is_undelivered:
-                        await self._change(delay, message, RELEASED_MS)
+        """Renews and releases messages until cancelled. A broker that does not answer delays its own ones only."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(CHECK_INTERVAL_S)
+                for broker_name, due in self._due().items():
+                    self._busy.add(broker_name)
+                    nursery.start_soon(self._change_all, broker_name, due, delay, may_renew)
+        raise AssertionError("ends by cancellation only")
+
+    def _due(self) -> dict[str, list[_Due]]:
+        """Returns what is due, by broker, without brokers whose messages are being changed."""
+        found: dict[str, list[_Due]] = {}
+        now = trio.current_time()
+        for client_id, client in self._clients.items():
+            for handle, message in client.messages.items():
+                if message.is_undelivered or client.is_gone(now) or now >= message.renew_at:
+                    broker_name = message.receipt.handle.broker_name
+                    if broker_name not in self._busy:
+                        found.setdefault(broker_name, []).append((client_id, client, handle, message))
+        return found
+
+    async def _change_all(self, broker_name: str, due: list[_Due], delay: Delay, may_renew: MayRenew) -> None:
+        try:
+            for client_id, client, handle, message in due:
+                if client.messages.get(handle) is not message:
+                    continue  # settled meanwhile: some brokers would deliver it again if its time was changed
+                now = trio.current_time()
+                if message.is_undelivered or client.is_gone(now):
+                    await self._change(delay, message, RELEASED_MS)
+                    self._drop(client_id, client, handle)
+                elif now >= message.renew_at:
+                    is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
+                    if is_over or not may_renew(client.session, message.group, message.topic):
                         self._drop(client_id, client, handle)
-                    elif now >= message.renew_at:
-                        is_over = now - message.received_at >= RENEWED_S_MAX or now >= message.visible_at
-                        if is_over or not may_renew(client.session, message.group, message.topic):
-                            self._drop(client_id, client, handle)
-                        else:
-                            await self._change(delay, message, message.invisible_ms)
+                    else:
+                        await self._change(delay, message, message.invisible_ms)
+        finally:
+            self._busy.remove(broker_name)
 
     async def _change(self, delay: Delay, message: _Message, invisible_ms: int) -> None:
         began = trio.current_time()
-        receipt = await _delayed(delay, message.group, message.topic, message.receipt, invisible_ms)
-        if receipt is None:
+        try:
+            message.receipt = await delay(message.group, message.topic, message.receipt, invisible_ms)
+        except (BrokerUnreachable, CallRefused) as error:
+            group, topic, reason = message.group, message.topic, str(error)
+            logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", group, topic, reason)
             message.renew_at = trio.current_time() + RETRY_INTERVAL_S
         else:
-            message.receipt = receipt
             message.visible_at = began + invisible_ms / 1000
             message.renew_at = message.visible_at - RENEWED_BEFORE_S
 
@@ -174,14 +207,3 @@ class InFlight:
             self._count -= 1
         if not client.messages and self._clients.get(client_id) is client:
             del self._clients[client_id]
-
-
-async def _delayed(
-    delay: Delay, group: str, topic: str, receipt: ReceiptHandle, invisible_ms: int
-) -> ReceiptHandle | None:
-    """Returns the new handle; None if the broker did not change the message's time."""
-    try:
-        return await delay(group, topic, receipt, invisible_ms)
-    except (BrokerUnreachable, CallRefused) as error:
-        logger.info("proxy.renewal_failed group=%r topic=%r reason=%r", group, topic, str(error))
-        return None

@@ -113,7 +113,7 @@ class Receiving:
         except RemoteProtocolError as error:
             logger.warning("proxy.pop_malformed broker=%r reason=%r", poll.broker_name, str(error))
         else:
-            self._in_flight.abandon(poll.group, poll.topic, [each.receipt for each in popped])
+            self._in_flight.abandon(poll.session, poll.group, poll.topic, (each.receipt for each in popped))
 
     async def _pop(self, poll: _Poll) -> RemotingCommand:
         """Returns the response to a pop. If this is cancelled, its messages are released. Raises errors of `invoke`."""
@@ -178,7 +178,7 @@ class Receiving:
                 queue_id = popped.record.queue_id
                 await _settle(popped, self._acknowledging.bury(session, group_text, topic, popped.receipt, queue_id))
         except trio.Cancelled:
-            self._in_flight.abandon(group_text, topic, [popped.receipt for popped in kept])
+            self._in_flight.abandon(session, group_text, topic, (popped.receipt for popped in kept))
             raise
         if not kept:
             await self.finish(call, Code.MESSAGE_NOT_FOUND, "no match message")

@@ -23,14 +23,14 @@ class Session:
     client_id = "c"
 
 
-def receipt(offset: int = 0, revive_queue: int = 0) -> ReceiptHandle:
+def receipt(offset: int = 0, revive_queue: int = 0, broker_name: str = "b") -> ReceiptHandle:
     handle = Handle(
         start_offset=0,
         pop_time_ms=1,
         invisible_ms=INVISIBLE_MS,
         revive_queue=revive_queue,
         flag=0,
-        broker_name="b",
+        broker_name=broker_name,
         queue_id=0,
         offset=offset,
     )
@@ -47,6 +47,7 @@ class World:
         self.started = trio.current_time()
         self.is_unreachable = False
         self.answers_after_s = 0.0
+        self.silent: set[str] = set()  # brokers
         self.forbidden: set[tuple[str, str, str]] = set()
 
     @property
@@ -58,9 +59,10 @@ class World:
 
     async def delay(self, group: str, topic: str, old: ReceiptHandle, invisible_ms: int) -> ReceiptHandle:
         self.changes.append((round(self.now), old.handle.offset, invisible_ms))
-        await trio.sleep(self.answers_after_s)
-        if self.is_unreachable:
-            raise BrokerUnreachable("b")
+        is_silent = old.handle.broker_name in self.silent
+        await trio.sleep(3 if is_silent else self.answers_after_s)
+        if self.is_unreachable or is_silent:
+            raise BrokerUnreachable(old.handle.broker_name)
         if old.handle.is_order:  # the pop time stays
             until_ms = 1 + round(1000 * self.now) + invisible_ms
             handle = msgspec.structs.replace(old.handle, invisible_ms=until_ms - old.handle.pop_time_ms)
@@ -92,6 +94,18 @@ async def test_slow_consumer(autojump_clock: MockClock) -> None:
         assert world.table.count == 0
         await trio.sleep(1800)
         assert len(world.changes) == 2
+
+
+async def test_silent_broker_does_not_delay_the_messages_of_others(autojump_clock: MockClock) -> None:
+    async with opened() as world:
+        for offset in range(100):
+            world.table.add(world.session, "g", "t", receipt(offset, broker_name="silent"))
+        world.table.add(world.session, "g", "t", receipt(1000))
+        world.silent = {"silent"}
+        await trio.sleep(855.5)
+        assert (855, 1000, INVISIBLE_MS) in world.changes
+        await trio.sleep(60)
+        assert world.table.count == 1, "the others are visible"
 
 
 async def test_renewals_end(autojump_clock: MockClock) -> None:
