@@ -81,8 +81,8 @@ async def test_two_commands_start_a_cluster_that_heals(docker: Docker) -> None:
         docker.run_inside([HA, "produce", "greetings", "--body", "hello"])
         status = json.loads(docker.run_inside(["curl", "--silent", "http://127.0.0.1:10913/status"]))
         assert (status["role"], status["ha"]["in_sync"]) == ("SYNC_MASTER", 1)
-        curl = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_version}", "--http2-prior-knowledge"]
-        assert docker.run_inside([*curl, "http://127.0.0.1:8081/"]) == "2"  # the port of gRPC
+        curl = ["curl", "--silent", "--output", "/dev/null", "-w", "%{http_version}", "--http2-prior-knowledge"]
+        assert docker.run_inside([*curl, "http://127.0.0.1:8081/"]) == "2"  # the gRPC port
         await cluster.compose("down")
 
         # Other containers on the same volumes, for clients elsewhere.
