@@ -60,8 +60,8 @@ class Campaign:
         held = await self._keeper.wait_fit()
         if held is None or not membership.is_electable:
             return
-        if membership.settled_at(view, lease_count=1) <= trio.current_time():
-            await self._take(view, candidacy)
+        if membership.settled_at(view, held, lease_count=1) <= trio.current_time():
+            await self._take(view, candidacy, held)
 
     async def _step(self, view: GroupView) -> bool:
         """Act on the present view; return whether the campaign continues."""
@@ -81,24 +81,26 @@ class Campaign:
             membership.progress.explain(verdict.reason, needs_operator=verdict.needs_operator)
             await self._wait_newer(view)
             return True
-        all_stand = all(each.stands_for > view.group.epoch for each in view.members.values())
-        settled_at = membership.settled_at(view, lease_count=1 if all_stand else 2)
-        wait_s = max(self._vacant_since, settled_at) + verdict.delay_s - trio.current_time()
-        if wait_s > 0 and await self._wait_newer(view, wait_s):
-            return True
-        if await self._keeper.wait_fit() is None:
+        held = await self._keeper.wait_fit()
+        if held is None:
             membership.progress.explain("the lease is too short for the response time of the service")
             await trio.sleep(options.retry_s)
+            return True
+        if self._view.revision != view.revision:
+            return True
+        all_stand = all(each.stands_for > view.group.epoch for each in view.members.values())
+        settled_at = membership.settled_at(view, held, lease_count=1 if all_stand else 2)
+        wait_s = max(self._vacant_since, settled_at) + verdict.delay_s - trio.current_time()
+        if wait_s > 0:
+            await self._wait_newer(view, wait_s)  # the lease may be another one afterwards
         else:
-            await self._take(view, verdict)
+            await self._take(view, verdict, held)
         return True
 
-    async def _wait_newer(self, view: GroupView, timeout_s: float = math.inf) -> bool:
-        """Wait for a newer view; return whether there is one."""
+    async def _wait_newer(self, view: GroupView, timeout_s: float = math.inf) -> None:
+        """Wait for a newer view."""
         with trio.move_on_after(timeout_s):
             await self._known.latest.wait_value(lambda now: now.revision != view.revision)
-            return True
-        return False
 
     async def _create_group(self, view: GroupView) -> None:
         """Write the first record of the group."""
@@ -117,8 +119,8 @@ class Campaign:
             await trio.sleep(self._options.retry_s)
         await self._known.refresh()
 
-    async def _take(self, view: GroupView, candidacy: Candidacy) -> None:
-        """Try to become master; the view shows afterwards whether it worked."""
+    async def _take(self, view: GroupView, candidacy: Candidacy, held: HeldLease) -> None:
+        """Try to become master on the lease `held`; the view shows afterwards whether it worked."""
         membership, options, epoch = self._membership, self._options, candidacy.group.epoch
         if candidacy.is_unclean:
             logger.error("member.elected_unclean epoch=%d hint=%r", epoch, MAY_BE_LOST)
@@ -127,7 +129,6 @@ class Campaign:
         if epoch == 1:  # such a group has acknowledged nothing that could be missing
             with trio.move_on_after(options.call_timeout_s):  # a full disk must not prevent an election
                 await membership.state.mark_complete()
-        held: HeldLease = await self._keeper.wait_held()
         master = membership.master_record(epoch)
         try:
             revision = await membership.agreement.take_mastership(

@@ -114,16 +114,15 @@ class Membership:
         if held is not None:
             self._followed_lease_id, self._followed_at = held.lease.id, trio.current_time()
 
-    def settled_at(self, view: GroupView, *, lease_count: int) -> float:
+    def settled_at(self, view: GroupView, held: HeldLease, *, lease_count: int) -> float:
         """Return when all live members have had the time to publish what they know of the group, by the trio clock.
+
+        `held`: the lease on which this member would become master.
 
         A service that was restored from an older state may have lost their leases. A member that followed a master on
         its present lease knows all there is to know. Any other has just started, or has lost its lease in the restore,
         and waits for `lease_count` lease times: by then the others have noticed, and published their records again.
         """
-        held: HeldLease | None = self.keeper.held.value
-        if held is None:
-            return math.inf
         has_followed = self._followed_lease_id == held.lease.id and self._followed_at > self.known.rolled_back_at
         if has_followed or view.group is None or not view.group.epoch:
             return -math.inf

@@ -275,6 +275,15 @@ def test_a_master_ends_its_term_when_the_service_has_lost_the_group(outcome: Out
     assert outcome.faults["service_restored"] == 1
 
 
+def test_a_candidate_that_lost_its_lease_waits_for_what_others_know(outcome: Outcome) -> None:
+    """It is cut off from the service while another member is elected, and the service is restored to the state before.
+
+    Before it took the master's key it waited for a lease, and got another one. It did not ask again whether the others
+    had had the time to publish what they know, and was elected by the older record.
+    """
+    assert outcome.faults["service_restored"] == 1
+
+
 def test_a_half_open_connection_has_ended_before_nothing_disturbs_the_cluster(outcome: Outcome) -> None:
     """The slave's machine has forgotten its connection, and neither end has noticed when the faults are over.
 
