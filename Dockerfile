@@ -27,5 +27,5 @@ WORKDIR /data
 STOPSIGNAL SIGTERM
 # Asks a broker's admin port. A name server has none: give it its own health check, as docker-compose.yml does.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:10913/ready', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(u.Request('http://127.0.0.1:10913/ready', headers={'Authorization': 'Bearer ' + os.environ.get('HA_ADMIN_TOKEN', '')}), timeout=4)"]
 CMD ["python", "-m", "ha.master"]

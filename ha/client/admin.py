@@ -268,13 +268,13 @@ class Admin(ClientUser):
 
     async def delete_user(self, name: str) -> None:
         """Deletes a user and its policies on all masters."""
-        await self._ask_masters(RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
+        await self._change_masters(RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
     async def update_policies(self, name: str, policies: list[PolicyInfo]) -> None:
         """Adds policy entries to those of a user, or replaces the ones of the same resources, on all masters."""
         acl = AclInfo(subject=subject_of(name), policies=policies)
         header = SubjectRequest(subject=subject_of(name))
-        await self._ask_masters(RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
+        await self._change_masters(RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
         """Deletes the policy entry of a user for `resource` on all masters. BrokerError if none has policies of it."""
@@ -300,7 +300,7 @@ class Admin(ClientUser):
     async def delete_group(self, group: str, *, forget_offsets: bool = True) -> None:
         """Deletes a consumer group on all brokers."""
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_offsets)
-        await self._ask_masters(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._change_masters(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of(self, topic: str) -> list[str]:
         """The groups that consume or have consumed `topic`, sorted. RouteNotFound."""
@@ -504,21 +504,27 @@ class Admin(ClientUser):
         """The successful responses of these masters, asked one after the other. BrokerError at the first that fails."""
         return [await self._ask(address, code, header, body) for address in await self._masters(broker_names)]
 
-    async def _change_masters(self, code: RequestCode, header: Header, body: bytes = b"", *, done: str) -> None:
-        """Asks all masters for a change that some may have made in an earlier call, which they refuse with `done`.
+    async def _change_masters(
+        self, code: RequestCode, header: Header, body: bytes = b"", *, done: str | None = None
+    ) -> None:
+        """Asks all masters for a change. `done`: the remark of those that made it in an earlier call.
 
-        BrokerError if all refuse so, and at the first that fails otherwise."""
+        BrokerError if all refuse so, and at the first that fails otherwise. ConnectionFailed, once all were asked, if a
+        broker set has no master."""
         refusals: list[BrokerError] = []
         masters = await self._masters(None)
         for address in masters:
             try:
                 await self._ask(address, code, header, body)
             except BrokerError as error:
-                if done not in error.remark:
+                if done is None or done not in error.remark:
                     raise
                 refusals.append(error)
         if len(refusals) == len(masters):
             raise refusals[0]
+        unchanged = [broker.name for broker in await self.brokers() if MASTER_ID not in broker.addresses]
+        if unchanged:
+            raise ConnectionFailed(", ".join(unchanged), "no master is registered, so nothing changed there; repeat it")
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
         """Returns the response of the first master that succeeds. BrokerError of the last one if none does."""

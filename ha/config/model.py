@@ -205,8 +205,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     total_replicas: PositiveInt | None = _key("totalReplicas", None)
     """upper bound of inSyncReplicas; no other effect"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
-    """nodes, including the master, that must have a message before SEND_OK; if this and the next two are unset, one
-    slave must"""
+    """with brokerRole=SYNC_MASTER, as for the next two: nodes, including the master, that must have a message before
+    SEND_OK; if all three are unset, one slave must"""
     min_in_sync_replicas: PositiveInt | None = _key("minInSyncReplicas", None)
     """nodes, including the master, that must be in sync for messages to be accepted"""
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)

@@ -51,7 +51,12 @@ def _warn_about_plaintext(config: Config) -> None:
 def _warn_about_unsafe_sync_master(config: Config) -> None:
     """With the defaults of RocketMQ 5, a SYNC_MASTER answers SEND_OK without any slave, despite its name."""
     policy = replica_policy(config)
-    if config.broker_role != "SYNC_MASTER" or policy is None:
+    if policy is None:
+        return
+    if config.broker_role == "ASYNC_MASTER" and max(policy.in_sync_replicas, policy.min_in_sync_replicas) > 1:
+        hint = "an ASYNC_MASTER answers SEND_OK for this node alone; set brokerRole=SYNC_MASTER, or unset these keys"
+        logger.warning('node.replica_keys_unused role=ASYNC_MASTER hint="%s"', hint)
+    if config.broker_role != "SYNC_MASTER":
         return
     if policy.min_in_sync_replicas > 1 or (policy.in_sync_replicas > 1 and not policy.all_in_sync):
         return

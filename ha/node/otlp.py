@@ -138,8 +138,10 @@ class Otlp:
         self._span_exporter.shutdown()  # type: ignore[no-untyped-call]
 
     async def _export(self, what: str, export: Callable[[Any], object], data: object, success: object) -> None:
-        result = await trio.to_thread.run_sync(export, data)
-        self.is_reached = result is success
+        try:
+            self.is_reached = await trio.to_thread.run_sync(export, data) is success
+        except Exception:  # exporters before 1.40 raise errors of the connection
+            self.is_reached = False
         if not self.is_reached:
             times = self._log_limiter.admit(what, trio.current_time())
             if times:

@@ -84,7 +84,7 @@ class Credentials:
 
     def _refresh(self) -> bool:
         seen = self._fingerprints()
-        if seen == self._seen:
+        if seen == self._seen and not self._error:  # a file may become readable without a change of its contents
             return False
         self._seen = seen  # before the files are read, so that a change in the meantime is noticed
         try:

@@ -116,6 +116,9 @@ def broker(broker_id: int = 0, **changes: Any) -> BrokerFacts:
     return BrokerFacts(**given)
 
 
+SYNC_MASTER = {"brokerRole": "SYNC_MASTER"}
+
+
 def facts(*brokers: BrokerFacts, **changes: Any) -> Facts:
     return Facts(name_servers=[Reach("10.0.0.9:9876", Outcome.OPEN)], brokers=list(brokers), **changes)
 
@@ -164,7 +167,7 @@ def test_a_firewall_is_told_from_a_wrong_port() -> None:
         ([broker(replication=HARuntimeInfo(master=True)), broker(1)], "no-slave-connected", Weight.ERROR),
         ([broker(config={"brokerRole": "SLAVE"}), broker(1)], "role", Weight.ERROR),
         ([broker(), broker(1), broker(1, address="10.0.0.3:10911")], "same-id", Weight.ERROR),
-        ([broker(config={"minInSyncReplicas": "3"}), broker(1)], "ack-minimum", Weight.ERROR),
+        ([broker(config=SYNC_MASTER | {"minInSyncReplicas": "3"}), broker(1)], "ack-minimum", Weight.ERROR),
         ([broker(config={"inSyncReplicas": "1", "minInSyncReplicas": "2"}), broker(1)], "ack-order", Weight.ERROR),
         ([broker(config={"brokerRole": "ASYNC_MASTER"}), broker(1)], "async", Weight.NOTE),
         ([broker(config={"brokerRole": "SYNC_MASTER", "inSyncReplicas": "1"}), broker(1)], "async", Weight.NOTE),
@@ -239,6 +242,16 @@ def test_what_admin_ports_tell(told: dict[str, Any], check: str, cure: str) -> N
     found = examine(facts(broker(), broker(1), admins={"a": page(**told)}))
     assert checks(found) == {check}
     assert cure in found[0].cure
+
+
+def test_an_admin_port_that_could_not_be_read_is_a_note() -> None:
+    """What only it shows was not checked."""
+    why = "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"
+    silent = broker(figures={"adminUrl": "http://10.0.0.1:10913"})
+    [found] = examine(facts(silent, broker(1), admins={"10.0.0.1:10913": why}))
+    assert (found.check, found.weight, found.where) == ("admin-port", Weight.NOTE, "b:0 (10.0.0.1:10911)")
+    assert found.what.endswith(why)
+    assert "--token-file" in found.cure
 
 
 @pytest.mark.parametrize(("id_", "check"), [(0, "two-masters"), (1, "same-id")])

@@ -26,6 +26,7 @@ class FakeCluster:
         self.users: dict[str, dict[str, set[str]]] = {"a": {}, "b": {}}
         self.holders = {"a", "b", "n1", "n2"}
         self.failing: set[str] = set()
+        self.without_master: set[str] = set()
         self.last_stored_ms = 1
         self.addresses: dict[str, str] = {}
 
@@ -35,7 +36,11 @@ class FakeCluster:
                 return command.reply(0, body=route_body({broker: {0: self.addresses[broker]} for broker in "ab"}, 1))
             case RequestCode.GET_BROKER_CLUSTER_INFO:
                 table = {
-                    broker: {"brokerAddrs": {0: self.addresses[broker]}, "brokerName": broker, "cluster": "C"}
+                    broker: {
+                        "brokerAddrs": {int(broker in self.without_master): self.addresses[broker]},
+                        "brokerName": broker,
+                        "cluster": "C",
+                    }
                     for broker in "ab"
                 }
                 return command.reply(0, body=dumps({"brokerAddrTable": table, "clusterAddrTable": {"C": ["a", "b"]}}))
@@ -125,6 +130,20 @@ def test_changes_of_users(failing: str, nodes: FakeCluster, tmp_path: Path, capf
             assert nodes.ha("acl", *words) == 1, "nothing is left to do"
             assert "exist" in capfd.readouterr().err
     assert nodes.ha("acl", "revoke", "nobody", "Topic:orders") == 1
+
+
+def test_a_change_that_a_group_without_a_master_did_not_get_is_an_error(
+    nodes: FakeCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    create = ("acl", "create", "billing", "--password-file", str(tmp_path / "password"))
+    nodes.without_master = {"b"}
+    assert nodes.ha(*create) == 69
+    assert "b: no master is registered, so nothing changed there; repeat it" in capfd.readouterr().err
+    assert nodes.users == {"a": {"billing": set()}, "b": {}}
+    nodes.without_master = set()
+    assert nodes.ha(*create) == 0
+    assert nodes.users["b"] == {"billing": set()}
 
 
 @pytest.mark.parametrize("last_stored_ms", [10**25, 10**400])

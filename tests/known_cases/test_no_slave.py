@@ -148,6 +148,19 @@ async def test_2528_sync_master_without_required_replicas_warns_at_start(
     assert "SEND_OK can mean this node alone; set inSyncReplicas=2" in warnings[0]
 
 
+@pytest.mark.parametrize("keys", WAITS[1:])
+async def test_2528_async_master_with_replica_keys_warns_at_start(
+    keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in RocketMQ, an ASYNC_MASTER waits for nobody, whatever these keys say."""
+    async with (
+        Host(network := MemoryNetwork(), MASTER).node("ASYNC_MASTER", **keys),
+        open_client(network, f"{MASTER}:10911") as client,
+    ):
+        assert (await client.send(b"hello")).code == ResponseCode.SUCCESS
+    assert caplog.text.count("node.replica_keys_unused role=ASYNC_MASTER") == 1
+
+
 @pytest.mark.parametrize("keys", WAITS)
 async def test_2528_sync_master_waits_by_default_keys(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -158,6 +159,22 @@ async def test_spans_are_not_lost_by_a_stop_beside_an_export(tmp_path: Path, col
 async def test_a_collector_that_is_not_there_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with open_node(settings(tmp_path, "ASYNC_MASTER", "otelEndpoint=http://127.0.0.1:1", "otelInterval=100")):
         await until(lambda: "otlp.export_failed endpoint=http://127.0.0.1:1 what=metrics times=1" in caplog.text)
+
+
+async def test_exporter_that_raises_does_not_end_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those before 1.40 do when they can't connect."""
+
+    def export(*_: object) -> None:
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(OTLPMetricExporter, "export", export)
+    async with open_node(
+        settings(tmp_path, "ASYNC_MASTER", "otelEndpoint=http://127.0.0.1:1", "otelInterval=100")
+    ) as master:
+        await until(lambda: "otlp.export_failed endpoint=http://127.0.0.1:1 what=metrics times=1" in caplog.text)
+        assert len(await send(master, 1)) == 1
 
 
 async def test_without_the_extra_the_cure_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

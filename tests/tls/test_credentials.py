@@ -119,6 +119,25 @@ def test_a_bad_new_file_changes_nothing(damage: str, which: str, pki: Pki, caplo
     assert kept.status().error == ""
 
 
+def test_a_file_that_becomes_readable_is_loaded(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    """By chmod or chown, which change neither its time nor its size."""
+    files, is_readable = pki.files("server"), True
+
+    def make(files: TlsFiles) -> ssl.SSLContext:
+        if not is_readable:
+            raise CertificateUnusable(files.key, "Permission denied")
+        return server_context(files, client_certificates=ssl.CERT_REQUIRED)
+
+    kept = Credentials("server", files, make, wall_clock_ms=Clock())
+    is_readable = False
+    os.utime(files.key, ns=(1, 1))
+    assert [kept.refresh(), kept.refresh()] == [False, False]
+    assert caplog.text.count("tls.reload_failed") == 1
+    is_readable = True
+    assert [kept.refresh(), kept.refresh()] == [True, False]
+    assert kept.status().error == ""
+
+
 async def test_withdrawn_trust_holds_for_new_connections(pki: Pki) -> None:
     files = pki.files("server")
     make = lambda files: server_context(files, client_certificates=ssl.CERT_REQUIRED)  # noqa: E731

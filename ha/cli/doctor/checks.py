@@ -114,6 +114,16 @@ def _admin_ports(facts: Facts) -> _Found:
                 "start the node, or correct --admin; adminBindAddress and adminListenPort set where a node listens, "
                 "by default only on 127.0.0.1",
             )
+    for broker in facts.brokers:
+        reason = facts.admins.get(broker.admin_address or "")
+        if isinstance(reason, str) and broker.status is None and not facts.named_admins:
+            yield _note(
+                "admin-port",
+                broker.label,
+                f"its admin port could not be read, so that readiness, damage, certificates and registration were not "
+                f"checked: {reason}",
+                "give --token-file, or run ha doctor on the broker's machine",
+            )
 
 
 def _host(address: str) -> str:
@@ -415,7 +425,7 @@ def _acknowledgement(facts: Facts) -> _Found:
                 f"inSyncReplicas is {needed}, but {node_count} nodes have this name: no send can return SEND_OK",
                 cure,
             )
-        if least is not None and least > node_count:
+        if least is not None and least > node_count and role == "SYNC_MASTER":
             yield _error(
                 "ack-minimum",
                 master.label,
