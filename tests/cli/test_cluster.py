@@ -21,6 +21,7 @@ from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
 from ha.cli.cluster.running import locked, runner_of, wait_settled
 from ha.cli.exits import UsageError
 from tests.cli.cluster import wait_until
+from tests.cli.doctoring import closed_port
 from tests.cli.test_status import MASTER, admin_port
 from tests.failover.etcd_servers import require_etcd
 
@@ -289,6 +290,18 @@ def test_members_of_a_failover_group_know_etcd(tmp_path: Path) -> None:
     assert f"listen-client-urls: {url}\n" in (tmp_path / "etcd.yml").read_text()
     later = add_nodes(tmp_path, 2, None, failover=False)  # the directory knows that it is one of failover groups
     assert [node.keys["etcdEndpoints"] for node in later[5:]] == [url] * 3
+
+
+def test_a_name_server_that_does_not_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER | {"degraded_reason": ""}).encode()) as admin:
+        keys = f"brokerName={MASTER['broker_name']}\nadminListenPort={admin.rpartition(':')[2]}\n"
+        (tmp_path / "broker-a-0.conf").write_text(keys)
+        with closed_port() as nowhere:
+            (tmp_path / "namesrv.conf").write_text(f"listenPort={nowhere.rpartition(':')[2]}\n")
+            assert run(["cluster", "status", "--dir", str(tmp_path)]) == 69
+        assert f"ha: namesrv does not respond at {nowhere}" in capsys.readouterr().err
+        (tmp_path / "namesrv.conf").write_text(f"listenPort={admin.rpartition(':')[2]}\n")  # any open port
+        assert run(["cluster", "status", "--dir", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import anyio
 import cyclopts
 from cyclopts import Parameter
 from rich.table import Table
@@ -19,12 +20,15 @@ from ha.cli.admin_pages import AdminFlags
 from ha.cli.asking import Json
 from ha.cli.cluster.background import Background, fork_to_background
 from ha.cli.cluster.layout import (
+    ETCD,
     GROUPS_MAX,
+    NAME_SERVER,
     OUTPUT_FILE,
     PORT_MAX,
     REPLICAS_MAX,
     LocalNode,
     add_nodes,
+    etcd_url,
     name_server_of,
     read_nodes,
 )
@@ -40,6 +44,7 @@ from ha.cli.cluster.running import (
     wait_settled,
 )
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
+from ha.cli.nodes import reach
 from ha.cli.showing import notices, output, print_json, safe
 from ha.cli.status import status as show_status
 
@@ -234,9 +239,16 @@ def status(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 3.0, json: Json =
     """
     _check(timeout)
     nodes = read_nodes(dir_)
-    name_server_of(nodes)
+    others = {NAME_SERVER: name_server_of(nodes)}
+    if any(node.name == ETCD for node in nodes):
+        others[ETCD] = etcd_url(dir_).removeprefix("http://")
     admins = tuple(node.address("adminListenPort") for node in nodes if node.is_broker)
-    return show_status(json=json, admins=AdminFlags(admin=admins, timeout=timeout))
+    exit_code = show_status(json=json, admins=AdminFlags(admin=admins, timeout=timeout))
+    for name, address in others.items():
+        if not anyio.run(reach, address, timeout).is_open:
+            notices().print(f"ha: {name} does not respond at {address}")
+            exit_code = EXIT_UNREACHABLE
+    return exit_code
 
 
 def _check(timeout: float) -> None:
