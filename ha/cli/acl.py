@@ -160,11 +160,24 @@ def revoke(
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
     """Delete the policy entry of USER for RESOURCE."""
-    ask(lambda admin, _: admin.delete_policy(user, resource, DEFAULT if default else CUSTOM), client)
+    kind, other, flags = (DEFAULT, CUSTOM, "without --default") if default else (CUSTOM, DEFAULT, "with --default")
+
+    async def work(admin: Admin, _: Client) -> bool:
+        await admin.delete_policy(user, resource, kind)
+        left = (await admin.policies()).get(user, [])
+        return any(
+            policy.policy_type == other and entry.resource == resource
+            for policy in left
+            for entry in policy.entries or ()
+        )
+
+    is_left = ask(work, client)
     if json:
         print_json({"user": user, "resource": resource})
     else:
-        print(f"{safe(user)}: no entry for {safe(resource)}")
+        print(f"{safe(user)}: no {kind} entry for {safe(resource)}")
+    if is_left:
+        notices().print(f"ha: {safe(user)} still has a {other} entry for {safe(resource)}: repeat it {flags}")
 
 
 @app.command(name="import")

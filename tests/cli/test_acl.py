@@ -77,7 +77,9 @@ def test_users_are_created_changed_and_imported(
         }
         assert "Topic:a*" in ha("list")
         assert "The actions is empty." in ha("grant", "alice", "Topic:a", "Shout", code=1)
-        ha("revoke", "alice", "Group:*", "--default")
+        still = "ha: alice still has a Default entry for Group:*: repeat it with --default"
+        assert still in ha("revoke", "alice", "Group:*")
+        assert still not in ha("revoke", "alice", "Group:*", "--default")
         assert [policy["policyType"] for policy in listed()["alice"]["policies"]] == ["Custom"]
 
         shown = ha("import", str(tmp_path / "plain_acl.yml"))

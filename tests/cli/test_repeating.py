@@ -57,6 +57,8 @@ class FakeCluster:
                 return command.reply(0)
             case RequestCode.AUTH_CREATE_USER | RequestCode.AUTH_UPDATE_ACL | RequestCode.AUTH_DELETE_ACL:
                 return self.change_user(name, command)
+            case RequestCode.AUTH_LIST_ACL:
+                return command.reply(0, body=b"[]")
         return command.reply(MISSING, "topic[T] not exist")
 
     def change_user(self, name: str, command: RemotingCommand) -> RemotingCommand:
