@@ -217,6 +217,16 @@ def test_what_a_java_client_sent_arrives_as_its_consumer_read_it(servers: str, t
         assert (ours.tags, ours.flag) == (theirs["tags"], theirs["flag"])
 
 
+def test_born_times_after_the_year_9999_are_restored(servers: str, tmp_path: Path) -> None:
+    """A client that sends microseconds."""
+    late = message(0)
+    late.born_timestamp_ms = 1_700_000_000_000_000
+    store = make_store(tmp_path / "broker-s", [late])
+    assert run(store, servers, "t-late", tmp_path).sent == 1
+    [received] = stored(servers, "t-late")[0]
+    assert received.properties["HALOG_BORN_TIMESTAMP"] == "1700000000000000"
+
+
 def test_delay_and_transaction_properties_are_dropped(servers: str, tmp_path: Path) -> None:
     once: dict[str, Any] = {
         "DELAY": "3",

@@ -230,6 +230,16 @@ def test_committed_rows_are_those_in_commit_ranges() -> None:
     assert not commits.pending(rows_in_queue(offsets)).any()
 
 
+def test_first_commit_of_a_batch_counts() -> None:
+    """Two drivers that write the same batch may both commit it. The writers go by the first commit, too."""
+    first, second = (
+        ControlRecord("commit", "s", 1, ranges={"t": {"a": {0: [(begin, begin + 1)]}}}) for begin in (10, 11)
+    )
+    commits = Commits([first])
+    commits.add([second])
+    assert commits.mask(rows_in_queue([10, 11])).tolist() == [True, False]
+
+
 def test_rows_of_several_brokers_are_not_read_under_other_names() -> None:
     queues = {0: [(9, 22)]}
     two = ControlRecord("commit", "s", 1, ranges={"t": {"a": queues, "b": queues}})

@@ -122,6 +122,13 @@ def test_messages_of_a_clock_ahead_are_counted(tmp_path: Path) -> None:
     assert result.total.latency_ms_max > 0
 
 
+def test_a_born_time_that_is_not_in_ms_is_counted(tmp_path: Path) -> None:
+    """A client decides on it; in nanoseconds it is out of range for the column."""
+    nanoseconds = message(0)
+    nanoseconds.born_timestamp_ms = 1_700_000_000_000_000_000
+    assert count(make_store(tmp_path / "store", [nanoseconds, message(1)])).total.messages == 2
+
+
 def test_damaged_records_are_left_out_and_counted(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", [message(number) for number in range(20)])
     log = store / "commitlog" / f"{0:020d}"

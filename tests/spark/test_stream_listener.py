@@ -20,14 +20,18 @@ QUERY = uuid.UUID(int=7)
 SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStreamWithAdmissionControl@1"
 
 
-def started(name: str | None = "delays") -> QueryStartedEvent:
+def started(name: str | None = "delays", query: uuid.UUID = QUERY) -> QueryStartedEvent:
     return QueryStartedEvent.fromJson(
-        {"id": str(QUERY), "runId": str(QUERY), "name": name, "timestamp": "2026-01-01T00:00:00.000Z"}
+        {"id": str(query), "runId": str(query), "name": name, "timestamp": "2026-01-01T00:00:00.000Z"}
     )
 
 
 def progress(
-    offsets: Any, batch_id: int = 3, name: str | None = "delays", description: str = SOURCE
+    offsets: Any,
+    batch_id: int = 3,
+    name: str | None = "delays",
+    description: str = SOURCE,
+    query: uuid.UUID = QUERY,
 ) -> QueryProgressEvent:
     source = {
         "description": description,
@@ -40,8 +44,8 @@ def progress(
     }
     other = {**source, "description": "RateStreamV2[rowsPerSecond=1]", "endOffset": "5"}
     found = {
-        "id": str(QUERY),
-        "runId": str(QUERY),
+        "id": str(query),
+        "runId": str(query),
         "name": name,
         "timestamp": "2026-01-01T00:00:00.000Z",
         "batchId": batch_id,
@@ -138,6 +142,20 @@ def test_messages_deleted_before_reading_are_lost(tmp_path: Path, caplog: pytest
     assert (before.messages, before.headroom, before.lost) == (280, 20, 0)
     assert (after.messages, after.headroom, after.lost) == (300 - first, 0, first - 20)
     assert f"lag.messages_lost query='delays' count={first - 20}" in caplog.text
+
+
+def test_a_query_that_starts_again_without_its_checkpoint_replaces_the_former_one(tmp_path: Path) -> None:
+    path, metrics = make_store(tmp_path / "broker-a", [message(0)]), tmp_path / "lag.prom"
+    listener = LagListener({"path": str(path)}, publish=lambda _: None, metrics_file=metrics)
+    listener.onQueryProgress(progress({"flights": {"0": 0}}))
+    listener.onQueryTerminated(terminated())
+    assert 'halog_stream_active{query="delays"} 0' in metrics.read_text()
+    again = uuid.UUID(int=8)
+    listener.onQueryStarted(started(query=again))
+    listener.onQueryProgress(progress({"flights": {"0": 0}}, query=again))
+    told = metrics.read_text()
+    assert told.count('halog_stream_active{query="delays"}') == 1
+    assert 'halog_stream_active{query="delays"} 1' in told
 
 
 def test_other_queries_and_unreadable_logs_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

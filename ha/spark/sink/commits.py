@@ -40,7 +40,7 @@ class Commits:
         """Add records that were read later."""
         for record in records:
             if record.kind == "commit":
-                self._commits[record.sink, record.batch] = record
+                self._commits.setdefault((record.sink, record.batch), record)  # the first counts, as for the writer
                 self._last[record.sink] = max(record.batch, self._last.get(record.sink, -1))
                 self._brokers.update((topic, name) for topic, brokers in record.ranges.items() for name in brokers)
 

@@ -182,8 +182,14 @@ class LagListener(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Store the query's name."""
-        self._names[str(event.id)] = event.name or str(event.id)
-        self._ended.discard(str(event.id))
+        query_id = str(event.id)
+        if event.name is not None:  # one that was started again without its checkpoint has another id
+            for former in [known for known, name in self._names.items() if name == event.name and known != query_id]:
+                for table in (self._names, self._last, self._reports):
+                    table.pop(former, None)
+                self._ended.discard(former)
+        self._names[query_id] = event.name or query_id
+        self._ended.discard(query_id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Measure, unless the last measurement is recent."""

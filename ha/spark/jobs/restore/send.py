@@ -163,6 +163,14 @@ class QueueReplay(msgspec.Struct, kw_only=True):
     last: int | None = None
 
 
+def _rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
+    """Return the rows with `bornTimestamp` in µs: it may be later than the year 9999, with which Python's dates end."""
+    index = batch.schema.get_field_index("bornTimestamp")
+    born = batch.column(index).cast(pa.int64())
+    rows: list[dict[str, object]] = batch.set_column(index, "bornTimestamp", born).to_pylist()
+    return rows
+
+
 def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[QueueReplay]:
     """Send the rows of `batches` (SENT_COLUMNS; the rows of each queue in order), and return the result of each queue.
 
@@ -177,7 +185,7 @@ def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[
         ):
             task = _Task(plan, producer, consumer, options.message_size_max)
             for batch in batches:
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     await task.take(row)
             await task.flush()
             return list(task.done.values())
@@ -313,8 +321,8 @@ class _Task:
             del properties[name]
         properties[REPLAY_PROPERTY] = self._plan.replay_id
         properties[ORIGIN_PROPERTY] = f"{done.topic}/{done.broker_name}/{done.queue_id}/{row['queueOffset']}"
-        if born is not None:
-            properties[BORN_PROPERTY] = str(round(born.timestamp() * 1000))  # type: ignore[attr-defined]
+        if isinstance(born, int):
+            properties[BORN_PROPERTY] = str(born // 1000)
         return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
 
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:

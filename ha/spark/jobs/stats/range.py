@@ -121,7 +121,9 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> N
     wide = (codes * len(queue_values) + queue_codes) * len(interval_values) + interval_codes
     keys, group = np.unique(wide, return_inverse=True)
     count = len(keys)
-    latency = store_ms - _ints(batch, "bornTimestamp") // 1000
+    # A born time of a client that does not send ms may be out of range, and null here: its latency counts as 0.
+    born = pc.coalesce(batch.column("bornTimestamp"), batch.column("storeTimestamp"))
+    latency = store_ms - np.asarray(born.cast(pa.int64()).to_numpy(zero_copy_only=False)) // 1000
     body_sizes = _ints(batch, "bodySize")
     reconsumed = _ints(batch, "reconsumeTimes")
     messages = np.bincount(group, minlength=count)
