@@ -26,7 +26,7 @@ DAMAGE = {
 NOTICES = {
     "erased": "a record that the archive lacks because it was erased there",
     "padding": "unused bytes after the last record of a segment that differ, although replicas copy them",
-    "topic_without_queues": "records of a topic that has no consume queue at all: the topic was deleted",
+    "topic_deleted": "records of a topic that was deleted since",
     "time_backwards": "a record with an earlier store timestamp than its predecessor: a clock was set back",
 }
 """Kinds that are reported and do not change the exit code."""

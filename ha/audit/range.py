@@ -23,6 +23,9 @@ from ha.audit.examined import Examined
 from ha.audit.findings import Findings
 from ha.audit.queues import QueueFacts, queue_facts
 from ha.audit.walk import Damaged, RawLog, Walked, walk_range
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import TopicConfigTable
+from ha.protocol.java_json import read_as
 from ha.protocol.properties import tags_code
 from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -228,17 +231,31 @@ def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: 
     return entries if not lacking else np.concatenate([np.zeros(lacking, entries.dtype), entries])
 
 
+def deleted_topics(store: Path) -> dict[str, int]:
+    """Return the topics that halog has deleted, with the physical offset before which their messages are gone.
+
+    {} for a store without this knowledge: RocketMQ deletes the directory of a topic's queues instead.
+    """
+    try:
+        table = read_as(TopicConfigTable, (store / "config" / "topics.json").read_bytes())
+    except (OSError, RemoteProtocolError):
+        return {}
+    return table.deleted_topics or {}
+
+
 def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, findings: Findings) -> None:
     """Check that the consume queue of this copy has an entry for each queued record, with the same values."""
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)
     topics = {queue.topic for queue in reader.queues()}
+    deleted = deleted_topics(reader.path)
     for topic, queue_id, rows in view.groups(np.flatnonzero(is_plain)):
         if not has_plain_entries(reader, topic, queue_id):
             continue
-        if topic not in topics:
-            findings.add(view.finding("topic_without_queues", place.name, int(rows[0])), len(rows))
-            continue
+        is_deleted = (view.positions[rows] < deleted.get(topic, 0)) | (topic not in topics)
+        if is_deleted.any():
+            findings.add(view.finding("topic_deleted", place.name, int(rows[is_deleted][0])), int(is_deleted.sum()))
+            rows = rows[~is_deleted]
         known = reader.queue_range(topic, queue_id)
         offsets = view.queue_offsets[rows]
         inside = (offsets >= known.begin) & (offsets < known.end)

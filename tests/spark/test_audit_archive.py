@@ -9,10 +9,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ha.arrow import LogReader
 from ha.errors import ArchiveDamaged, OptionError
+from ha.protocol.bodies import TopicConfigTable
+from ha.protocol.java_json import dumps
 from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
+from tests.spark.stores import make_store, message
 from tests.spark.test_audit import Golden, found
 
 
@@ -128,3 +132,20 @@ def test_bad_archives_are_refused_by_name(one: Archived, tmp_path: Path) -> None
     path.unlink()
     with pytest.raises(ArchiveDamaged, match="GoldenTopic"):
         one.look()
+
+
+def test_a_topic_that_halog_deleted_is_no_damage(tmp_path: Path) -> None:
+    """Its queues keep their ends, and its records stay in the log until retention; the store says where they end."""
+    store = make_store(tmp_path / "store", [message(0), message(1, topic="other"), message(2)], clear="other")
+    with LogReader(store) as reader:
+        table = TopicConfigTable(deleted_topics={"other": reader.end_offset()})
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config" / "topics.json").write_bytes(dumps(table))
+    make_store(store, [message(3, topic="other")])
+    archive(inline_spark(), ArchiveOptions(path=str(store), archive=str(tmp_path / "archive")))
+    for directory in (None, str(tmp_path / "archive")):
+        result = audit_with(inline_runner(), AuditOptions(paths=(str(store),), archive=directory))
+        deleted = {"store": 1, "archive": 1} if directory else {"store": 1}
+        assert (result.exit_code, result.found) == (0, {"topic_deleted": deleted})
+    (store / "config" / "topics.json").unlink()
+    assert audit_with(inline_runner(), AuditOptions(paths=(str(store),))).found == {"entry_missing": {"store": 1}}

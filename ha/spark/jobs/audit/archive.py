@@ -8,6 +8,7 @@ many ranges, and are read again for each: the price of bounded memory.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ha.arrow import COLUMNS, ReadOptions, decode_batches
 from ha.arrow.heads import Int64s
 from ha.audit.examined import Examined
 from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
-from ha.audit.range import CopyPlace
+from ha.audit.range import CopyPlace, deleted_topics
 from ha.audit.walk import RawLog, damage_at, walk_range
 from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.record import CRC_MASK
@@ -159,17 +160,22 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
         else:
             findings.add(_row_finding("extra", ARCHIVE, rows, row, f"{task.store.name} has no record here"))
     is_erased = np.isin(view.positions, np.array(task.archive.erased, np.int64))
-    for topic, end in task.archive.erased_topics:
-        of_topic = np.array([name == topic for name in view.topics], bool)[view.topic_codes]
-        is_erased |= of_topic & (view.positions < end)
+    is_erased |= _of_topics(view, dict(sorted(task.archive.erased_topics, key=lambda erased: erased[1])))
+    is_deleted = _of_topics(view, deleted_topics(Path(task.store.path)))
     for row in np.flatnonzero(wanted & ~np.isin(view.positions, archived)).tolist():
-        kind = "erased" if is_erased[row] else "missing"
+        kind = "erased" if is_erased[row] else "topic_deleted" if is_deleted[row] else "missing"
         findings.add(view.finding(kind, ARCHIVE, row, f"{task.store.name} has it"))
     mine = np.searchsorted(view.positions, archived[known])
     theirs = np.flatnonzero(known)
     both_bad = view.is_bad[mine] & marked_damaged[theirs]
     _compare_rows(task, view, mine[~both_bad], rows, theirs[~both_bad], findings)
     return facts
+
+
+def _of_topics(view: Examined, ends: Mapping[str, int]) -> np.ndarray:
+    """Return for each record whether its topic is in `ends`, and its physical offset before the one there."""
+    ends_by_code = np.array([ends.get(name, 0) for name in view.topics], np.int64)
+    return np.asarray(view.positions < ends_by_code[view.topic_codes])
 
 
 def _archived(task: ArchiveTask) -> pa.Table:
