@@ -34,10 +34,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _INT32_MAX = 0x7FFFFFFF
 
 
-def to_message(record: MessageRecord, properties: dict[str, str], topic: str) -> Any:
-    """Returns a record as the Message of `topic`, without what only a receive adds."""
+def to_message(record: MessageRecord, properties: dict[str, str], topic: Any) -> Any:
+    """Returns a record as the Message of `topic`, a Resource as its client names it, without what only a receive adds.
+
+    Clients acknowledge a message by the name that it has here, and their own namespace."""
     message = CLASSES["Message"]()
-    message.topic.name = topic
+    message.topic.resource_namespace, message.topic.name = topic.resource_namespace, topic.name
     own = message.user_properties
     for name, value in properties.items():
         if name not in RESERVED:

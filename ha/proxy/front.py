@@ -152,6 +152,7 @@ class Front:
         request = parse(call.method + "Request", call.message)
         if self._access is not None:
             await self._access.check(session, call, request)
+            self._in_flight.returned(session)  # before, it may be anybody who knows the client's id
         return session, request
 
     def _status_of(self, error: CallRefused | RemoteProtocolError | BrokerUnreachable) -> tuple[Code, str]:
@@ -178,7 +179,8 @@ class Front:
             connection.on_close(lambda: self._end_all(connection))
         session = Session(connection, client_id, call.metadata(b"x-mq-language"))
         connection.sessions[client_id] = session
-        self._in_flight.returned(session)
+        if self._access is None:
+            self._in_flight.returned(session)
         return session
 
     # ---- clients
@@ -206,6 +208,7 @@ class Front:
 
     def _end(self, session: Session, *, may_return: bool) -> None:
         """Forgets a client. `may_return`: it may come back over another connection."""
+        session.is_ended = True
         self._in_flight.gone(session, may_return=may_return)
         self._producers.remove(session)
         self._brokers.forget(session)

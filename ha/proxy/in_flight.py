@@ -93,9 +93,10 @@ class InFlight:
         return self._count
 
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
-        """Adds a message that the client is about to get."""
-        self._add(session, group, topic, receipt)
-        self.returned(session)
+        """Adds a message that the client is about to get. It is released if the session has ended meanwhile."""
+        self._add(session, group, topic, receipt, is_undelivered=session.is_ended)
+        if not session.is_ended:
+            self.returned(session)
 
     def _add(
         self, session: Session, group: str, topic: str, receipt: ReceiptHandle, *, is_undelivered: bool = False

@@ -23,14 +23,13 @@ _SYSTEM_TOPICS = INTERNAL_TOPICS | {"TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_E
 
 
 def resource_name(resource: Any) -> str:
-    """Returns a resource's name as brokers know it, with its namespace."""
-    namespace, name = resource.resource_namespace, resource.name
+    """Returns a resource's name as brokers know it, with its namespace, which the name may contain already."""
+    namespace, name = resource.resource_namespace, str(resource.name)
     if not namespace or not name:
-        return str(name)
-    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-        if name.startswith(prefix):
-            return f"{prefix}{namespace}%{name.removeprefix(prefix)}"
-    return f"{namespace}%{name}"
+        return name
+    prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
+    rest = name.removeprefix(prefix)
+    return name if rest.startswith(f"{namespace}%") else f"{prefix}{namespace}%{rest}"
 
 
 def topic_name(resource: Any) -> str:

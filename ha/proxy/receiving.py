@@ -188,12 +188,12 @@ class Receiving:
                 self._in_flight.add(session, group_text, topic, popped.receipt)
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            await call.respond_all(self._messages(topic, kept))
+            await call.respond_all(self._messages(request.message_queue.topic, kept))
         except trio.Cancelled:
             self._in_flight.release(session, (popped.receipt for popped in kept))
             raise
 
-    def _messages(self, topic: str, kept: list[Popped]) -> Iterator[bytes]:
+    def _messages(self, topic: Any, kept: list[Popped]) -> Iterator[bytes]:
         """Yields the messages of an answer."""
         yield _status(Code.OK, "OK")
         for popped in kept:

@@ -134,9 +134,7 @@ class Sending:
         self, session: Session, messages: Any, prepared: list[tuple[BrokerQueues, SendCommand, MessageType]]
     ) -> Any:
         broker, first, kind = prepared[0]
-        parts = []
-        for message, (_, command, _) in zip(messages, prepared, strict=True):
-            parts.append((0, message.body, command.request.properties.encode()))
+        parts = [(0, command.body, command.request.properties.encode()) for _, command, _ in prepared]
         first.code = RequestCode.SEND_BATCH_MESSAGE
         first.request.batch = True
         first.request.properties = ""

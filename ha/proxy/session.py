@@ -23,6 +23,7 @@ class Session:
         """Its latest Telemetry stream"""
         self.local: Any = None
         """For the `Brokers`"""
+        self.is_ended = False
         self.access_key = ""
         """Account of its last authenticated call, if access control is on"""
         self.seen_at = trio.current_time()

@@ -23,7 +23,7 @@ from ha.protocol.remoting import RemotingCommand
 from .brokers import Brokers
 from .conversion import to_message
 from .messages import COMMIT, ROLLBACK, SERVER_CHECK, Code, make
-from .names import topic_name
+from .names import resource_name, topic_name
 from .refusal import CallRefused, check
 from .status import ok
 
@@ -106,7 +106,9 @@ class Transactions:
             return False
         message_id = properties.get(UNIQ_KEY) or request.msg_id or ""
         identity = _join(message_id, broker_name, request.tran_state_table_offset, request.commit_log_offset)
-        message = to_message(record, properties, topic)
+        known = () if session.settings is None else session.settings.publishing.topics
+        named = (each for each in known if resource_name(each) == topic)
+        message = to_message(record, properties, next(named, make("Resource", name=topic)))
         recover = make("RecoverOrphanedTransactionCommand", message=message, transaction_id=identity)
         telemetry = make("TelemetryCommand", recover_orphaned_transaction_command=recover)
         session.telemetry.send_nowait(telemetry.SerializeToString())

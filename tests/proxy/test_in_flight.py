@@ -21,6 +21,7 @@ INVISIBLE_MS = 900_000
 
 class Session:
     client_id = "c"
+    is_ended = False
 
 
 def receipt(offset: int = 0, revive_queue: int = 0, broker_name: str = "b") -> ReceiptHandle:
@@ -125,6 +126,18 @@ async def test_client_that_is_gone(autojump_clock: MockClock) -> None:
         assert world.changes == []
         await trio.sleep(3)
         assert [(offset, time) for _, offset, time in world.changes] == [(n, RELEASED_MS) for n in range(3)]
+        assert world.table.count == 0
+
+
+async def test_message_for_a_session_that_has_ended(autojump_clock: MockClock) -> None:
+    """Its receive was still open. The client's other messages are released, too."""
+    async with opened() as world:
+        world.table.add(world.session, "g", "t", receipt(0))
+        world.session.is_ended = True
+        world.table.gone(world.session, may_return=False)
+        world.table.add(world.session, "g", "t", receipt(1))
+        await trio.sleep(3)
+        assert sorted((offset, time) for _, offset, time in world.changes) == [(0, RELEASED_MS), (1, RELEASED_MS)]
         assert world.table.count == 0
 
 

@@ -277,3 +277,40 @@ async def test_born_timestamp_that_no_record_can_store(tmp_path: Path, seconds: 
         assert (await client.send(late)).status.code == Code.BAD_REQUEST
         assert (await client.send(message("t"), late)).status.code == Code.BAD_REQUEST
         assert (await client.send(message("t"))).status.code == Code.OK
+
+
+async def test_gzip_bodies_of_a_batch_are_stored_plain(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        await site.topic("t")
+        bodies = [b"x" * 1000, b"y" * 1000]
+        answer = await Client(site.address).send(
+            *(message("t", gzip.compress(body), body_encoding=2) for body in bodies)
+        )
+        assert answer.status.code == Code.OK
+        assert sorted(record.body for record in await stored(site, "t")) == bodies
+
+
+async def test_a_client_with_a_namespace(tmp_path: Path) -> None:
+    """It acknowledges by the name that a message has and its own namespace, and sees no other name."""
+    async with open_site(tmp_path) as site:
+        await site.topic("ns%t")
+        await site.group("ns%g")
+        client = Client(site.address)
+        topic = definition.Resource(resource_namespace="ns", name="t")
+        group = definition.Resource(resource_namespace="ns", name="g")
+        sent = message("t")
+        sent.topic.resource_namespace = "ns"
+        assert (await client.send(sent)).status.code == Code.OK
+        queue = definition.MessageQueue(topic=topic, broker=definition.Broker(name="b0"))
+        request = service.ReceiveMessageRequest(group=group, message_queue=queue, batch_size=1)
+        request.invisible_duration.FromSeconds(30)
+        request.long_polling_timeout.FromSeconds(5)
+        [received] = [
+            each.message for each in await client.receive("ReceiveMessage", request) if each.HasField("message")
+        ]
+        assert received.topic == topic
+        for name in ("t", "ns%t"):  # RocketMQ's front accepts a name that contains the namespace already, too
+            named = definition.Resource(resource_namespace="ns", name=name)
+            entry = service.AckMessageEntry(receipt_handle=received.system_properties.receipt_handle)
+            acknowledge = service.AckMessageRequest(group=group, topic=named, entries=[entry])
+            assert (await client.call("AckMessage", acknowledge)).status.code == Code.OK
