@@ -77,7 +77,7 @@ TRAILERS_OK = _literal(b"grpc-status", b"0")
 USUAL_RESPONSE = Struct(f">BHBBL{len(RESPONSE_HEAD)}sBHBBLBL")
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview = b"") -> bytes:
     """Encodes a frame."""
     size = len(payload)
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload

@@ -69,6 +69,8 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Calls at the same time; further ones are refused."""
     resets_max: int = 512
     """Calls that the peer may cancel before they are answered, less those that were answered meanwhile."""
+    window_changes_max: int = 1_024
+    """Changes of the initial window, each of which visits every stream; a connection with more ends."""
     pending_bytes_max: int = 64 << 20
     """Of responses that wait for the peer's window or for the system; a connection with more ends."""
     window_size: int = 1 << 20
@@ -103,6 +105,7 @@ class Http2Protocol:
         """Received bytes by which the connection's window has not been extended again"""
         self._send_window = WINDOW_SIZE_DEFAULT
         self._send_window_initial = WINDOW_SIZE_DEFAULT
+        self._window_changes = 0
         self._frame_size_max = FRAME_SIZE_MAX
         self._resets = 0
         """Calls that the peer has cancelled, less those answered since; at most `resets_max`"""
@@ -355,9 +358,10 @@ class Http2Protocol:
             if not size or self._send_window > WINDOW_SIZE_MAX:
                 code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
                 raise Http2Error(code, f"the connection's window grows by {size}")
-            if self.pending_bytes:
-                for stream in list(self.streams.values()):
-                    self._flush(stream)
+            for stream in [stream for stream in self.streams.values() if stream.pending] if self.pending_bytes else ():
+                if self._send_window <= 0:
+                    break
+                self._flush(stream)
             return
         found = self.streams.get(stream_id)
         if found is None:
@@ -390,19 +394,25 @@ class Http2Protocol:
         if flags & ACK:
             return
         self._queue(frame(SETTINGS, ACK, 0))  # before the data that a larger window allows
+        window = self._send_window_initial
         for key, value in SETTING.iter_unpack(payload):
             if key == 2 and value > 1:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
             if key == 4:
-                self._change_initial_window(value)
+                if value > WINDOW_SIZE_MAX:
+                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE")
+                window = value
             elif key == 5:
                 if not FRAME_SIZE_MAX <= value < 1 << 24:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
                 self._frame_size_max = min(value, 65_536)
+        if window != self._send_window_initial:  # once for the frame: only the last value matters
+            self._change_initial_window(window)
 
     def _change_initial_window(self, value: int) -> None:
-        if value > WINDOW_SIZE_MAX:
-            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE")
+        self._window_changes += 1
+        if self._window_changes > self._limits.window_changes_max:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"{self._window_changes} changes of the initial window")
         difference = value - self._send_window_initial
         self._send_window_initial = value
         for stream in list(self.streams.values()):
@@ -513,7 +523,7 @@ class Http2Protocol:
             if size == len(piece):
                 pending.popleft()
             else:
-                pending[0] = piece[size:]
+                pending[0] = memoryview(piece)[size:]  # no copy of what is left for each small window
         if stream.trailers is not None and not stream.is_closed:
             self._queue(frame(HEADERS, END_HEADERS | END_STREAM, stream.id, stream.trailers))
             if not stream.is_remote_closed:  # the peer need not send the rest

@@ -54,7 +54,7 @@ class Stream:
         """Received bytes by which the peer's window has not been extended again"""
         self.send_window = send_window
         """Bytes that may be sent before the peer extends the window"""
-        self.pending: deque[bytes] = deque()
+        self.pending: deque[bytes | memoryview] = deque()
         """Parts of responses that wait for the window"""
         self.trailers: bytes | None = None
         """Header block that ends the response once `pending` is empty; None while it may grow"""

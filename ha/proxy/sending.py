@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
     from .session import Producers, Session
 
+MESSAGE_COUNT_MAX = 1_024
+"""Messages of one call, which are prepared in one step"""
 MESSAGE_GROUP_LENGTH_MAX = 64
 BORN_MS_MIN, BORN_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999, as a Timestamp is defined. Its fields could say more than a record can store."""
@@ -117,6 +119,8 @@ class Sending:
         messages = request.messages
         if not messages:
             raise CallRefused(Code.MESSAGE_CORRUPTED, "no message to send")
+        if len(messages) > MESSAGE_COUNT_MAX:
+            raise CallRefused(Code.BAD_REQUEST, f"{len(messages)} messages; at most {MESSAGE_COUNT_MAX} are accepted")
         topic = topic_name(messages[0].topic)
         if any(topic_name(message.topic) != topic for message in messages):
             raise CallRefused(Code.MESSAGE_CORRUPTED, "topic in message is not same")
@@ -134,7 +138,7 @@ class Sending:
         self, session: Session, messages: Any, prepared: list[tuple[BrokerQueues, SendCommand, MessageType]]
     ) -> Any:
         broker, first, kind = prepared[0]
-        parts = [(0, command.body, command.request.properties.encode()) for _, command, _ in prepared]
+        parts = [(0, bytes(command.body), command.request.properties.encode()) for _, command, _ in prepared]
         first.code = RequestCode.SEND_BATCH_MESSAGE
         first.request.batch = True
         first.request.properties = ""

@@ -20,6 +20,8 @@ from .status import ok_status
 if TYPE_CHECKING:
     from .session import Producers, Session
 
+SUBSCRIPTION_COUNT_MAX = 1_024
+"""Of one consumer; each of its heartbeats has them all"""
 PRODUCER_ATTEMPTS_MAX = 3
 CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's delay levels: how long a message that a consumer could not handle stays invisible."""
@@ -85,6 +87,8 @@ class Telemetry:
         if self._access is not None:
             await self._access.check(session, call, command)
         settings = command.settings
+        if len(settings.subscription.subscriptions) > SUBSCRIPTION_COUNT_MAX:
+            raise CallRefused(Code.BAD_REQUEST, f"more than {SUBSCRIPTION_COUNT_MAX} subscriptions")
         if settings.HasField("publishing"):
             session.settings = settings
             self._producers.add(session, map(resource_name, settings.publishing.topics))

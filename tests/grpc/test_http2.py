@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
-from ha.grpc.frames import PREFACE, ErrorCode, Http2Error, Status, frame, status_trailers
+from ha.grpc.frames import PREFACE, SETTING, SETTINGS, ErrorCode, Http2Error, Status, frame, status_trailers
 from ha.grpc.http2 import Http2Limits, Http2Protocol
 from ha.grpc.stream import Aborted, Received
 from tests.grpc.http2_client import HEADERS, Pair, framed
@@ -22,6 +22,7 @@ SMALL = Http2Limits(
     header_block_size_max=2000,
     streams_max=3,
     resets_max=5,
+    window_changes_max=5,
 )
 
 
@@ -181,6 +182,33 @@ def test_cancelling_without_end_is_limited() -> None:
         cancel()
     pair.events += pair.client.receive_data(pair.protocol.data_to_send())
     assert [e.error_code for e in pair.events if isinstance(e, ConnectionTerminated)] == [ErrorCode.ENHANCE_YOUR_CALM]
+
+
+def test_changes_of_the_initial_window_are_limited() -> None:
+    """Each visits every stream. Of one frame only the last value counts, and one that changes nothing is free."""
+    pair = Pair(SMALL)
+    pair.call(b"hello")
+    stream = pair.received[-1].stream
+    for window in (100, 200, 300, 400, 500):
+        values = [SETTING.pack(SettingCodes.INITIAL_WINDOW_SIZE, value) for value in (2**31 - 1, 0, window)]
+        for _ in range(3):
+            pair.protocol.receive(frame(SETTINGS, 0, 0, b"".join(values)))
+        assert stream.send_window == window
+    with pytest.raises(Http2Error, match="changes of the initial window"):
+        pair.protocol.receive(frame(SETTINGS, 0, 0, SETTING.pack(SettingCodes.INITIAL_WINDOW_SIZE, 600)))
+
+
+def test_message_in_windows_of_one_byte() -> None:
+    pair = Pair()
+    pair.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    pair.move()
+    call = pair.call(b"hello")
+    respond(pair, bytes(range(200)))
+    while not pair.answer(call)[2]:
+        pair.client.increment_flow_control_window(1, call)
+        pair.move()
+    assert pair.answer(call)[0] == framed(bytes(range(200)))
+    assert pair.answer(call)[2]
 
 
 def test_headers_are_limited() -> None:
