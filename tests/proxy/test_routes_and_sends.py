@@ -14,7 +14,7 @@ from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.protocol.properties import decode_properties
 from ha.proxy.options import FrontOptions
-from ha.proxy.sending import consistent_hash
+from ha.proxy.sending import MESSAGE_COUNT_MAX, consistent_hash
 from tests.proxy.site import Client, Site, message, open_site
 
 Code = definition.Code
@@ -314,3 +314,11 @@ async def test_a_client_with_a_namespace(tmp_path: Path) -> None:
             entry = service.AckMessageEntry(receipt_handle=received.system_properties.receipt_handle)
             acknowledge = service.AckMessageRequest(group=group, topic=named, entries=[entry])
             assert (await client.call("AckMessage", acknowledge)).status.code == Code.OK
+
+
+async def test_messages_of_a_call_are_limited(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        await site.topic("t")
+        answer = await Client(site.address).send(*[message("t")] * (MESSAGE_COUNT_MAX + 1))
+        assert answer.status.code == Code.BAD_REQUEST
+        assert await stored(site, "t") == []

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 import trio
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.proxy.options import FrontOptions
 from ha.proxy.session import Producers
+from ha.proxy.telemetry import SUBSCRIPTION_COUNT_MAX
 from tests.proxy.site import Chat, Client, Site, message, open_site
 
 Code = definition.Code
@@ -102,12 +104,25 @@ async def test_settings_of_a_group_that_retries_for_ever(tmp_path: Path) -> None
             assert answer.settings.backoff_policy.max_attempts == 0x7FFFFFFF
 
 
-async def test_settings_that_are_neither(tmp_path: Path) -> None:
+SUBSCRIPTIONS = [definition.SubscriptionEntry(topic=definition.Resource(name="t"))] * (SUBSCRIPTION_COUNT_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        definition.Settings(client_type=1),
+        definition.Settings(
+            subscription=definition.Subscription(group=definition.Resource(name="g"), subscriptions=SUBSCRIPTIONS)
+        ),
+    ],
+    ids=["neither", "subscriptions"],
+)
+async def test_settings_that_are_refused(settings: definition.Settings, tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
         chat = Chat(Client(site.address))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(chat.run)
-            await chat._send.send(service.TelemetryCommand(settings=definition.Settings(client_type=1)))
+            await chat._send.send(service.TelemetryCommand(settings=settings))
             async for _ in chat.answers:
                 pass
             await chat.end()
