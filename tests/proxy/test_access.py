@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from google.protobuf.message import Message
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
 from ha.acl import Account, AclGuard, AclPolicy, Right
+from ha.proxy import in_flight
 from ha.proxy.access import GuardedCalls
 from ha.proxy.brokers import BrokerUnreachable
 from tests.proxy.site import Client, message, open_site
@@ -177,3 +179,31 @@ async def test_who_may_receive_at_present(access_key: str, group: str, topic: st
     session: Any = SimpleNamespace(access_key=access_key, connection=SimpleNamespace(peer=("127.0.0.1", 1)))
     calls = GuardedCalls(AclGuard(POLICY))
     assert calls.may_receive(session, group, topic) is may
+
+
+async def test_refused_call_has_no_effect_on_the_client_whose_id_it_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its connection ends, the messages of the client stay hidden."""
+    for name, value in {"RETURN_S": 0.1, "CHECK_INTERVAL_S": 0.05, "RELEASED_MS": 1}.items():
+        monkeypatch.setattr(in_flight, name, value)
+    async with open_site(tmp_path, acl_policy=POLICY) as site:
+        await site.topic("t")
+        await site.group("g")
+        await signed(site.address, "sender", "secret-s").send(message("t"))
+        reader = signed(site.address, "reader", "secret-r")
+        request = receive(T, G)
+        request.auto_renew = True
+        request.message_queue.broker.name = "b0"
+        request.long_polling_timeout.FromSeconds(2)
+        assert [each.HasField("message") for each in await reader.receive("ReceiveMessage", request)].count(True) == 1
+        before = len(site.server.connections)
+        stranger = Client(site.address.replace("127.0.0.1", "localhost"), "vm@reader")  # so over another connection
+        assert await code(stranger, "Heartbeat", service.HeartbeatRequest(group=G)) == Code.UNAUTHORIZED
+        assert len(site.server.connections) > before
+        stranger.channel.close()
+        with trio.fail_after(10):
+            while len(site.server.connections) > before:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await trio.sleep(0.3)  # longer than RETURN_S and CHECK_INTERVAL_S
+        assert await code(reader, "ReceiveMessage", request) == Code.MESSAGE_NOT_FOUND
