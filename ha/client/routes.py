@@ -138,7 +138,8 @@ class Routes:
         Errors as of `find`, and NameServersUnreachable at `deadline` (of anyio.current_time)."""
         with anyio.CancelScope(deadline=deadline):
             return await self._find_or_expect(topic)
-        raise NameServersUnreachable(";".join(self._name_servers), "none responded before the send's timeout")
+        servers = ";".join(self._name_servers)
+        raise NameServersUnreachable(servers, f"{servers}: no response before the send's timeout")
 
     async def _find_or_expect(self, topic: str) -> TopicRoute:
         """A route of a topic that will be created is kept until the next refresh, if it can be sent to: by then the
