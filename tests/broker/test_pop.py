@@ -346,6 +346,26 @@ async def test_retry_topic_v2_and_v1_beside_it(tmp_path: Path, autojump_clock: o
         assert await pop_messages(node) == []
 
 
+async def test_a_retry_topic_is_popped_by_its_own_name_beside_its_topic(node: Node, autojump_clock: object) -> None:
+    """Both wait, and the topic's request waits for the retry topic, too."""
+    await send(node, b"0")
+    await pop_messages(node, invisibleTime=1000)
+    await trio.sleep(2)
+    [again] = await pop_messages(node)
+    await ack(node, again)
+    codes = []
+
+    async def wait(**changes: Any) -> None:
+        codes.append((await pop(node, **changes)).code)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(wait, pollTime=1000))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(partial(wait, pollTime=2000, topic="%RETRY%g_TT"))
+    assert codes == [210, 210]
+    assert (await node.send(b"1")).code == 0
+
+
 async def test_retry_topic_comes_first_now_and_then(node: Node, autojump_clock: object) -> None:
     """A topic that is never empty does not keep retries waiting."""
     await send(node, b"failed")
@@ -536,7 +556,7 @@ async def test_closed_connection_passes_its_turn_on(
         await wait_all_tasks_blocked()
         holds = node.broker.pop.holds
         assert len(holds) == 2
-        first = next(iter(holds._by_topic["TT"]["g"].by_queue[-1])).connection
+        first = next(iter(holds._by_topic["TT"]["g", "TT"].by_queue[-1])).connection
         monkeypatch.setattr(type(first), "is_closed", property(lambda connection: connection is first))
         await send(node, b"b")
     await stream.aclose()

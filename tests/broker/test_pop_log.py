@@ -639,3 +639,19 @@ async def test_popped_of_an_empty_answer(tmp_path: Path, autojump_clock: object)
         await node.send(b"a")
         await pop_messages(node)
         assert popped_of(await pop(node)) == []
+
+
+def test_messages_of_an_undone_change_are_due_although_their_schedule_was_cleaned() -> None:
+    """Finished batches leave the schedule when it is long; those of a change that is undone are scheduled again."""
+    state = PopState(Limits(per_queue=10**6, total=10**6, queue_count=10))
+    queue = state.open(("g", "t", 0), 0)
+    assert queue is not None
+    for number in range(1100):
+        state.take(queue, range(number * 4, number * 4 + 4), number * 4 + 4, 1000 + number, 5000 + number)
+    state.take_changes()
+    state.settle(is_stored=True)
+    for number in range(1100):
+        assert not state.acknowledge(queue, range(number * 4, number * 4 + 4), 1000 + number)
+    state.take_changes()
+    state.settle(is_stored=False)
+    assert state.in_flight_count == sum(batch.left for batch in state.take_due(10**15, 10**9)) == 4400

@@ -159,3 +159,14 @@ async def test_blocked_queue_survives_a_restart(tmp_path: Path, autojump_clock: 
         await trio.sleep(2)
         answer = await pop(node, **ORDER)
         assert answer.ext_fields["orderCountInfo"] == "0 qo0%0 1;0 qo0%2 1;0 0 0"
+
+
+async def test_messages_between_an_acknowledged_one_and_a_smaller_pop_are_delivered(
+    node: Node, autojump_clock: object
+) -> None:
+    messages = await pop_messages(node, **ORDER, maxMsgNums=4, invisibleTime=2000)
+    assert (await ack(node, messages[3])).code == 0
+    await trio.sleep(3)
+    [zero] = await pop_messages(node, **ORDER, maxMsgNums=1, invisibleTime=2000)
+    assert (zero.body, (await ack(node, zero)).code) == (b"0", 0)
+    assert bodies(await pop_messages(node, **ORDER)) == [b"1", b"2", b"4"]

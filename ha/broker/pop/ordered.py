@@ -113,7 +113,7 @@ def ordered_batch(
         messages = {
             offset: each
             for offset, each in before.messages.items()
-            if each.is_acknowledged and offset > before.next_offset
+            if offset > offsets[-1] or (each.is_acknowledged and offset > before.next_offset)
         }
     for offset in offsets:
         count = 0 if before is None else before.count_of(offset, is_same_attempt=is_same)

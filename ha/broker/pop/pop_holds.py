@@ -40,12 +40,12 @@ class PopHolds(Holds[PopHold]):
 
     def __init__(self, resume: Callable[[PopHold], Awaitable[None]], **limits: int) -> None:
         super().__init__(resume, **limits)
-        self._by_topic: dict[str, dict[str, _Group]] = {}
-        """Topic, or retry topic of one of its groups -> group -> its requests"""
+        self._by_topic: dict[str, dict[tuple[str, str], _Group]] = {}
+        """Topic, or retry topic of one of its groups -> group and topic that it asked for -> its requests"""
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """How many requests of a group wait for this queue id, which may be −1."""
-        found = self._by_topic.get(topic, {}).get(group)
+        found = self._by_topic.get(topic, {}).get((group, topic))
         return 0 if found is None else len(found.by_queue.get(queue_id, ()))
 
     def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
@@ -63,7 +63,7 @@ class PopHolds(Holds[PopHold]):
 
     def wake_one(self, topic: str, group: str, queue_id: int = ALL_QUEUES) -> None:
         """Wakes a request that waits for this queue id; −1: for any."""
-        found = self._by_topic.get(topic, {}).get(group)
+        found = self._by_topic.get(topic, {}).get((group, topic))
         if found is None:
             return
         if queue_id == ALL_QUEUES:
@@ -86,18 +86,18 @@ class PopHolds(Holds[PopHold]):
 
     def _enter(self, hold: PopHold) -> None:
         request = hold.request
-        name = request.consumer_group
-        group = self._by_topic.get(request.topic, {}).get(name)
+        key = request.consumer_group, request.topic
+        group = self._by_topic.get(request.topic, {}).get(key)
         if group is None:
             group = _Group(request.topic)
-            for topic in _topics(request.topic, name):
-                self._by_topic.setdefault(topic, {})[name] = group
+            for topic in _topics(request.topic, request.consumer_group):
+                self._by_topic.setdefault(topic, {})[key] = group
         group.by_queue.setdefault(request.queue_id, {})[hold] = None
 
     def _leave(self, hold: PopHold) -> None:
         request = hold.request
-        name = request.consumer_group
-        group = self._by_topic[request.topic][name]
+        key = request.consumer_group, request.topic
+        group = self._by_topic[request.topic][key]
         holds = group.by_queue[request.queue_id]
         holds.pop(hold, None)
         if holds:
@@ -105,8 +105,8 @@ class PopHolds(Holds[PopHold]):
         del group.by_queue[request.queue_id]
         if group.by_queue:
             return
-        for topic in _topics(request.topic, name):
-            del self._by_topic[topic][name]
+        for topic in _topics(request.topic, request.consumer_group):
+            del self._by_topic[topic][key]
             if not self._by_topic[topic]:
                 del self._by_topic[topic]
 

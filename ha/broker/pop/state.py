@@ -296,7 +296,14 @@ class PopState:
 
     def _drop_stale(self) -> None:
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
-            self._schedule = [entry for entry in self._schedule if entry[2].left]
+            kept = []
+            for entry in self._schedule:
+                entry[2].is_scheduled = bool(
+                    entry[2].left
+                )  # one that is left out may come back when a change is undone
+                if entry[2].left:
+                    kept.append(entry)
+            self._schedule = kept
             heapify(self._schedule)
 
     def _add(self, queue: PopQueue, offsets: Sequence[int], batch: Batch) -> None:
