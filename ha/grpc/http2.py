@@ -358,10 +358,11 @@ class Http2Protocol:
             if not size or self._send_window > WINDOW_SIZE_MAX:
                 code = ErrorCode.FLOW_CONTROL_ERROR if size else ErrorCode.PROTOCOL_ERROR
                 raise Http2Error(code, f"the connection's window grows by {size}")
-            for stream in [stream for stream in self.streams.values() if stream.pending] if self.pending_bytes else ():
-                if self._send_window <= 0:
-                    break
-                self._flush(stream)
+            if self.pending_bytes:
+                for stream in [stream for stream in self.streams.values() if stream.pending]:
+                    if self._send_window <= 0:
+                        break
+                    self._flush(stream)
             return
         found = self.streams.get(stream_id)
         if found is None:

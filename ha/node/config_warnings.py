@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 def warn_about(config: Config) -> None:
     """Logs the warnings for `config`."""
     _warn_about_plaintext(config)
-    _warn_about_unsafe_sync_master(config)
+    _warn_about_replicas(config)
     _log_disk_space(config)
 
 
@@ -48,12 +48,14 @@ def _warn_about_plaintext(config: Config) -> None:
         logger.warning('tls.server_certificates_unchecked hint="set tls.client.authServer=true"')
 
 
-def _warn_about_unsafe_sync_master(config: Config) -> None:
-    """With the defaults of RocketMQ 5, a SYNC_MASTER answers SEND_OK without any slave, despite its name."""
+def _warn_about_replicas(config: Config) -> None:
+    """With the defaults of RocketMQ 5, a SYNC_MASTER answers SEND_OK without any slave, despite its name. An
+    ASYNC_MASTER does with any."""
     policy = replica_policy(config)
     if policy is None:
         return
-    if config.broker_role == "ASYNC_MASTER" and max(policy.in_sync_replicas, policy.min_in_sync_replicas) > 1:
+    asks_for_slaves = max(policy.in_sync_replicas, policy.min_in_sync_replicas) > 1 or policy.all_in_sync
+    if config.broker_role == "ASYNC_MASTER" and asks_for_slaves:
         hint = "an ASYNC_MASTER answers SEND_OK for this node alone; set brokerRole=SYNC_MASTER, or unset these keys"
         logger.warning('node.replica_keys_unused role=ASYNC_MASTER hint="%s"', hint)
     if config.broker_role != "SYNC_MASTER":

@@ -140,7 +140,7 @@ class Otlp:
     async def _export(self, what: str, export: Callable[[Any], object], data: object, success: object) -> None:
         try:
             self.is_reached = await trio.to_thread.run_sync(export, data) is success
-        except Exception:  # exporters before 1.40 raise errors of the connection
+        except OSError:  # exporters before 1.40 raise the errors of requests, which are OSErrors
             self.is_reached = False
         if not self.is_reached:
             times = self._log_limiter.admit(what, trio.current_time())

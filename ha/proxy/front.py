@@ -122,6 +122,7 @@ class Front:
         except BrokerUnreachable as error:
             call.finish(Status.UNAVAILABLE, str(error))
         else:
+            self._in_flight.returned(session)
             await self._telemetry.serve(session, call)
 
     async def _serve_receive(self, call: Call) -> None:
@@ -152,7 +153,7 @@ class Front:
         request = parse(call.method + "Request", call.message)
         if self._access is not None:
             await self._access.check(session, call, request)
-            self._in_flight.returned(session)  # before, it may be anybody who knows the client's id
+            self._in_flight.returned(session)
         return session, request
 
     def _status_of(self, error: CallRefused | RemoteProtocolError | BrokerUnreachable) -> tuple[Code, str]:
@@ -179,7 +180,7 @@ class Front:
             connection.on_close(lambda: self._end_all(connection))
         session = Session(connection, client_id, call.metadata(b"x-mq-language"))
         connection.sessions[client_id] = session
-        if self._access is None:
+        if self._access is None:  # otherwise once it is authenticated: anybody may know a client's id
             self._in_flight.returned(session)
         return session
 

@@ -162,7 +162,7 @@ class InFlight:
         raise AssertionError("ends by cancellation only")
 
     def _due(self) -> dict[str, list[_Due]]:
-        """Returns what is due, by broker, without brokers whose messages are being changed."""
+        """Returns the due messages by broker, except those of busy brokers."""
         found: dict[str, list[_Due]] = {}
         now = trio.current_time()
         for client_id, client in self._clients.items():
@@ -174,6 +174,7 @@ class InFlight:
         return found
 
     async def _change_all(self, broker_name: str, due: list[_Due], delay: Delay, may_renew: MayRenew) -> None:
+        """Renews, releases or drops messages of one broker, one after the other."""
         try:
             for client_id, client, handle, message in due:
                 if client.messages.get(handle) is not message:

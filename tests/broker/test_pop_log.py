@@ -14,8 +14,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
-from ha.broker.pop.ordered import ordered_batch
-from ha.broker.pop.state import Limits, PopState
 from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, QueueReader
@@ -23,8 +21,7 @@ from ha.causes import Cause
 from ha.errors import DiskFailed
 from ha.poller import open_poller
 from ha.protocol.codes import PutStatus
-from ha.protocol.pop import ATTEMPT_ID_SIZE_MAX
-from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record, encode_pop_record
+from ha.protocol.pop_records import SNAPSHOT_END_CODE, decode_pop_record
 from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.topic_names import POP_TOPIC
@@ -395,38 +392,6 @@ async def test_snapshot_bounds_what_a_start_reads(
         assert node.broker.pop.statistics().in_flight_count == 27
 
 
-def test_an_undone_record_restores_the_state_before_its_first_change() -> None:
-    state = PopState(Limits(per_queue=100, total=100, queue_count=1))
-    queue = state.open(("g", "TT", 0), 0)
-    assert queue is not None
-    state.take(queue, range(5), 5, pop_time_ms=1, due_ms=2)
-    state.take_changes()
-    state.settle(is_stored=True)
-    assert state.acknowledge(queue, [3, 4, 9], 1) == [9]
-    assert state.acknowledge(queue, [3], 1) == [3]
-    state.take(queue, range(4, 8), 8, pop_time_ms=3, due_ms=4)
-    assert state.acknowledge(queue, [4, 5, 5], 3) == []
-    assert (sorted(queue.batches), state.in_flight_count) == ([0, 1, 2, 6, 7], 5)
-    state.take_changes()
-    state.settle(is_stored=False)
-    assert (sorted(queue.batches), state.in_flight_count, queue.next_offset) == ([0, 1, 2, 3, 4], 5, 5)
-    assert {batch.pop_time_ms for batch in queue.batches.values()} == {1}
-
-
-def test_parts_of_a_snapshot_are_small_with_ordered_messages() -> None:
-    state = PopState(Limits(per_queue=100, total=10_000, queue_count=10_000))
-    for number in range(2000):
-        queue = state.open((f"g{number}", "TT", 0), 0)
-        assert queue is not None
-        offsets = range(10**9, 10**9 + 32)
-        attempt_id = "a" * ATTEMPT_ID_SIZE_MAX
-        order = ordered_batch(None, offsets, pop_time_ms=1 << 40, invisible_ms=60_000, attempt_id=attempt_id)
-        state.set_order(queue, order)
-    sizes = [len(encode_pop_record(part)) for part in state.snapshot(pop_log.PART_BYTES_MAX)]
-    assert sum(sizes) > 10 * pop_log.PART_BYTES_MAX
-    assert max(sizes) < 1.5 * pop_log.PART_BYTES_MAX
-
-
 async def test_retention_waits_for_a_snapshot(tmp_path: Path, autojump_clock: object) -> None:
     store: dict[str, Any] = {"segment_size": 1 << 16}
     async with open_node(tmp_path, store_changes=store) as node:
@@ -639,19 +604,3 @@ async def test_popped_of_an_empty_answer(tmp_path: Path, autojump_clock: object)
         await node.send(b"a")
         await pop_messages(node)
         assert popped_of(await pop(node)) == []
-
-
-def test_messages_of_an_undone_change_are_due_although_their_schedule_was_cleaned() -> None:
-    """Finished batches leave the schedule when it is long; those of a change that is undone are scheduled again."""
-    state = PopState(Limits(per_queue=10**6, total=10**6, queue_count=10))
-    queue = state.open(("g", "t", 0), 0)
-    assert queue is not None
-    for number in range(1100):
-        state.take(queue, range(number * 4, number * 4 + 4), number * 4 + 4, 1000 + number, 5000 + number)
-    state.take_changes()
-    state.settle(is_stored=True)
-    for number in range(1100):
-        assert not state.acknowledge(queue, range(number * 4, number * 4 + 4), 1000 + number)
-    state.take_changes()
-    state.settle(is_stored=False)
-    assert state.in_flight_count == sum(batch.left for batch in state.take_due(10**15, 10**9)) == 4400

@@ -9,6 +9,7 @@ from trio.testing import MockClock
 
 from ha.config import Config
 from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
 from tests.load.memory_cluster import Host, MemoryNetwork, open_client
 from tests.scenarios.brokers import Broker, eventually
 
@@ -126,6 +127,15 @@ WAITS: list[dict[str, Any]] = [
 ]
 
 
+async def answer_of_master(role: str, keys: dict[str, Any]) -> RemotingCommand:
+    """The answer of a master without a slave to a send."""
+    async with (
+        Host(network := MemoryNetwork(), MASTER).node(role, **keys),
+        open_client(network, f"{MASTER}:10911") as client,
+    ):
+        return await client.send(b"hello")
+
+
 @pytest.mark.parametrize("keys", WAITS_FOR_NOBODY)
 async def test_2528_sync_master_without_required_replicas_warns_at_start(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -136,11 +146,7 @@ async def test_2528_sync_master_without_required_replicas_warns_at_start(
     The same keys have the same effect in halog, since clients and operators rely on them. But the node warns when it
     starts.
     """
-    async with (
-        Host(network := MemoryNetwork(), MASTER).node("SYNC_MASTER", **keys),
-        open_client(network, f"{MASTER}:10911") as client,
-    ):
-        assert (await client.send(b"hello")).code == ResponseCode.SUCCESS
+    assert (await answer_of_master("SYNC_MASTER", keys)).code == ResponseCode.SUCCESS
     warnings = [
         record.getMessage() for record in caplog.records if "node.sync_master_without_slaves" in record.getMessage()
     ]
@@ -148,16 +154,12 @@ async def test_2528_sync_master_without_required_replicas_warns_at_start(
     assert "SEND_OK can mean this node alone; set inSyncReplicas=2" in warnings[0]
 
 
-@pytest.mark.parametrize("keys", WAITS[1:])
+@pytest.mark.parametrize("keys", [*WAITS[1:], {"all_ack_in_sync_state_set": True}])
 async def test_2528_async_master_with_replica_keys_warns_at_start(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in RocketMQ, an ASYNC_MASTER waits for nobody, whatever these keys say."""
-    async with (
-        Host(network := MemoryNetwork(), MASTER).node("ASYNC_MASTER", **keys),
-        open_client(network, f"{MASTER}:10911") as client,
-    ):
-        assert (await client.send(b"hello")).code == ResponseCode.SUCCESS
+    assert (await answer_of_master("ASYNC_MASTER", keys)).code == ResponseCode.SUCCESS
     assert caplog.text.count("node.replica_keys_unused role=ASYNC_MASTER") == 1
 
 
@@ -166,13 +168,9 @@ async def test_2528_sync_master_waits_by_default_keys(
     keys: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without any of the keys halog uses 4.9's rule, not 5.x's default; with the others no warning is due."""
-    async with (
-        Host(network := MemoryNetwork(), MASTER).node("SYNC_MASTER", **keys),
-        open_client(network, f"{MASTER}:10911") as client,
-    ):
-        answer = await client.send(b"hello")
-        assert answer.code != ResponseCode.SUCCESS
-        assert "no slave is connected" in str(answer.remark)
+    answer = await answer_of_master("SYNC_MASTER", keys)
+    assert answer.code != ResponseCode.SUCCESS
+    assert "no slave is connected" in str(answer.remark)
     assert not any("node.sync_master_without_slaves" in record.getMessage() for record in caplog.records)
 
 

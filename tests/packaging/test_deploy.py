@@ -1,6 +1,7 @@
 """The files of deploy/ start existing entry points, with valid keys, and probe ports and paths that nodes serve."""
 
 import configparser
+import os
 import re
 import shlex
 import shutil
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 import yaml
 
 import ha.cli.spark
 from ha.cli.spark.archives import _interval_s
 from ha.config import Config, NameServerConfig, ProxyConfig, load_config
+from ha.node import open_node
+from tests.tls.nodes import settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -222,6 +226,19 @@ def composed_config(service: dict[str, Any]) -> Any:
 def test_a_compose_service_is_configured_and_has_time_to_stop(service: dict[str, Any]) -> None:
     config = composed_config(service)
     assert int(service["stop_grace_period"].removesuffix("s")) * 1000 > config.shutdown_timeout_ms
+
+
+@pytest.mark.parametrize("token", ["", "let-me-see-it-all"])
+async def test_health_check_of_the_image(token: str, tmp_path: Path) -> None:
+    """With the token that the node has by its environment."""
+    [code] = re.findall(r'^    CMD \["python", "-c", "(.*)"\]$', (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    keys = [f"adminToken={token}"] if token else []
+    async with open_node(settings(tmp_path, "ASYNC_MASTER", *keys)) as node:
+        command = [sys.executable, "-c", code.replace("127.0.0.1:10913", node.admin_address)]
+        for given, exit_code in ((token, 0), ("another", 1 if token else 0)):
+            environment = os.environ | {"HA_ADMIN_TOKEN": given}
+            done = await trio.run_process(command, env=environment, check=False, capture_stderr=True)
+            assert done.returncode == exit_code, done.stderr.decode()
 
 
 def test_composed_groups_have_a_master_and_a_slave_each() -> None:

@@ -17,7 +17,7 @@ from ha.acl import Account, AclGuard, AclPolicy, Right
 from ha.proxy import in_flight
 from ha.proxy.access import GuardedCalls
 from ha.proxy.brokers import BrokerUnreachable
-from tests.proxy.site import Client, message, open_site
+from tests.proxy.site import Client, Site, message, open_site
 from tests.proxy.test_telemetry import chatting, consumer, producer
 
 Code = definition.Code
@@ -181,29 +181,55 @@ async def test_who_may_receive_at_present(access_key: str, group: str, topic: st
     assert calls.may_receive(session, group, topic) is may
 
 
-async def test_refused_call_has_no_effect_on_the_client_whose_id_it_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When its connection ends, the messages of the client stay hidden."""
-    for name, value in {"RETURN_S": 0.1, "CHECK_INTERVAL_S": 0.05, "RELEASED_MS": 1}.items():
+@pytest.fixture
+def quick_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages of a client that is gone are released after a second."""
+    for name, value in {"RETURN_S": 1.0, "CHECK_INTERVAL_S": 0.05, "RELEASED_MS": 1}.items():
         monkeypatch.setattr(in_flight, name, value)
+
+
+RECEIVE = receive(T, G)
+RECEIVE.auto_renew = True
+RECEIVE.message_queue.broker.name = "b0"
+RECEIVE.long_polling_timeout.FromSeconds(2)
+
+
+async def begin(site: Site, reader: Client) -> None:
+    """`reader` receives a message."""
+    await site.topic("t")
+    await site.group("g")
+    await signed(site.address, "sender", "secret-s").send(message("t"))
+    assert [each.HasField("message") for each in await reader.receive("ReceiveMessage", RECEIVE)].count(True) == 1
+
+
+def elsewhere(site: Site) -> str:
+    """The site's address by another name: gRPC's clients share the connections to one name."""
+    return site.address.replace("127.0.0.1", "localhost")
+
+
+async def test_refused_call_has_no_effect_on_the_client_whose_id_it_uses(tmp_path: Path, quick_release: None) -> None:
+    """When its connection ends, the messages of the client stay hidden."""
     async with open_site(tmp_path, acl_policy=POLICY) as site:
-        await site.topic("t")
-        await site.group("g")
-        await signed(site.address, "sender", "secret-s").send(message("t"))
         reader = signed(site.address, "reader", "secret-r")
-        request = receive(T, G)
-        request.auto_renew = True
-        request.message_queue.broker.name = "b0"
-        request.long_polling_timeout.FromSeconds(2)
-        assert [each.HasField("message") for each in await reader.receive("ReceiveMessage", request)].count(True) == 1
+        await begin(site, reader)
         before = len(site.server.connections)
-        stranger = Client(site.address.replace("127.0.0.1", "localhost"), "vm@reader")  # so over another connection
+        stranger = Client(elsewhere(site), "vm@reader")
         assert await code(stranger, "Heartbeat", service.HeartbeatRequest(group=G)) == Code.UNAUTHORIZED
         assert len(site.server.connections) > before
         stranger.channel.close()
-        with trio.fail_after(10):
-            while len(site.server.connections) > before:  # noqa: ASYNC110
-                await trio.sleep(0.01)
-        await trio.sleep(0.3)  # longer than RETURN_S and CHECK_INTERVAL_S
-        assert await code(reader, "ReceiveMessage", request) == Code.MESSAGE_NOT_FOUND
+        await trio.sleep(1.5)  # longer than RETURN_S
+        assert await code(reader, "ReceiveMessage", RECEIVE) == Code.MESSAGE_NOT_FOUND
+
+
+async def test_client_that_is_back_with_its_stream_alone_keeps_its_messages(
+    tmp_path: Path, quick_release: None
+) -> None:
+    """A consumer that is busy makes no other call than Telemetry."""
+    async with open_site(tmp_path, acl_policy=POLICY) as site:
+        gone, back = (signed(address, "reader", "secret-r") for address in (elsewhere(site), site.address))
+        await begin(site, gone)
+        gone.channel.close()
+        async with chatting(back) as chat:
+            await chat.tell(consumer("g", "t"))
+            await trio.sleep(1.5)  # longer than RETURN_S
+            assert await code(back, "ReceiveMessage", RECEIVE) == Code.MESSAGE_NOT_FOUND

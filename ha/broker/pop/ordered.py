@@ -24,7 +24,8 @@ class OrderedMessage(msgspec.Struct, frozen=True, gc=False):
 class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One pop of a queue. Times in ms since the epoch, the invisible time in ms; `messages` by queue offset, ascending.
 
-    Acknowledged messages of earlier pops are kept while one before them is not acknowledged, so that they are skipped.
+    Messages of earlier pops are kept behind those of this one, so that none is passed over. Acknowledged ones are kept
+    while one before them is not acknowledged, so that they are skipped.
     """
 
     pop_time_ms: int

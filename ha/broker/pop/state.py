@@ -296,14 +296,9 @@ class PopState:
 
     def _drop_stale(self) -> None:
         if len(self._schedule) > 2 * self._batch_count + STALE_COUNT_MIN:
-            kept = []
-            for entry in self._schedule:
-                entry[2].is_scheduled = bool(
-                    entry[2].left
-                )  # one that is left out may come back when a change is undone
-                if entry[2].left:
-                    kept.append(entry)
-            self._schedule = kept
+            for *_, batch in self._schedule:
+                batch.is_scheduled = batch.left > 0  # a change that is undone may bring messages of others back
+            self._schedule = [entry for entry in self._schedule if entry[2].left]
             heapify(self._schedule)
 
     def _add(self, queue: PopQueue, offsets: Sequence[int], batch: Batch) -> None:

@@ -1,0 +1,164 @@
+"""POP: requests that wait for messages, notifications, and peeks (spec pop.md)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.protocol.remoting import RemotingCommand, encode_command
+from tests.broker.node import Node, open_node, text
+from tests.broker.pop_client import POP, bodies, pop, pop_messages, send
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        yield node
+
+
+async def test_poll_ends_exactly(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    for poll_ms in (1500, 20_000):
+        began = trio.current_time()
+        assert (await pop(node, pollTime=poll_ms)).code == 210
+        assert trio.current_time() - began == poll_ms / 1000
+
+
+async def test_arrival_wakes_one_of_many(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    found: list[tuple[float, list[bytes]]] = []
+    began = trio.current_time()
+
+    async def wait() -> None:
+        messages = await pop_messages(node, pollTime=9000)
+        found.append((trio.current_time() - began, bodies(messages)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait)
+        await trio.sleep(2)
+        assert (await node.ask(200055, consumerGroup="g", topic="TT", queueId=-1)).ext_fields["pollingNum"] == "3"
+        await send(node, b"b")
+        await trio.sleep(1)
+        await send(node, b"c", e=3)
+    assert sorted(found) == [(2.0, [b"b"]), (3.0, [b"c"]), (9.0, [])]
+
+
+async def test_batch_is_handed_out_to_all_who_wait(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    found: list[bytes] = []
+
+    async def wait() -> None:
+        found.extend(bodies(await pop_messages(node, pollTime=9000, maxMsgNums=1)))
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as senders:
+            for number in range(5):
+                senders.start_soon(partial(send, node, b"%d" % number))
+    assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
+    assert trio.current_time() - began < 1
+
+
+async def test_only_a_selected_tag_wakes(node: Node, autojump_clock: object) -> None:
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    began = trio.current_time()
+
+    async def send_later() -> None:
+        for tag in "AB":
+            await trio.sleep(1)
+            await send(node, tag.encode(), i=f"TAGS\x01{tag}\x02")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_later)
+        assert bodies(await pop_messages(node, pollTime=9000, exp="B", expType="TAG")) == [b"B"]
+        assert trio.current_time() - began == 2.0
+
+
+async def test_polling_is_limited(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, hold_count_max=2) as node:
+        await send(node, b"a")
+        await pop_messages(node, invisibleTime=100_000)
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(partial(pop, node, pollTime=5000))
+            await wait_all_tasks_blocked()
+            answer = await pop(node, pollTime=5000)
+            assert (answer.code, answer.remark) == (209, "NO_MESSAGE_IN_QUEUE")
+            fields: dict[str, Any] = {
+                "consumerGroup": "g",
+                "topic": "TT",
+                "queueId": -1,
+                "pollTime": 5000,
+                "bornTime": 0,
+            }
+            answer = await node.ask(200054, **fields)
+            assert (answer.code, answer.ext_fields) == (0, {"hasMsg": "false", "pollingFull": "true"})
+
+
+async def test_closed_connection_passes_its_turn_on(
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A woken request whose connection has closed meanwhile wakes the next one."""
+    await send(node, b"a")
+    await pop_messages(node, invisibleTime=100_000)
+    stream = node.listener.connect()
+    fields = {name: text(value) for name, value in {**POP, "pollTime": 50_000}.items()}
+    await stream.send_all(encode_command(RemotingCommand(200050, opaque=1, ext_fields=fields)))
+    await wait_all_tasks_blocked()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert bodies(await pop_messages(node, pollTime=50_000)) == [b"b"]
+            assert trio.current_time() == began
+
+        await wait_all_tasks_blocked()
+        holds = node.broker.pop.holds
+        assert len(holds) == 2
+        first = next(iter(holds._by_topic["TT"]["g", "TT"].by_queue[-1])).connection
+        monkeypatch.setattr(type(first), "is_closed", property(lambda connection: connection is first))
+        await send(node, b"b")
+    await stream.aclose()
+
+
+# ---- notification, peek
+
+
+async def test_notification(node: Node, autojump_clock: object) -> None:
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "pollTime": 5000, "bornTime": 0}
+    await send(node, b"a")
+    assert (await node.ask(200054, **fields)).ext_fields["hasMsg"] == "true"
+    assert bodies(await pop_messages(node)) == [b"a"]
+    began = trio.current_time()
+    answer = await node.ask(200054, **fields)
+    assert (answer.code, answer.ext_fields["hasMsg"], trio.current_time() - began) == (0, "false", 5.0)
+    answer = await node.ask(200054, **{**fields, "pollTime": 9000})
+    assert answer.ext_fields["hasMsg"] == "true"
+    assert trio.current_time() - began == pytest.approx(10.0, abs=0.01)
+    assert (await node.ask(200054, **{**fields, "topic": "X"})).code == 17
+
+
+async def test_peek_takes_nothing(node: Node, autojump_clock: object) -> None:
+    fields: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": -1, "maxMsgNums": 2}
+    await send(node, b"a", b"b", b"c")
+    for _ in range(2):
+        answer = await node.ask(200052, **fields)
+        assert (answer.code, answer.ext_fields["restNum"]) == (0, "1")
+        assert [record.body for record in node.records(answer)] == [b"a", b"b"]
+    assert bodies(await pop_messages(node)) == [b"a", b"b", b"c"]
+    assert (await node.ask(200052, **fields)).code == 19
