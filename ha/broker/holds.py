@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 from typing import Generic, TypeVar
 
 import msgspec
@@ -90,13 +90,23 @@ class Holds(ABC, Generic[HoldT]):
         mine[hold] = None
         self._enter(hold)
         self._hold_count += 1
+        self._schedule(hold)
+        return True
+
+    def resume_by(self, hold: HoldT, deadline: float) -> None:
+        """Brings the deadline of a hold forward, if it is later."""
+        if deadline < hold.deadline:
+            hold.deadline = deadline
+            self._schedule(hold)
+
+    def _schedule(self, hold: HoldT) -> None:
         heappush(self._deadlines, (hold.deadline, next(self._sequence), hold))
         if len(self._deadlines) > 2 * self._hold_count + STALE_COUNT_MIN:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].is_waiting]
+            waiting = chain.from_iterable(self._by_connection.values())
+            self._deadlines = [(each.deadline, next(self._sequence), each) for each in waiting]
             heapify(self._deadlines)
         if hold.deadline < self._timer_at:
             self._wake.set()
-        return True
 
     def wake(self, holds: Iterable[HoldT]) -> None:
         """Resumes these holds soon. Never blocks."""

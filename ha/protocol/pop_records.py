@@ -17,8 +17,8 @@ changes of all connections since the one before. The body is JSON:
                                   is acknowledged
 
 A run is two numbers: a queue offset and a count. Times in ms since the epoch. Records hold absolute values, so applying
-one twice changes nothing. `taken` applies after `done`. A snapshot consists of records of kind 1 that together name
-every queue; changes between its parts apply as usual.
+one twice changes nothing. `taken` applies after `done`. The records of a snapshot together name every queue with all of
+its messages in flight (one queue may be in several); changes between its parts apply as usual.
 """
 
 from __future__ import annotations

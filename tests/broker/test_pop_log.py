@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.journal import Logged
 from ha.broker.options import BrokerRole
 from ha.broker.pop import pop_log
 from ha.broker.put import PutService
@@ -447,6 +448,59 @@ async def test_reset_of_the_offset_is_repeated_if_it_can_not_be_stored(
         await trio.sleep(1)
         assert node.broker.offsets.get("g", "TT", 0) == 1
         assert bodies(await pop_messages(node)) == [b"1"]
+
+
+async def with_many_runs(node: Node) -> Popped:
+    """Leaves every other message of four queues in flight, and returns one of them."""
+    await put_many(node, 400)
+    popped: list[Popped] = []
+    while messages := await pop_messages(node, invisibleTime=1_000_000):
+        popped += messages
+    for message in popped:
+        if message.record.queue_offset % 2:
+            assert (await ack(node, message)).code == 0
+    return popped[0]
+
+
+async def test_changes_that_one_record_can_not_hold_become_several(tmp_path: Path, autojump_clock: object) -> None:
+    """A reset of long queues was refused for ever, as larger than a message may be, and with it all later changes."""
+    async with open_node(tmp_path, message_size_max=2048) as node:
+        handle = await with_many_runs(node)
+        before = record_count(node)
+        for queue_id in range(4):
+            assert node.broker.offsets.reset("g", "TT", queue_id, 0)
+        assert (await ack(node, handle)).code == 0
+        await node.dispatched()
+        assert record_count(node) - before > 2
+        assert node.broker.pop.statistics().in_flight_count == 0
+    async with open_node(tmp_path, message_size_max=2048) as node:
+        assert node.broker.pop.statistics().in_flight_count == 0
+        assert len(await pop_messages(node)) == 32
+
+
+async def test_answer_waits_for_the_last_record_of_its_changes(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, message_size_max=2048) as node:
+        await with_many_runs(node)
+        outcomes: list[Logged] = []
+        admit, admitted = PutService._admit, []
+
+        def admit_one(service: PutService, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
+            admitted.append(requests)
+            if len(admitted) == 1:
+                return admit(service, requests)
+            service._refuse(requests, Cause.NOT_WRITABLE, "no room")
+            return ()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PutService, "_admit", admit_one)
+            for queue_id in range(4):
+                assert node.broker.offsets.reset("g", "TT", queue_id, 0)
+            node.broker.pop._pop_log.call(outcomes.append)
+            await wait_all_tasks_blocked()
+        assert [outcome.fault for outcome in outcomes] == ["SERVICE_NOT_AVAILABLE no room"]
+        assert len(admitted) > 1
 
 
 async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_clock: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.broker.node import Node, open_node
 from tests.broker.pop_client import ack, bodies, change, pop, pop_messages, popped_of
@@ -121,6 +122,42 @@ async def test_waiting_request_is_woken_by_the_last_ack(node: Node, autojump_clo
         nursery.start_soon(acknowledge_later)
         assert bodies(await pop_messages(node, **ORDER, maxMsgNums=1, pollTime=9000)) == [b"2"]
         assert trio.current_time() - began == 2.0
+
+
+async def test_waiting_request_gets_what_another_consumer_did_not_finish(node: Node, autojump_clock: object) -> None:
+    """It began to wait before the queue was blocked, and nothing arrives when the queue is free."""
+    for message in await pop_messages(node, **ORDER):
+        await ack(node, message)
+    began = trio.current_time()
+    found: list[tuple[float, list[bytes]]] = []
+
+    async def wait(invisible_ms: int) -> None:
+        messages = await pop_messages(node, **{**ORDER, "invisibleTime": invisible_ms}, pollTime=9000)
+        found.append((trio.current_time() - began, bodies(messages)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, 3000)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(wait, 60_000)
+        await trio.sleep(1)
+        await node.send(b"new")
+    assert found == [(1.0, [b"new"]), (pytest.approx(4.0, abs=0.002), [b"new"])]
+
+
+async def test_waiting_request_follows_the_time_of_a_blocked_queue(node: Node, autojump_clock: object) -> None:
+    """The acknowledgement of the message that is invisible for longest frees the queue earlier."""
+    first, second = await pop_messages(node, **ORDER, maxMsgNums=2, invisibleTime=3000)
+    await change(node, second, 8000)
+    began = trio.current_time()
+
+    async def acknowledge_later() -> None:
+        await trio.sleep(1)
+        await ack(node, second)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(acknowledge_later)
+        assert bodies(await pop_messages(node, **ORDER, maxMsgNums=1, pollTime=9000)) == [first.body]
+    assert trio.current_time() - began == pytest.approx(3.0, abs=0.002)
 
 
 async def test_notification_waits_for_a_blocked_queue(node: Node, autojump_clock: object) -> None:

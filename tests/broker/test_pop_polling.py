@@ -11,9 +11,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.pop.taking import Taker
+from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.broker.node import Node, open_node, text
-from tests.broker.pop_client import POP, bodies, pop, pop_messages, send
+from tests.broker.pop_client import POP, ack, bodies, pop, pop_messages, send
 
 
 @pytest.fixture
@@ -70,6 +72,58 @@ async def test_batch_is_handed_out_to_all_who_wait(node: Node, autojump_clock: o
                 senders.start_soon(partial(send, node, b"%d" % number))
     assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
     assert trio.current_time() - began < 1
+
+
+def slow_read(node: Node, monkeypatch: pytest.MonkeyPatch, *bodies: bytes) -> None:
+    """Makes the next read with an SQL filter take 1 s: `bodies`, with the tag x, arrive behind what it has read."""
+    real = Taker._read
+    left = [bodies]
+
+    async def read(taker: Taker, wanted: Any) -> Any:
+        found = await real(taker, wanted)
+        if left:
+            await node.broker.put_service.put([Message("TT", 0, body, b"TAGS\x01x\x02") for body in left.pop()])
+            await node.dispatched()
+            await trio.sleep(1)
+        return found
+
+    monkeypatch.setattr(Taker, "_read", read)
+
+
+async def test_arrival_while_a_pop_reads_is_not_missed(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, enable_property_filter=True) as node:
+        await send(node, b"a")
+        await pop_messages(node, invisibleTime=100_000)
+        slow_read(node, monkeypatch, b"b")
+        began = trio.current_time()
+        fields = {"queueId": 0, "exp": "TRUE", "expType": "SQL92", "pollTime": 9000}
+        assert bodies(await pop_messages(node, **fields)) == [b"b"]
+        assert trio.current_time() - began < 2
+
+
+async def test_arrival_in_a_queue_that_another_pop_reads_is_not_missed(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that it wakes finds the queue busy, and waits again."""
+    async with open_node(tmp_path, enable_property_filter=True) as node:
+        await send(node, b"a")
+        await ack(node, *await pop_messages(node))
+        found: list[tuple[float, list[bytes]]] = []
+        began = trio.current_time()
+
+        async def wait(**changes: Any) -> None:
+            messages = await pop_messages(node, **changes, queueId=0, maxMsgNums=1, pollTime=9000)
+            found.append((trio.current_time() - began, bodies(messages)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(wait, exp="x", expType="TAG"))
+            await wait_all_tasks_blocked()
+            await send(node, b"b")
+            slow_read(node, monkeypatch, b"c")
+            nursery.start_soon(partial(wait, exp="TRUE", expType="SQL92"))
+        assert sorted(found) == [(1.0, [b"b"]), (1.0, [b"c"])]
 
 
 async def test_only_a_selected_tag_wakes(node: Node, autojump_clock: object) -> None:

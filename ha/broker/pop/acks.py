@@ -16,6 +16,7 @@ import trio
 
 from ha.broker.core import BrokerCore
 from ha.broker.journal import Logged
+from ha.broker.pop.ordered import OrderedBatch
 from ha.broker.pop.pop_holds import PopHolds
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopQueue, PopState
@@ -187,8 +188,7 @@ class AckRequests:
         order = order.acknowledge(offset)
         state.set_order(queue, order)
         state.move(queue, max(queue.next_offset, order.next_offset))
-        if order.due_ms(self._wall_clock_ms()) is None:
-            self._wake(queue)
+        self._on_order_changed(queue, order)
         return True
 
     def _delay(
@@ -207,8 +207,18 @@ class AckRequests:
             return
         order = queue.order
         if order is not None and order.pop_time_ms == handle.pop_time_ms and offset in order.messages:
-            state.set_order(queue, order.delay(offset, due_ms))
-            self._wake(queue)  # it may wait for an earlier time now
+            order = order.delay(offset, due_ms)
+            state.set_order(queue, order)
+            self._on_order_changed(queue, order)
+
+    def _on_order_changed(self, queue: PopQueue, order: OrderedBatch) -> None:
+        """Wakes a request that waits for the queue, or has all of them try again when it is free."""
+        group, topic, _ = queue.key
+        due_ms = order.due_ms(self._wall_clock_ms())
+        if due_ms is None:
+            self._wake(queue)
+        else:
+            self._holds.resume_ordered_by(topic, group, due_ms)
 
     def _wake(self, queue: PopQueue) -> None:
         group, topic, queue_id = queue.key

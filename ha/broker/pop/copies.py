@@ -2,8 +2,9 @@
 
 A message is copied to its retry topic first, and its removal is in the next record of POP state. If the master dies in
 between, the state that is read from the log still has the message, which would be delivered twice. Such copies lie
-behind the last record, and state the physical offset of their original in a field that RocketMQ uses only for half and
-committed messages: `prepared_transaction_offset`, as a negative number.
+behind the last record, unless the master died between several records of the same changes. They state the physical
+offset of their original in a field that RocketMQ uses only for half and committed messages:
+`prepared_transaction_offset`, as a negative number.
 """
 
 from __future__ import annotations

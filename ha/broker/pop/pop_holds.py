@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 
 import msgspec
+import trio
 
 from ha.broker.filters import Selection
 from ha.broker.holds import Hold, Holds, wants
@@ -38,8 +39,11 @@ class _Group(msgspec.Struct, eq=False):
 class PopHolds(Holds[PopHold]):
     """The held requests."""
 
-    def __init__(self, resume: Callable[[PopHold], Awaitable[None]], **limits: int) -> None:
+    def __init__(
+        self, resume: Callable[[PopHold], Awaitable[None]], wall_clock_ms: Callable[[], int], **limits: int
+    ) -> None:
         super().__init__(resume, **limits)
+        self._wall_clock_ms = wall_clock_ms
         self._by_topic: dict[str, dict[tuple[str, str], _Group]] = {}
         """Topic, or retry topic of one of its groups -> group and topic that it asked for -> its requests"""
 
@@ -70,6 +74,20 @@ class PopHolds(Holds[PopHold]):
             self._wake_first(chain(*found.by_queue.values()))
         else:
             self._wake_first(chain(found.by_queue.get(queue_id, ()), found.by_queue.get(ALL_QUEUES, ())))
+
+    def resume_ordered_by(self, topic: str, group: str, due_ms: int) -> None:
+        """Has requests in order mode try again when a queue that is blocked now is free."""
+        found = self._by_topic.get(topic, {}).get((group, topic))
+        if found is None:
+            return
+        deadline = self.time_of(due_ms)
+        for hold in chain(*found.by_queue.values()):
+            if hold.request.order:
+                self.resume_by(hold, deadline)
+
+    def time_of(self, at_ms: int) -> float:
+        """Returns Trio's time at a wall-clock time, or now if that is over."""
+        return trio.current_time() + max(0, at_ms - self._wall_clock_ms()) / 1000
 
     def wake_all(self) -> None:
         """Wakes every request after a change other than an arrival."""

@@ -1,7 +1,8 @@
 """POP state in the log: what was popped and acknowledged since the last record becomes one record.
 
     change      `PopState` changes at once; all changes of a turn of the poller, or of a pass through the event loop,
-                become one record of rmq_sys_halog_pop. RocketMQ writes two per pop and two per acknowledgement
+                become one record of rmq_sys_halog_pop, or several if they are many. RocketMQ writes two per pop and two
+                per acknowledgement
     answer      a request is answered when the record of its change is acknowledged, as a message would be: `call`
     failure     if a record can't be stored, its changes and all later ones are undone
     snapshot    when much was written since the last one, and before retention deletes records that are needed
@@ -36,6 +37,7 @@ from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
 from ha.errors import DamagedBytes, DiskFailed, OffsetGone, RemoteProtocolError
 from ha.protocol.codes import PutStatus
 from ha.protocol.pop_records import (
+    OFFSET_COUNT_MAX,
     SNAPSHOT_END_CODE,
     SNAPSHOT_END_PROPERTIES,
     PopRecord,
@@ -49,7 +51,9 @@ from ha.store.consume_queue import ConsumeQueue
 logger = logging.getLogger(__name__)
 
 PART_BYTES_MAX = 128 * 1024
-"""Approximate body of a snapshot part, unless a single queue is larger."""
+"""Approximate maximum size of the body of a snapshot part."""
+CHANGES_BYTES_MAX = 1024 * 1024
+"""Approximate maximum size of the body of a record of changes, unless those of one queue are larger."""
 SNAPSHOT_AFTER_BYTES_MIN = 4 << 20
 SNAPSHOT_AFTER_FACTOR = 4
 """A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
@@ -91,11 +95,11 @@ class PopLog:
         self._losses = LossDetector(core.store)
         self._log = LimitedLog(logger)
         self._limits = Limits(
-            per_queue=options.pop_in_flight_per_queue_max,
+            per_queue=min(options.pop_in_flight_per_queue_max, OFFSET_COUNT_MAX // 2),
             total=options.pop_in_flight_max,
             queue_count=options.offset_key_count_max,
         )
-        self._part_bytes_max = min(PART_BYTES_MAX, options.message_size_max // 2, core.store.log.segment_size // 8)
+        self._record_bytes_max = min(CHANGES_BYTES_MAX, options.message_size_max // 2, core.store.log.segment_size // 8)
         self._numbers = count()
         self.state: PopState | None = None
         """None unless this broker is the master and has read its log"""
@@ -242,8 +246,12 @@ class PopLog:
         """Queues a record of what has changed, if anything, for the log."""
         if not (state.has_changes or self._waiters):
             return None
+        record = state.take_changes(self._record_bytes_max)
+        if state.has_changes:
+            self._some.set()
+            return self._submit(record)  # the last record of these changes has the waiters
         waiters, self._waiters = self._waiters, []
-        return self._submit(state.take_changes(), waiters)
+        return self._submit(record, waiters)
 
     async def _settled(self, state: PopState, put: _RecordPut) -> bool:
         await self._appended(put)
@@ -267,7 +275,7 @@ class PopLog:
     async def _write_snapshot(self, state: PopState) -> bool:
         """Writes the whole state; returns False if a part can't be stored."""
         first, begin, size = -1, -1, 0
-        for part in state.snapshot(self._part_bytes_max):
+        for part in state.snapshot(min(PART_BYTES_MAX, self._record_bytes_max)):
             put = self._submit(part)
             await self._appended(put)
             if put.next_offset < 0:

@@ -73,6 +73,7 @@ class PopRequests:
         )
         self.holds = PopHolds(
             self._resume,
+            self._wall_clock_ms,
             hold_count_max=options.hold_count_max,
             hold_count_per_connection_max=options.hold_count_per_connection_max,
         )
@@ -239,6 +240,9 @@ class PopRequests:
             if code is not None:
                 hold.connection.reply(hold.command, _answer(hold.command, code, request, taken))
             return
+        if request.order:
+            due_ms = taken.pop_time_ms + request.invisible_time
+            self.holds.resume_ordered_by(request.topic, request.consumer_group, due_ms)
         if taken.rest_count:
             self.holds.wake_one(request.topic, request.consumer_group, request.queue_id)
         self._waiting_bytes += taken.size
@@ -266,8 +270,7 @@ class PopRequests:
         """Holds a request until it is woken, `again_ms` comes, or its time ends; returns whether it may wait."""
         hold.deadline = hold.ends_at
         if again_ms is not None:
-            wait_s = max(0, again_ms - self._wall_clock_ms()) / 1000
-            hold.deadline = min(hold.ends_at, trio.current_time() + wait_s)
+            hold.deadline = min(hold.ends_at, self.holds.time_of(again_ms))
         hold.is_waiting = True
         # Fields and filter expression may be long. Nothing reads them after this point.
         asked = hold.command

@@ -14,9 +14,9 @@ Memory: about 120 bytes per message in flight, 400 per batch, bounded by the lim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from typing import TypeAlias
 
 import msgspec
@@ -42,6 +42,8 @@ _SUSPENDED = 1
 _RUN_SIZE = 24
 _ORDERED_SIZE = 32
 """Estimated bytes of one run, and of one ordered message, in a record"""
+_SLICE_COUNT_MAX = 512
+"""Messages of one queue that follow each other in a snapshot; also bounds how many messages one part names"""
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):
@@ -318,27 +320,24 @@ class PopState:
         """Whether something was changed since the last record."""
         return bool(self._changed)
 
-    def take_changes(self) -> PopRecord:
-        """Returns the changes since the last record. `settle` must be called before this is called again."""
+    def take_changes(self, size_max: int) -> PopRecord:
+        """Returns changes since the last record: about `size_max` bytes, of one queue at least; `has_changes` tells
+        whether there are more. `settle` must be called before this is called again."""
         assert not self._taken, "the previous record is not settled"
-        self._taken, self._changed = self._changed, {}
-        records = []
-        for key, (queue, undo) in self._taken.items():
-            if queue is None or undo is None:
-                records.append(QueueRecord(*key, REMOVED))
-                continue
-            queue.undo = None
-            done: list[int] = []
-            in_flight: dict[Batch, list[int]] = {}
-            for batch, group in groupby(sorted(undo.batches), queue.batches.get):
-                if batch is not None:
-                    in_flight.setdefault(batch, []).extend(group)
-                else:
-                    done += [offset for offset in group if undo.batches[offset] is not None]
-            taken = _taken_records(in_flight)
-            order = None if queue.order is None else queue.order.to_record()
-            kind = WHOLE if undo.is_new else CHANGED  # a queue of this name may have been removed just before
-            records.append(QueueRecord(*key, kind, queue.next_offset, taken, to_runs(done), order))
+        records: list[QueueRecord] = []
+        size = 0
+        for key, (queue, undo) in self._changed.items():
+            if size >= size_max:
+                break
+            record = QueueRecord(*key, REMOVED)
+            if queue is not None and undo is not None:
+                queue.undo = None
+                kind = WHOLE if undo.is_new else CHANGED  # a queue of this name may have been removed just before
+                record = _record_of(queue, kind, sorted(undo.batches), undo.batches)
+            records.append(record)
+            size += _size_of(record)
+        changes = iter(self._changed.items())
+        self._taken, self._changed = dict(islice(changes, len(records))), dict(changes)
         return PopRecord(queues=records)
 
     def settle(self, *, is_stored: bool) -> list[PopQueue]:
@@ -413,37 +412,48 @@ class PopState:
     def snapshot(self, size_max: int) -> Iterator[PopRecord]:
         """Yields the whole state in records of about `size_max` bytes; the last one may be empty.
 
-        Changes may happen, and be written, between two of them.
+        Changes may happen, and be written, between two of them. None removes anything, so that a snapshot that is not
+        completed loses nothing.
         """
         part: list[QueueRecord] = []
         size = 0
+        slice_count = max(1, min(_SLICE_COUNT_MAX, size_max // (4 * _RUN_SIZE)))
         for key in list(self.queues):
-            queue = self.queues.get(key)
-            if queue is None:
-                continue
-            record = _whole(queue)
-            part.append(record)
-            size += len(key[0]) + len(key[1]) + 64
-            size += _RUN_SIZE * sum(2 + len(taken.runs) // 2 for taken in record.taken)
-            if record.order is not None:
-                size += len(record.order.attempt_id) + _ORDERED_SIZE * (1 + len(record.order.messages))
-            if size >= size_max:
-                yield PopRecord(queues=part)
-                part, size = [], 0
+            offsets = sorted(self.queues[key].batches) if key in self.queues else []
+            for start in range(0, len(offsets) or 1, slice_count):
+                queue = self.queues.get(key)
+                if queue is None:
+                    break
+                record = _record_of(queue, CHANGED, offsets[start : start + slice_count], {})
+                part.append(record)
+                size += _size_of(record)
+                if size >= size_max:
+                    yield PopRecord(queues=part)
+                    part, size = [], 0
         yield PopRecord(queues=part)
 
 
-def _whole(queue: PopQueue) -> QueueRecord:
-    order = None if queue.order is None else queue.order.to_record()
+def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mapping[int, Batch | None]) -> QueueRecord:
+    """A record about `offsets`: which are in flight, and which were, according to `before`, and are not any more."""
+    done: list[int] = []
     in_flight: dict[Batch, list[int]] = {}
-    for offset in sorted(queue.batches):
-        in_flight.setdefault(queue.batches[offset], []).append(offset)
-    taken = _taken_records(in_flight)
-    return QueueRecord(*queue.key, WHOLE, queue.next_offset, taken, [], order)
-
-
-def _taken_records(messages: dict[Batch, list[int]]) -> list[TakenRecord]:
-    return [
-        TakenRecord(batch.pop_time_ms, batch.due_ms, _SUSPENDED if batch.is_suspended else 0, to_runs(offsets))
-        for batch, offsets in messages.items()
+    for batch, group in groupby(offsets, queue.batches.get):
+        if batch is not None:
+            in_flight.setdefault(batch, []).extend(group)
+        else:
+            done += [offset for offset in group if before.get(offset) is not None]
+    taken = [
+        TakenRecord(batch.pop_time_ms, batch.due_ms, _SUSPENDED if batch.is_suspended else 0, to_runs(messages))
+        for batch, messages in in_flight.items()
     ]
+    order = None if queue.order is None else queue.order.to_record()
+    return QueueRecord(*queue.key, kind, queue.next_offset, taken, to_runs(done), order)
+
+
+def _size_of(record: QueueRecord) -> int:
+    """Estimated bytes."""
+    run_count = len(record.done) // 2 + sum(2 + len(taken.runs) // 2 for taken in record.taken)
+    size = len(record.group) + len(record.topic) + 64 + _RUN_SIZE * run_count
+    if record.order is not None:
+        size += len(record.order.attempt_id) + _ORDERED_SIZE * (1 + len(record.order.messages))
+    return size

@@ -184,10 +184,14 @@ class Taker:
         self, state: PopState, request: PopMessageRequest, config: TopicConfig, selection: Selection
     ) -> Taken:
         """Takes up to the requested number of messages."""
+        dispatched = self._store.log.dispatched_offset
+        dispatched_offset = dispatched.value
         taken = await self._take(state, request, config, selection)
         if not taken.count and self._store.dispatcher.is_making_files:
             await self._store.dispatcher.wait_files_made()
             taken = await self._take(state, request, config, selection)
+        if dispatched.value != dispatched_offset:
+            taken.try_again(taken.pop_time_ms)  # a message may have arrived behind what was read
         return taken
 
     async def _take(
@@ -248,7 +252,8 @@ class Taker:
     ) -> None:
         """Takes the messages that were read from the queue's next offset on."""
         begin, order = queue.next_offset, queue.order
-        taken.rest_count += max(0, read.max_offset - read.next_offset)
+        end = bounds(self._store.queues.get(source.topic, source.queue_id))[1]  # it may have grown during the read
+        taken.rest_count += max(0, end - read.next_offset)
         bodies = [read.body]
         offsets: Sequence[int] = range(begin, read.next_offset)
         if len(offsets) != read.message_count or order is not None or source.flag != NORMAL:

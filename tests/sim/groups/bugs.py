@@ -193,8 +193,8 @@ def _omit(plant: Planting, field: str) -> None:
     """Leaves a field of each queue out of the records of POP state."""
     real = PopState.take_changes
 
-    def take_changes(self: PopState) -> PopRecord:
-        record = real(self)
+    def take_changes(self: PopState, size_max: int) -> PopRecord:
+        record = real(self, size_max)
         for queue in record.queues:
             setattr(queue, field, [])
         return record
