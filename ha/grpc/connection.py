@@ -19,7 +19,7 @@ from ha.errors import HandshakeFailed, RemoteProtocolError
 from ha.poller import Poller
 from ha.remoting import PortTls
 from ha.remoting.tls import secured
-from ha.transport import EagerWriter, peer_of, transport_for
+from ha.transport import SEND_PIECE_BYTES, EagerWriter, peer_of, transport_for
 
 from .frames import Status
 from .http2 import Http2Limits, Http2Protocol
@@ -135,10 +135,16 @@ class GrpcOptions(Http2Limits, frozen=True, kw_only=True):
     """While more than this waits for the system, nothing is read from the connection."""
     idle_timeout_s: float = 120.0
     """A connection without calls is closed after this time, as by RocketMQ's proxy."""
+    ping_after_s: float = 60.0
+    """A peer that has sent nothing for this long during a call gets a PING: a machine that lost its power closes
+    nothing, and its Telemetry stream would stay for ever."""
+    ping_timeout_s: float = 20.0
+    """A connection is closed if nothing arrives for this long after a PING (gRPC's default)."""
     open_timeout_s: float = 10.0
     """A connection is closed unless its first call arrives within this time when another one needs its place."""
     send_timeout_s: float = 60.0
-    """A connection is closed if the system accepts nothing of what waits to be sent for this long."""
+    """A connection is closed if the system accepts none of the pieces (`SEND_PIECE_BYTES`) of what waits to be sent for
+    this long."""
 
 
 class EndCause(StrEnum):
@@ -148,6 +154,7 @@ class EndCause(StrEnum):
     CONNECTION_LOST = "connection lost"
     CANCELLED = "cancelled"
     IDLE = "idle"
+    PING_NOT_ANSWERED = "PING not answered"
     PROTOCOL_ERROR = "protocol error"
     PEER_DOES_NOT_READ = "peer does not read"
     OUTBOX_FULL = "outbox full"
@@ -173,8 +180,10 @@ class GrpcConnection:
         self.is_encrypted = False
         self.opened_at = self.busy_at = trio.current_time()
         """`busy_at`: when it had a call last"""
-        self.sent_at = self.opened_at
-        """When the system accepted bytes last, or the outbox was empty"""
+        self.sent_at = self.received_at = self.opened_at
+        """`sent_at`: when the system accepted bytes last, or the outbox was empty"""
+        self.is_pinged = False
+        """Whether a PING was sent and nothing has arrived since"""
         self.call_count = 0
         self.cause: EndCause | None = None
         self.cause_detail = ""
@@ -279,6 +288,7 @@ class GrpcConnection:
         return not self._is_served_now
 
     def _receive(self, chunk: bytes) -> None:
+        self.received_at, self.is_pinged = trio.current_time(), False
         for event in self.protocol.receive(chunk):
             self._handle(event)
         if self._sent:
@@ -385,9 +395,9 @@ class GrpcConnection:
 
     async def _write_forever(self) -> None:
         while True:
-            data = self.protocol.data_to_send() or await self._writer.wait_for_work()
-            if data:
-                await self._transport.send_all(data)
+            data = memoryview(self.protocol.data_to_send() or await self._writer.wait_for_work())
+            for begin in range(0, len(data), SEND_PIECE_BYTES):
+                await self._transport.send_all(data[begin : begin + SEND_PIECE_BYTES])
                 self.sent_at = trio.current_time()
             self._sent.unpark_all()
 

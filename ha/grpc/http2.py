@@ -488,6 +488,10 @@ class Http2Protocol:
         stream.trailers = TRAILERS_OK
         self._flush(stream)
 
+    def ping(self) -> None:
+        """Asks the peer for a sign of life."""
+        self._queue(frame(PING, 0, 0, bytes(8)))
+
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Announces that the connection ends; calls under way may finish."""
         if not self.has_goaway:

@@ -116,21 +116,34 @@ class GrpcServer:
             await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
 
     async def _watch(self) -> None:
-        """Closes connections that are idle or don't read, and all connections once `is_serving` is false."""
+        """Closes connections that are idle, don't read or are gone, and all connections once `is_serving` is false."""
         while True:
             await trio.sleep(WATCH_INTERVAL_S)
             now, options = trio.current_time(), self._options
             for connection in list(self.connections):
-                protocol = connection.protocol
                 if not self._is_serving():
                     connection.close(EndCause.NOT_SERVING)
-                elif protocol.streams:
+                elif connection.protocol.streams:
                     connection.busy_at = now
                 elif now - connection.busy_at > options.idle_timeout_s:
-                    protocol.go_away()
+                    connection.protocol.go_away()
                     connection.flush_soon()
                     connection.close(EndCause.IDLE)
                 if not connection.is_sending:
                     connection.sent_at = now
+                    self._check_peer(connection, now)
                 elif now - connection.sent_at > options.send_timeout_s:
                     connection.close(EndCause.PEER_DOES_NOT_READ)
+
+    def _check_peer(self, connection: GrpcConnection, now: float) -> None:
+        """Sends a PING to a peer that has been silent during a call; closes the connection if it was not answered."""
+        silent_s = now - connection.received_at
+        if not connection.protocol.streams:
+            return
+        if connection.is_pinged:
+            if silent_s > self._options.ping_after_s + self._options.ping_timeout_s:
+                connection.close(EndCause.PING_NOT_ANSWERED)
+        elif silent_s > self._options.ping_after_s:
+            connection.is_pinged = True
+            connection.protocol.ping()
+            connection.flush_soon()

@@ -14,6 +14,7 @@ import trio.testing
 import trustme
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import PingReceived
 from h2.settings import SettingCodes
 
 from ha.grpc import Call, GrpcOptions, GrpcServer, Status
@@ -378,4 +379,59 @@ async def test_peer_that_does_not_read_is_closed(autojump_clock: trio.testing.Mo
         await trio.sleep(5)
         assert server.statistics().ended == {"peer does not read": 1}
         await stream.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_peer_that_reads_slowly_is_not_closed(autojump_clock: trio.testing.MockClock) -> None:
+    """It takes several times `send_timeout_s` to read one message."""
+    server, (ours, theirs) = GrpcServer(Large(), GrpcOptions(send_timeout_s=60)), trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve, [MemoryListener()])
+        nursery.start_soon(server.handle, theirs)
+        client = H2Connection(H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        client.increment_flow_control_window(2**31 - 1 - 65_535)
+        client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
+        client.send_data(1, framed(b""), end_stream=True)
+        await ours.send_all(client.data_to_send())
+        for _ in range(150):
+            assert await ours.receive_some(8000)
+            await trio.sleep(1)
+        assert server.connections
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["alive", "gone"])
+async def test_silent_peer_of_a_call_is_asked_for_a_sign_of_life(
+    autojump_clock: trio.testing.MockClock, answers: bool
+) -> None:
+    server = GrpcServer(Silent(), GrpcOptions(ping_after_s=60, ping_timeout_s=20))
+    async with trio.open_nursery() as nursery:
+        ours, theirs = trio.testing.memory_stream_pair()
+        await nursery.start(server.serve, [MemoryListener()])
+        nursery.start_soon(server.handle, theirs)
+        client = H2Connection(H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.send_headers(1, [(name, "/s/Chat" if name == ":path" else value) for name, value in HEADERS])
+        client.send_data(1, framed(b"m"))
+        await ours.send_all(client.data_to_send())
+        pinged_at: list[float] = []
+        began = trio.current_time()
+        with trio.move_on_after(300):
+            while chunk := await ours.receive_some():
+                pinged_at += [
+                    trio.current_time() - began for each in client.receive_data(chunk) if isinstance(each, PingReceived)
+                ]
+                if answers:
+                    await ours.send_all(client.data_to_send())
+        if answers:
+            assert len(server.connections) == 1
+            assert len(pinged_at) == 4
+        else:
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.statistics().ended == {"PING not answered": 1}
+            assert len(pinged_at) == 1
+            assert 60 <= pinged_at[0] <= 62
+            assert 80 <= trio.current_time() - began <= 83
         nursery.cancel_scope.cancel()
