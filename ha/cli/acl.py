@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -162,22 +163,26 @@ def revoke(
     """Delete the policy entry of USER for RESOURCE."""
     kind, other, flags = (DEFAULT, CUSTOM, "without --default") if default else (CUSTOM, DEFAULT, "with --default")
 
-    async def work(admin: Admin, _: Client) -> bool:
+    async def work(admin: Admin, _: Client) -> tuple[list[str], list[str]]:
+        resources = _resources(await admin.policies(), user, kind)
         await admin.delete_policy(user, resource, kind)
-        left = (await admin.policies()).get(user, [])
-        return any(
-            policy.policy_type == other and entry.resource == resource
-            for policy in left
-            for entry in policy.entries or ()
-        )
+        return resources, _resources(await admin.policies(), user, other)
 
-    is_left = ask(work, client)
+    before, others = ask(work, client)
     if json:
         print_json({"user": user, "resource": resource})
     else:
         print(f"{safe(user)}: no {kind} entry for {safe(resource)}")
-    if is_left:
+    if resource in others:
         notices().print(f"ha: {safe(user)} still has a {other} entry for {safe(resource)}: repeat it {flags}")
+    elif resource not in before:
+        notices().print(f"ha: no such entry was found; {kind} entries are for {safe(', '.join(sorted(before)) or 'nothing')}")
+
+
+def _resources(policies: Mapping[str, Sequence[PolicyInfo]], user: str, kind: str) -> list[str]:
+    """Returns the resources that a user has entries of a kind for."""
+    of_kind = (policy for policy in policies.get(user, ()) if policy.policy_type == kind)
+    return [entry.resource or "" for policy in of_kind for entry in policy.entries or ()]
 
 
 @app.command(name="import")

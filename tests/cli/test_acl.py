@@ -79,6 +79,7 @@ def test_users_are_created_changed_and_imported(
         assert "The actions is empty." in ha("grant", "alice", "Topic:a", "Shout", code=1)
         still = "ha: alice still has a Default entry for Group:*: repeat it with --default"
         assert still in ha("revoke", "alice", "Group:*")
+        assert "ha: no such entry was found; Custom entries are for Topic:a*" in ha("revoke", "alice", "Topic:a")
         assert still not in ha("revoke", "alice", "Group:*", "--default")
         assert [policy["policyType"] for policy in listed()["alice"]["policies"]] == ["Custom"]
 
