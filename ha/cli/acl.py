@@ -176,7 +176,8 @@ def revoke(
     if resource in others:
         notices().print(f"ha: {safe(user)} still has a {other} entry for {safe(resource)}: repeat it {flags}")
     elif resource not in before:
-        notices().print(f"ha: no such entry was found; {kind} entries are for {safe(', '.join(sorted(before)) or 'nothing')}")
+        known = safe(", ".join(sorted(before)) or "nothing")
+        notices().print(f"ha: no such entry was found; {kind} entries are for {known}")
 
 
 def _resources(policies: Mapping[str, Sequence[PolicyInfo]], user: str, kind: str) -> list[str]:

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from ha.cli import run
 from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
@@ -331,17 +333,36 @@ def test_without_etcd_there_is_no_failover(
     assert not (tmp_path / "cluster").exists()
 
 
-def test_a_node_with_an_admin_token_is_asked_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HA_ADMIN_TOKEN", "HALOG_ADMIN_TOKEN"):
+def test_a_node_with_an_admin_token_is_asked_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HA_ADMIN_TOKEN", "HA_ADMIN_TOKEN_FILE", "HALOG_ADMIN_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    (tmp_path / "token").write_text("from-the-nodes-file\n")
     tokens: list[str | None] = []
     with admin_port(json.dumps(MASTER | {"degraded_reason": ""}).encode(), tokens=tokens) as address:
         keys = {"brokerName": str(MASTER["broker_name"]), "adminListenPort": address.rpartition(":")[2]}
-        wait_settled([LocalNode("broker-a-0", keys)], 60)
-        wait_settled([LocalNode("broker-a-0", {**keys, "adminToken": "let-me-switch-it"})], 60)
+        wait_settled(tmp_path, [LocalNode("broker-a-0", keys)], 60)
+        wait_settled(tmp_path, [LocalNode("broker-a-0", {**keys, "adminToken": "let-me-switch-it"})], 60)
+        wait_settled(tmp_path, [LocalNode("broker-a-0", {**keys, "adminTokenFile": "token"})], 60)
         monkeypatch.setenv("HALOG_ADMIN_TOKEN", "in-a-file-of-the-node")
-        wait_settled([LocalNode("broker-a-0", keys)], 60)
-    assert tokens == [None, "Bearer let-me-switch-it", "Bearer in-a-file-of-the-node"]
+        wait_settled(tmp_path, [LocalNode("broker-a-0", keys)], 60)
+        with pytest.raises(NodeError, match=r"adminTokenFile of broker-a-0: .*No such file"):
+            wait_settled(tmp_path, [LocalNode("broker-a-0", {**keys, "adminTokenFile": "missing"})], 60)
+    words = ("let-me-switch-it", "from-the-nodes-file", "in-a-file-of-the-node")
+    assert tokens == [None, *(f"Bearer {word}" for word in words)]
+
+
+def test_a_node_with_admin_tls_is_asked_with_it(tmp_path: Path) -> None:
+    """Its certificate may be any, such as one without the name of this machine."""
+    certificate = trustme.CA().issue_cert("broker.example")
+    (tmp_path / "node.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(tls)
+    with admin_port(json.dumps(MASTER | {"degraded_reason": ""}).encode(), tls=tls) as address:
+        keys = {"brokerName": str(MASTER["broker_name"]), "adminListenPort": address.rpartition(":")[2]}
+        encrypted = {**keys, "adminTls": "enforcing", "tls.server.certPath": "node.pem"}
+        wait_settled(tmp_path, [LocalNode("broker-a-0", encrypted)], 60)
+        with pytest.raises(NodeError, match=r"tls\.server\.certPath .*/missing: "):
+            wait_settled(tmp_path, [LocalNode("broker-a-0", {**encrypted, "tls.server.certPath": "missing"})], 60)
 
 
 # ---- processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -62,7 +63,9 @@ SLAVE = {
 
 
 @contextmanager
-def admin_port(body: bytes, *, moved_to: str = "", tokens: list[str | None] | None = None) -> Iterator[str]:
+def admin_port(
+    body: bytes, *, moved_to: str = "", tokens: list[str | None] | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """An HTTP server that answers /status with `body`, or says that it has moved; `tokens` are what it is shown."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,6 +82,8 @@ def admin_port(body: bytes, *, moved_to: str = "", tokens: list[str | None] | No
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

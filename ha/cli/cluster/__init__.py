@@ -113,7 +113,7 @@ def up(
             signal.pidfd_send_signal(runner, START_MISSING)
         finally:
             os.close(runner)
-        wait_settled(nodes, timeout)
+        wait_settled(dir_.absolute(), nodes, timeout)
         _show(nodes, json=json)
     except NodeError as error:
         notices().print(f"ha: {error.what}")
@@ -133,7 +133,7 @@ def _run(directory: Path, wakeup: int, timeout_s: float, background: Background 
     started = time.monotonic()
     try:
         nodes = cluster.start(timeout_s)
-        wait_settled(nodes, timeout_s - (time.monotonic() - started))
+        wait_settled(directory.absolute(), nodes, timeout_s - (time.monotonic() - started))
         _show(nodes, json=json)
         if background is not None:
             background.detach()

@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import signal
+import ssl
 import struct
 import sys
 import time
@@ -25,6 +26,7 @@ from ha.cli.admin_pages import Page, fetch_pages, open_directly
 from ha.cli.cluster.layout import ETCD, LOCK_FILE, LocalNode, etcd_url, read_nodes
 from ha.cli.cluster.processes import STOP_TIMEOUT_S, NodeError, NodeProcess
 from ha.cli.exits import UsageError
+from ha.client.credentials import read_secret_key
 
 START_MISSING = signal.SIGUSR1
 """Makes the process that runs a cluster start the nodes that don't run, such as new ones."""
@@ -235,22 +237,23 @@ def _wait_etcd(process: NodeProcess, url: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)  # HTTP offers no notification
 
 
-def wait_settled(nodes: Sequence[LocalNode], timeout_s: float) -> None:
-    """Waits until every broker is ready and registered, and every group has a master with its slaves in sync.
-
-    NodeError with the reason for the first that is not.
+def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) -> None:
+    """Waits until every broker of `directory` is ready and registered, and every group has a master with its slaves in
+    sync. NodeError with the reason for the first that is not.
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}
-    by_token: dict[str, list[str]] = {}
+    by_access: dict[tuple[str, Path | None], list[str]] = {}
     for address, node in brokers.items():
-        by_token.setdefault(_admin_token(node), []).append(address)
+        access = _admin_token(directory, node), _admin_certificate(directory, node)
+        by_access.setdefault(access, []).append(address)
+    contexts = {certificate: _trusting(certificate) for _, certificate in by_access}
     while True:
         masterless = {node.keys.get("brokerName", "") for node in brokers.values()}
         faults = []
         pages: dict[str, Page | str] = {}
-        for token, addresses in by_token.items():
-            pages |= fetch_pages(addresses, token)
+        for (token, certificate), addresses in by_access.items():
+            pages |= fetch_pages(addresses, token, contexts[certificate])
         for address, page in pages.items():
             if why := _fault(page):
                 faults.append(f"{brokers[address].name}: {why}")
@@ -264,10 +267,36 @@ def wait_settled(nodes: Sequence[LocalNode], timeout_s: float) -> None:
         time.sleep(_POLL_S)  # HTTP offers no notification
 
 
-def _admin_token(node: LocalNode) -> str:
-    """Returns the token of a node's admin port, in the order in which the node looks for it; "" for none."""
+def _admin_token(directory: Path, node: LocalNode) -> str:
+    """Returns the token of a node's admin port, in the order in which the node looks for it; "" for none. NodeError."""
     given = os.environ.get("HA_ADMIN_TOKEN") or node.keys.get("adminToken")
-    return given or os.environ.get("HALOG_ADMIN_TOKEN", "")
+    if given:
+        return given
+    if file := os.environ.get("HA_ADMIN_TOKEN_FILE") or node.keys.get("adminTokenFile"):
+        try:
+            return read_secret_key(str(directory / file))
+        except ValueError as error:
+            raise NodeError(f"adminTokenFile of {node.name}: {error}") from None
+    return os.environ.get("HALOG_ADMIN_TOKEN", "")
+
+
+def _admin_certificate(directory: Path, node: LocalNode) -> Path | None:
+    """Returns the file of the certificate of a node's admin port; None without TLS."""
+    is_encrypted = node.keys.get("adminTls") == "enforcing"
+    return directory / node.keys.get("tls.server.certPath", "") if is_encrypted else None
+
+
+def _trusting(certificate: Path | None) -> ssl.SSLContext | None:
+    """Returns a context that trusts this certificate, whatever names it has. NodeError."""
+    if certificate is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+    except OSError as error:
+        raise NodeError(f"tls.server.certPath {certificate}: {error}") from None
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be that of a CA
+    return context
 
 
 def _fault(page: Page | str) -> str:
