@@ -9,15 +9,19 @@ import anyio.lowlevel
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ha.arrow.read_options import ReadOptions, RowFilter
-from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
-from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
+from ha.client import Admin, Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
+from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone, RouteNotFound
 from ha.protocol.record import Message as Record
 from ha.protocol.record_encoding import encode_record
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
 from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
+from ha.spark.source.offsets import StreamOffset, decode_stream, encode_stream
+from ha.spark.source.options import parse_options
+from ha.spark.source.stream_reader import StreamPlanner
 from scripts.nodes import Cluster, reserved_ports
 from tests.arrow.stores import STORE_HOST
 from tests.spark.clusters import running_cluster
@@ -169,6 +173,38 @@ def test_missing_range_is_an_error_or_skipped(nodes: Cluster) -> None:
     with pytest.raises(RecordsGone, match="flights queue 0 of broker-a") as caught:
         list(partition.read(ReadOptions(columns=("queueOffset",))))
     assert (caught.value.first, caught.value.end) == (COUNT // 2, COUNT // 2 + 5)
+
+
+@pytest.mark.processes
+def test_query_goes_on_after_one_of_its_topics_was_deleted(nodes: Cluster) -> None:
+    """It raised RouteNotFound at each restart, even with failOnDataLoss=false."""
+
+    async def delete() -> None:
+        async with Producer(nodes.name_server_address) as producer:
+            await producer.send(Message("gone", b"x"))
+        async with Admin(nodes.name_server_address) as admin:
+            await admin.delete_topic("gone")
+
+    anyio.run(delete)
+    source = NetworkSource(settings(nodes))
+    try:
+        gone, other = QueueKey("gone", "broker-a", 0), QueueKey("other", "broker-a", 0)
+        end = source.queue_range(other).end
+        positions = {gone: 5, other: end}
+        brokers = source.brokers()
+        start = encode_stream(StreamOffset(positions=positions), brokers)
+        given = {"servers": nodes.name_server_address, "subscribe": "gone,other", "fetchOffset.numRetries": "1"}
+        planner = StreamPlanner(source, parse_options(given, "stream"))
+        with pytest.raises(RecordsGone, match="its topic was deleted"):
+            planner.latest(start, ReadAllAvailable())
+        planner = StreamPlanner(source, parse_options({**given, "failOnDataLoss": "false"}, "stream"))
+        after = decode_stream(planner.latest(start, ReadAllAvailable()), brokers)
+        assert gone not in after.positions
+        assert after.positions[other] == end
+        with pytest.raises(RouteNotFound):
+            source.queue_range(QueueKey("gone", "broker-that-is-away", 0))
+    finally:
+        source.close()
 
 
 def test_name_servers_that_do_not_answer_name_the_option() -> None:

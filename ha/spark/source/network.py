@@ -175,9 +175,14 @@ class NetworkSource(LogSource):
 
         async def ask(key: QueueKey) -> QueueRange:
             queue = _message_queue(key)
-            # The end first: if the queue grows or is truncated in between, this is still a range.
-            end = await with_retries(lambda: consumer.max_offset(queue), retry_s)
-            begin = await with_retries(lambda: consumer.min_offset(queue), retry_s)
+            try:
+                # The end first: if the queue grows or is truncated in between, this is still a range.
+                end = await with_retries(lambda: consumer.max_offset(queue), retry_s)
+                begin = await with_retries(lambda: consumer.min_offset(queue), retry_s)
+            except RouteNotFound:
+                if key.broker not in await consumer.broker_names():
+                    raise  # it may only be away
+                return QueueRange(0, 0)  # its topic was deleted
             return QueueRange(min(begin, end), end)
 
         futures = {key: portal.start_task_soon(ask, key) for key in queues}
