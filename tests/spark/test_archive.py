@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,10 @@ from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, 
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, encode_host
 from ha.protocol.record_encoding import encode_record
-from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
+from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path, files
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.delta import _bounds
+from ha.spark.jobs.archive.files import read_task
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
 from ha.spark.jobs.archive.read import archive_states
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
@@ -403,6 +405,26 @@ def test_small_files_are_merged_to_target_size(written_store: Path, tmp_path: Pa
     for path in target.glob("topic=*/*/*"):
         column = pq.ParquetFile(path).metadata.row_group(0).column(0)
         assert column.compression == "ZSTD"
+
+
+@pytest.mark.parametrize("buffer_bytes", [1 << 20, 4 << 10], ids=["enough", "small"])
+def test_each_of_many_topics_gets_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int) -> None:
+    """With more than 64 topics, each batch that is read began a new file of each."""
+    messages = [message(number, topic=f"t{number % 100}", queue_id=0) for number in range(2000)]
+    store = make_store(tmp_path / "broker", messages)
+    monkeypatch.setattr(files, "read_task", lambda task: in_slices(read_task(task), 100))
+    result = run(store, tmp_path / "archive", range_bytes=1 << 30, compact_files_min=0, buffer_bytes=buffer_bytes)
+    assert result.rows == len(visible(tmp_path / "archive")) == 2000
+    if buffer_bytes > 1 << 19:
+        assert result.files == 100
+    else:
+        assert 100 < result.files < 2000
+
+
+def in_slices(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
 
 
 def test_manifest_describes_each_file(written_store: Path, tmp_path: Path) -> None:

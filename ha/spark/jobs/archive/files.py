@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -64,6 +64,8 @@ RAW_PROPERTIES = "propertiesRaw"
 _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
 _OPEN_FILES_MAX = 64
+_Partition: TypeAlias = tuple[str | None, date | None]
+"""Topic and day"""
 _BATCH_BYTES = 16 << 20
 _EPOCH = date(1970, 1, 1)
 _US_PER_DAY = 86_400_000_000
@@ -265,14 +267,17 @@ def _last_record(batch: pa.RecordBatch) -> LastRecord | None:
 
 
 class _Files:
-    """The open files of one task, one per topic and day."""
+    """The files of one task that are not finished, one per topic and day."""
 
     def __init__(self, task: RangeTask | MergeTask, folder: Path, schema: pa.Schema, attempt: int) -> None:
         self._task = task
         self._folder = folder
         self._schema = schema
         self._attempt = attempt
-        self._open: dict[tuple[str | None, date | None], _OpenFile] = {}
+        self._unfinished: dict[_Partition, _File] = {}
+        self._open: dict[_Partition, None] = {}
+        """Those of which a part is on disk, by the time of their last flush"""
+        self._buffered_bytes = 0
         self._done: list[ArchivedFile] = []
         self._count = 0
 
@@ -281,40 +286,49 @@ class _Files:
 
     def __exit__(self, *error: object) -> None:
         with ExitStack() as stack:
-            for file in self._open.values():
+            for file in self._unfinished.values():
                 stack.callback(file.abandon)
 
     def write(self, topic: str | None, day: date | None, rows: pa.RecordBatch) -> None:
         options = self._task.files
-        file = self._open.pop((topic, day), None)
+        partition = topic, day
+        file = self._unfinished.get(partition)
         if file is None:
-            if len(self._open) >= _OPEN_FILES_MAX:
-                self._finish(next(iter(self._open)))  # the least recently written one
-            file = self._new(topic, day)
-        self._open[topic, day] = file
-        file.add(rows)
+            file = self._unfinished[partition] = self._new()
+        self._buffered_bytes += file.add(rows)
         if file.buffered_bytes >= options.row_group_bytes:
-            file.flush()
-        while sum(each.buffered_bytes for each in self._open.values()) > options.buffer_bytes:
-            max(self._open.values(), key=lambda each: each.buffered_bytes).flush()
+            self._flush(partition)
+        while self._buffered_bytes > options.buffer_bytes:
+            self._flush(max(self._unfinished, key=lambda each: self._unfinished[each].buffered_bytes))
         if file.written_bytes >= options.target_file_bytes:
-            self._finish((topic, day))
+            self._finish(partition)
 
     def close(self) -> tuple[ArchivedFile, ...]:
         """Finish and sync all files, and return them."""
-        for key in list(self._open):
-            self._finish(key)
+        for partition in list(self._unfinished):
+            self._finish(partition)
         return tuple(self._done)
 
-    def _new(self, topic: str | None, day: date | None) -> _OpenFile:
+    def _new(self) -> _File:
         name = f"{self._task.number:05d}-{self._count:05d}-{self._attempt}.parquet"
         self._count += 1
-        return _OpenFile(self._folder / name, self._schema, self._task.files.compression_level)
+        return _File(self._folder / name, self._schema, self._task.files.compression_level)
 
-    def _finish(self, key: tuple[str | None, date | None]) -> None:
-        topic, day = key
+    def _flush(self, partition: _Partition) -> None:
+        """Write the buffered rows of a file. Topics with few rows have nothing but a buffer until their file is
+        finished, so that any number of them gets one file each."""
+        if partition not in self._open and len(self._open) >= _OPEN_FILES_MAX:
+            self._finish(next(iter(self._open)))
+        self._open.pop(partition, None)
+        self._open[partition] = None
+        self._buffered_bytes -= self._unfinished[partition].flush()
+
+    def _finish(self, partition: _Partition) -> None:
+        topic, day = partition
         task = self._task
-        file = self._open.pop(key)
+        file = self._unfinished.pop(partition)
+        self._open.pop(partition, None)
+        self._buffered_bytes -= file.buffered_bytes
         size = file.finish()
         begin, end = file.physical_begin, file.physical_end
         ordinal = f"{task.sequence:08d}-{task.number:05d}-{len(self._done):05d}"
@@ -324,23 +338,15 @@ class _Files:
         self._done.append(ArchivedFile(path, staged, topic, day, file.rows, size, begin, end, file.spans()))
 
 
-class _OpenFile:
-    """One Parquet file being written."""
+class _File:
+    """One Parquet file. It is created by the first flush."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression_level: int) -> None:
-        names = schema.names
         self.path = path
-        self._sink: Any = path.open("xb")
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            schema,
-            compression="zstd",
-            compression_level=compression_level,
-            use_dictionary=[name for name in names if name in _DICTIONARY],
-            write_statistics=[name for name in names if name not in _NO_STATISTICS],
-            store_schema=False,
-        )
         self._schema = schema
+        self._compression_level = compression_level
+        self._sink: Any = None
+        self._writer: Any = None
         self._batches: list[pa.RecordBatch] = []
         self._spans: dict[int, tuple[int, int, int]] = {}
         self.buffered_bytes = 0
@@ -351,9 +357,10 @@ class _OpenFile:
     @property
     def written_bytes(self) -> int:
         """Size of the file without buffered rows."""
-        return int(self._sink.tell())
+        return 0 if self._sink is None else int(self._sink.tell())
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch) -> int:
+        """Buffer rows; returns their bytes."""
         begins = rows["physicalOffset"]
         ends = pc.add(begins, pc.fill_null(rows["storeSize"], 0).cast(pa.int64()))
         if not self.rows:
@@ -363,13 +370,18 @@ class _OpenFile:
         self.rows += rows.num_rows
         self._batches.append(rows)
         self.buffered_bytes += rows.nbytes
+        return int(rows.nbytes)
 
-    def flush(self) -> None:
+    def flush(self) -> int:
+        """Write the buffered rows; returns their bytes."""
+        if self._writer is None:
+            self._open()
         if self._batches:
             table = pa.Table.from_batches(self._batches, self._schema)
             self._writer.write_table(table, row_group_size=table.num_rows)
             self._batches = []
-            self.buffered_bytes = 0
+        flushed, self.buffered_bytes = self.buffered_bytes, 0
+        return flushed
 
     def finish(self) -> int:
         """Write the rest, sync the file, return its size in bytes."""
@@ -382,9 +394,23 @@ class _OpenFile:
 
     def abandon(self) -> None:
         """Delete the file."""
-        self._writer.close()
-        self._sink.close()
-        self.path.unlink(missing_ok=True)
+        if self._writer is not None:
+            self._writer.close()
+            self._sink.close()
+            self.path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        names = self._schema.names
+        self._sink = self.path.open("xb")
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=self._compression_level,
+            use_dictionary=[name for name in names if name in _DICTIONARY],
+            write_statistics=[name for name in names if name not in _NO_STATISTICS],
+            store_schema=False,
+        )
 
     def spans(self) -> tuple[QueueSpan, ...]:
         return tuple(QueueSpan(queue, *span) for queue, span in sorted(self._spans.items()))
