@@ -247,26 +247,31 @@ class Joined(msgspec.Struct, frozen=True):
     broker: str
     topics: list[str]
     groups: list[str]
+    users: list[str] = []
 
 
 @app.command
 def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
-    """Create the topics and consumer groups of the other brokers on a broker that was added to the cluster.
+    """Create the topics, consumer groups and users of the other brokers on a broker that was added to the cluster.
 
-    Settings and numbers of queues are those of the other brokers. Topics and groups that it has stay as they are.
+    Settings, policies and numbers of queues are those of the other brokers. What the broker has stays as it is. Users,
+    if the other brokers have some, can be created by a super user only, as nobody else can read their passwords.
     """
     joined = ask(lambda admin, _: join_broker(admin, broker), client)
     if json:
         print_json(joined)
     else:
-        print(f"{safe(broker)}: {len(joined.topics):,} topics and {len(joined.groups):,} groups created")
+        users = f" and {len(joined.users):,} users" if joined.users else ""
+        print(f"{safe(broker)}: {len(joined.topics):,} topics, {len(joined.groups):,} groups{users} created")
 
 
 async def join_broker(admin: Admin, name: str) -> Joined:
-    """Creates the missing topics and groups, groups first, so that consumers can read a topic once it exists."""
+    """Creates the missing users, groups and topics, in this order: clients come once there are topics. UsageError, and
+    the errors of Admin."""
     brokers = await _brokers(admin, name)
     own_groups, own_topics = await admin.groups(broker_names=[name]), await admin.topic_configs(name)
     others = [each for each in brokers if each != name]
+    users = await _create_users(admin, name, others)
     groups = {
         group: config for group, config in (await admin.groups(broker_names=others)).items() if group not in own_groups
     }
@@ -283,4 +288,23 @@ async def join_broker(admin: Admin, name: str) -> Joined:
             attributes=known[topic].attributes,
             broker_names=[name],
         )
-    return Joined(name, topics, list(groups))
+    return Joined(name, topics, list(groups), users)
+
+
+async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]:
+    """Creates the users that a broker misses, with their policies, and returns their names. UsageError."""
+    try:
+        known = await admin.users(broker_names=others)
+    except BrokerError:
+        return []  # these brokers have no users
+    own = {user.username for user in await admin.users(broker_names=[name])}
+    missing = [user for user in known if user.username not in own]
+    if any(user.password is None for user in missing):
+        raise UsageError(f"{safe(name)} has no user {safe(missing[0].username or '')}: repeat it as a super user")
+    for user in missing:
+        await admin.create_user(user, broker_names=[name])
+    own_policies = await admin.policies(broker_names=[name])
+    for username, policies in (await admin.policies(broker_names=others)).items():
+        if policies and not own_policies.get(username):  # an earlier attempt may have created the user alone
+            await admin.update_policies(username, policies, broker_names=[name])
+    return [user.username or "" for user in missing]

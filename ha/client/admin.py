@@ -247,34 +247,39 @@ class Admin(ClientUser):
 
     # Users of ACL 2.0
 
-    async def users(self) -> list[UserInfo]:
-        """All users of the masters, sorted by name; with passwords only for super users."""
+    async def users(self, *, broker_names: Sequence[str] | None = None) -> list[UserInfo]:
+        """All users of the masters of the named broker sets, by default of all, sorted by name; with passwords only for
+        super users."""
         found: dict[str, UserInfo] = {}
-        for answer in await self._ask_masters(RequestCode.AUTH_LIST_USER):
+        for answer in await self._ask_masters(RequestCode.AUTH_LIST_USER, broker_names=broker_names):
             found |= {user.username or "": user for user in _list_of(list[UserInfo], answer.body)}
         return [found[name] for name in sorted(found)]
 
-    async def policies(self) -> dict[str, list[PolicyInfo]]:
-        """The policies of the masters' users, by name."""
+    async def policies(self, *, broker_names: Sequence[str] | None = None) -> dict[str, list[PolicyInfo]]:
+        """The policies of users, by name. `broker_names`: as for `users`."""
         found: dict[str, list[PolicyInfo]] = {}
-        for answer in await self._ask_masters(RequestCode.AUTH_LIST_ACL):
+        for answer in await self._ask_masters(RequestCode.AUTH_LIST_ACL, broker_names=broker_names):
             found |= {username_of(acl.subject): acl.policies or [] for acl in _list_of(list[AclInfo], answer.body)}
         return found
 
-    async def create_user(self, user: UserInfo) -> None:
-        """Creates a user on all masters that don't have it. BrokerError if all have."""
-        header = UserRequest(username=user.username or "")
-        await self._change_masters(RequestCode.AUTH_CREATE_USER, header, java_json.dumps(user), done="user is existed")
+    async def create_user(self, user: UserInfo, *, broker_names: Sequence[str] | None = None) -> None:
+        """Creates a user on all masters (of the named broker sets) that don't have it. BrokerError if all have."""
+        header, body = UserRequest(username=user.username or ""), java_json.dumps(user)
+        code = RequestCode.AUTH_CREATE_USER
+        await self._change_masters(code, header, body, done="user is existed", broker_names=broker_names)
 
     async def delete_user(self, name: str) -> None:
         """Deletes a user and its policies on all masters."""
         await self._change_masters(RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
 
-    async def update_policies(self, name: str, policies: list[PolicyInfo]) -> None:
-        """Adds policy entries to those of a user, or replaces the ones of the same resources, on all masters."""
-        acl = AclInfo(subject=subject_of(name), policies=policies)
+    async def update_policies(
+        self, name: str, policies: list[PolicyInfo], *, broker_names: Sequence[str] | None = None
+    ) -> None:
+        """Adds policy entries to those of a user, or replaces the ones of the same resources, on all masters (of the
+        named broker sets)."""
+        body = java_json.dumps(AclInfo(subject=subject_of(name), policies=policies))
         header = SubjectRequest(subject=subject_of(name))
-        await self._change_masters(RequestCode.AUTH_UPDATE_ACL, header, java_json.dumps(acl))
+        await self._change_masters(RequestCode.AUTH_UPDATE_ACL, header, body, broker_names=broker_names)
 
     async def delete_policy(self, name: str, resource: str, policy_type: str) -> None:
         """Deletes the policy entry of a user for `resource` on all masters. BrokerError if none has policies of it."""
@@ -505,14 +510,20 @@ class Admin(ClientUser):
         return [await self._ask(address, code, header, body) for address in await self._masters(broker_names)]
 
     async def _change_masters(
-        self, code: RequestCode, header: Header, body: bytes = b"", *, done: str | None = None
+        self,
+        code: RequestCode,
+        header: Header,
+        body: bytes = b"",
+        *,
+        done: str | None = None,
+        broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Asks all masters for a change. `done`: the remark of those that made it in an earlier call.
+        """Asks these masters for a change. `done`: the remark of those that made it in an earlier call.
 
         BrokerError if all refuse so, and at the first that fails otherwise. ConnectionFailed, once all were asked, if a
         broker set has no master."""
         refusals: list[BrokerError] = []
-        masters = await self._masters(None)
+        masters = await self._masters(broker_names)
         for address in masters:
             try:
                 await self._ask(address, code, header, body)
@@ -523,7 +534,7 @@ class Admin(ClientUser):
         if len(refusals) == len(masters):
             raise refusals[0]
         unchanged = [broker.name for broker in await self.brokers() if MASTER_ID not in broker.addresses]
-        if unchanged:
+        if unchanged and broker_names is None:
             raise ConnectionFailed(", ".join(unchanged), "no master is registered, so nothing changed there; repeat it")
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:

@@ -1,5 +1,6 @@
 """`ha broker`: brokers are added and drained while producers and consumers of the SDK run, on a virtual clock."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -15,6 +16,7 @@ from ha.cli import run
 from ha.cli.broker import Drained, Joined, Left, drain_broker, join_broker
 from ha.cli.exits import UsageError
 from ha.client import (
+    AclCredentials,
     Admin,
     Client,
     ClientOptions,
@@ -26,7 +28,9 @@ from ha.client import (
     SimpleConsumer,
     TransactionState,
 )
+from ha.config.secret import SecretStr
 from ha.errors import HalogError
+from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserInfo
 from ha.protocol.bodies import GroupConfig
 from tests.cli.doctoring import closed_port
 from tests.client.our_broker import OverTrio
@@ -46,23 +50,24 @@ class World:
         self.admin = admin
         self.reported: list[Left] = []
 
-    def add(self) -> Any:
-        return Host(self.network, B).node("ASYNC_MASTER", broker_name="broker-b", name_server_addresses=NAMES)
+    def add(self, **config: Any) -> Any:
+        names = {"broker_name": "broker-b", "name_server_addresses": NAMES}
+        return Host(self.network, B).node("ASYNC_MASTER", **names, **config)
 
     async def drain(self, name: str, wait_s: float, settle_s: float = ROUTES_REFRESHED_S) -> Drained:
         return await drain_broker(self.admin, self.client, name, wait_s, settle_s, self.reported.append)
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(credentials: AclCredentials | None = None, **config: Any) -> AsyncIterator[World]:
     network = MemoryNetwork()
 
     async def connect(host: str, port: int) -> ByteStream:
         return OverTrio(await network.connect("10.0.9.9", f"{host}:{port}"))
 
     async with (
-        Host(network, A).node("ASYNC_MASTER"),
-        Client([NAMES], options=ClientOptions(connect=connect)) as client,
+        Host(network, A).node("ASYNC_MASTER", **config),
+        Client([NAMES], options=ClientOptions(connect=connect, credentials=credentials)) as client,
         Admin(client) as admin,
     ):
         yield World(network, client, admin)
@@ -121,6 +126,32 @@ async def test_a_broker_is_added_and_drained_without_a_failed_send(autojump_cloc
     assert len(consumed) == len(set(consumed))
     assert set(sent) <= set(consumed)
     assert {"broker-a", "broker-b"} == set(sent.values())
+
+
+async def test_users_of_the_other_brokers_are_created_with_their_policies(autojump_clock: MockClock) -> None:
+    """Without them, the new broker would refuse the clients that its topics bring to it."""
+    root = AclCredentials("root", "the-secret-of-root")
+    first = SecretStr(json.dumps({"username": "root", "password": "the-secret-of-root"}))
+    inner = SecretStr(json.dumps({"accessKey": "inner", "secretKey": "the-secret-inside"}))
+    config = {
+        "authentication_enabled": True,
+        "authorization_enabled": True,
+        "init_authentication_user": first,
+        "inner_client_authentication_credentials": inner,
+    }
+    entry = PolicyEntryInfo(resource="Topic:orders", actions=["Pub"], source_ips=None, decision=ALLOW)
+    policies = [PolicyInfo(policy_type=CUSTOM, entries=[entry])]
+    async with world(root, **config) as cluster, cluster.add(**config):
+        admin = cluster.admin
+        await admin.create_user(UserInfo(username="shop", password="the-secret-of-shop"), broker_names=["broker-a"])
+        await admin.update_policies("shop", policies, broker_names=["broker-a"])
+        for users in (["shop"], []):
+            assert await join_broker(admin, "broker-b") == Joined("broker-b", [], [], users)
+            known = await admin.users(broker_names=["broker-b"])
+            assert [(user.username, user.password) for user in known if user.username not in ("root", "inner")] == [
+                ("shop", "the-secret-of-shop")
+            ]
+            assert (await admin.policies(broker_names=["broker-b"]))["shop"] == policies
 
 
 async def undecided(_: object) -> TransactionState:
