@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import msgspec
 import trio
 
 from ha.acl.source import refuses_user
-from ha.errors import LocalProtocolError
+from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import GroupRequest, TopicRequest
 from ha.protocol.bodies import ClusterInfo, GroupConfig, TopicConfig, TopicRouteData
@@ -57,6 +58,7 @@ Sign = Callable[["Session | None", RemotingCommand], None]
 
 
 T = TypeVar("T")
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class _Answers(Generic[T]):
@@ -107,7 +109,7 @@ class Cluster:
         answer = await self._ask_name_servers(command)
         route = None
         if answer.code == ResponseCode.SUCCESS:
-            data = java_json.read_as(TopicRouteData, answer.body)
+            data = _read(TopicRouteData, answer)
             for broker in data.broker_datas:
                 if 0 in broker.broker_addrs:
                     self._masters[broker.broker_name] = broker.broker_addrs[0]
@@ -137,7 +139,7 @@ class Cluster:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return UNTYPED
             if answer.code == ResponseCode.SUCCESS:
-                attributes = java_json.read_as(TopicConfig, answer.body).attributes or {}
+                attributes = _read(TopicConfig, answer).attributes or {}
                 return accepted_types(attributes.get("message.type"))
         if failure is not None:
             raise failure  # clients would keep a guess for half a minute
@@ -152,7 +154,7 @@ class Cluster:
         # A broker that may create the group does so when it is first used.
         found = GroupConfig(group_name=group)
         if answer.code == ResponseCode.SUCCESS and answer.body:
-            found = java_json.read_as(GroupConfig, answer.body)
+            found = _read(GroupConfig, answer)
         elif answer.code not in _UNKNOWN_GROUP:
             # A guess would pop the messages of an ordered group out of order.
             raise BrokerUnreachable(f"a broker answered code {answer.code} about group {group}: {answer.remark}")
@@ -205,7 +207,7 @@ class Cluster:
         answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerUnreachable(f"name server answered code {answer.code}: {answer.remark}")
-        brokers = java_json.read_as(ClusterInfo, answer.body).broker_addr_table
+        brokers = _read(ClusterInfo, answer).broker_addr_table
         self._masters = {name: each.broker_addrs[0] for name, each in brokers.items() if 0 in each.broker_addrs}
 
     def _forget_master(self, broker_name: str, address: str) -> None:
@@ -259,6 +261,14 @@ class Cluster:
         broker_name = command.ext_fields.get("bname", "")
         if broker_name in self._masters:  # its address is a name
             self.front.transactions.ask(broker_name, command)
+
+
+def _read(kind: type[StructT], answer: RemotingCommand) -> StructT:
+    """Returns the body of an answer. BrokerUnreachable: what a server does wrong is no fault of the client."""
+    try:
+        return java_json.read_as(kind, answer.body)
+    except RemoteProtocolError as error:
+        raise BrokerUnreachable(f"malformed answer: {error}") from None
 
 
 @asynccontextmanager

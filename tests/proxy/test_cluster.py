@@ -11,7 +11,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import BrokerData, ClusterInfo, GroupConfig, QueueData, TopicConfig, TopicRouteData
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -262,9 +261,12 @@ async def test_requests_that_are_too_large_for_a_frame() -> None:
 
 async def test_malformed_answers() -> None:
     async with opened() as (cluster, servers):
-        servers.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(0, body=b"{")
-        with pytest.raises(RemoteProtocolError):
+        for code in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO):
+            servers.answers[code] = lambda command: command.reply(0, body=b"{")
+        with pytest.raises(BrokerUnreachable, match="malformed answer"):
             await cluster.route("t")
+        with pytest.raises(BrokerUnreachable, match="malformed answer"):
+            await cluster.invoke(None, "a", RemotingCommand(RequestCode.GET_TOPIC_CONFIG))
 
 
 async def test_known_answers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
