@@ -15,6 +15,9 @@ from .names import group_name, topic_name
 from .refusal import CallRefused
 from .status import ok_status
 
+ENDPOINTS_SIZE_MAX = 4096
+"""Maximum bytes of the endpoints in a request: the answer has them once for each queue."""
+
 
 async def existing_route(brokers: Brokers, topic: str) -> Route:
     """Returns a topic's route. CallRefused if no broker has the topic."""
@@ -32,10 +35,11 @@ class Routes:
 
     async def query(self, request: Any) -> Any:
         """QueryRoute. Raises CallRefused."""
+        endpoints = _endpoints_of(request)
         route = await existing_route(self._brokers, topic_name(request.topic))
         queues = []
         for broker in route.brokers:
-            queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=request.endpoints)
+            queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=endpoints)
             both = min(broker.readable, broker.writable)
             kinds = [Permission.READ_WRITE] * both
             kinds += [Permission.READ] * (broker.readable - both) + [Permission.WRITE] * (broker.writable - both)
@@ -55,12 +59,13 @@ class Routes:
     async def assignments(self, request: Any) -> Any:
         """QueryAssignment: one queue with the id -1 for all of each broker's, as receives choose the queue; of an
         ordered group each queue, so that clients receive from all of them at the same time. Raises CallRefused."""
+        endpoints = _endpoints_of(request)
         route = await existing_route(self._brokers, topic_name(request.topic))
         group = await self._brokers.group(group_name(request.group))
         is_ordered = group is not None and group.consume_message_orderly
         queues = []
         for broker in route.brokers:
-            queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=request.endpoints)
+            queue_broker = make("Broker", name=broker.broker_name, id=0, endpoints=endpoints)
             for queue_id in range(broker.readable) if is_ordered else (-1,) if broker.readable else ():
                 queues.append(
                     make(
@@ -75,3 +80,13 @@ class Routes:
             raise CallRefused(Code.FORBIDDEN, "no readable queue")
         assigned = [make("Assignment", message_queue=queue) for queue in queues]
         return make("QueryAssignmentResponse", status=ok_status(), assignments=assigned)
+
+
+def _endpoints_of(request: Any) -> Any:
+    """Returns the addresses that the client uses. CallRefused if they are too many."""
+    size = request.endpoints.ByteSize()
+    if size > ENDPOINTS_SIZE_MAX:
+        raise CallRefused(
+            Code.ILLEGAL_ACCESS_POINT, f"endpoints of {size} bytes; at most {ENDPOINTS_SIZE_MAX} are accepted"
+        )
+    return request.endpoints

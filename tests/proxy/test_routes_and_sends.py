@@ -72,6 +72,20 @@ async def test_assignment(tmp_path: Path) -> None:
             assert [assignment.message_queue.id for assignment in answer.assignments] == queues
 
 
+async def test_endpoints_are_limited(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        client = Client(site.address)
+        await site.topic("t")
+        address = definition.Address(host="proxy.example", port=8081)
+        for count, code in ((100, Code.OK), (1000, Code.ILLEGAL_ACCESS_POINT)):
+            many = definition.Endpoints(scheme=definition.DOMAIN_NAME, addresses=[address] * count)
+            topic, group = definition.Resource(name="t"), definition.Resource(name="g")
+            route = await client.call("QueryRoute", service.QueryRouteRequest(topic=topic, endpoints=many))
+            request = service.QueryAssignmentRequest(topic=topic, group=group, endpoints=many)
+            assigned = await client.call("QueryAssignment", request)
+            assert (route.status.code, assigned.status.code) == (code, code)
+
+
 async def test_send(tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
         client = Client(site.address)
