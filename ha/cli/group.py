@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import cyclopts
 import msgspec
@@ -105,33 +105,49 @@ def create(
     group: str,
     /,
     *,
-    retries: Annotated[int, Parameter(help="Maximum redeliveries before a message is dead-lettered.")] = 16,
-    consume: Annotated[bool, Parameter(help="Allow the group to consume.")] = True,
-    broadcast: Annotated[bool, Parameter(help="Allow broadcast mode, in which each member gets every message.")] = True,
+    retries: Annotated[
+        int | None, Parameter(help="Maximum redeliveries before a message is dead-lettered (new group: 16).")
+    ] = None,
+    consume: Annotated[bool | None, Parameter(help="Allow the group to consume (new group: yes).")] = None,
+    broadcast: Annotated[
+        bool | None,
+        Parameter(help="Allow broadcast mode, in which each member gets every message (new group: yes)."),
+    ] = None,
     broker: Annotated[
         tuple[str, ...], Parameter(negative=(), help="Only on the broker set with this name. Can be repeated.")
     ] = (),
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
-    """Create a consumer group on every master, or change an existing one."""
-    if not -1 <= retries <= 1000:
+    """Create a consumer group on every master, or change an existing one.
+
+    An existing group keeps the settings that are not given.
+    """
+    if retries is not None and not -1 <= retries <= 1000:
         raise UsageError("--retries must be from -1 to 1000")
 
-    async def question(admin: Admin, _: Client) -> dict[str, Any]:
+    given = {"retry_max_times": retries, "consume_enable": consume, "consume_broadcast_enable": broadcast}
+
+    async def question(admin: Admin, _: Client) -> GroupConfig:
         await check_brokers(admin, broker)
         known = (await admin.groups()).get(group, GroupConfig(group_name=group))
-        changed = msgspec.structs.replace(
-            known, retry_max_times=retries, consume_enable=consume, consume_broadcast_enable=broadcast
-        )
-        await admin.create_group(changed, broker_names=broker or None)
-        return {"group": group, "retries": retries, "consume": consume, "broadcast": broadcast}
+        changes = {name: value for name, value in given.items() if value is not None}
+        config = msgspec.structs.replace(known, **changes)
+        await admin.create_group(config, broker_names=broker or None)
+        return config
 
-    created = ask(question, client)
+    config = ask(question, client)
     if json:
-        print_json(created)
+        print_json(
+            {
+                "group": group,
+                "retries": config.retry_max_times,
+                "consume": config.consume_enable,
+                "broadcast": config.consume_broadcast_enable,
+            }
+        )
     else:
-        print(f"{safe(group)}: {retries} retries{'' if consume else ', disabled'}")
+        print(f"{safe(group)}: {config.retry_max_times} retries{'' if config.consume_enable else ', disabled'}")
 
 
 @app.command

@@ -16,10 +16,13 @@ from ha.cli.names import All, check_brokers, user_topics
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import local_time
 from ha.client import Admin, Client
+from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission
 
 app = cyclopts.App(name="topic", help="List, describe, create and delete topics.", help_format="markdown")
 
+QUEUE_COUNT = 8
+"""Of a new topic, on each broker (RocketMQ: mqadmin updateTopic)"""
 _PERMISSIONS = {"rw": Permission.READ | Permission.WRITE, "r": Permission.READ, "w": Permission.WRITE}
 
 
@@ -106,33 +109,56 @@ def create(
     topic: str,
     /,
     *,
-    queues: Annotated[int, Parameter(help="Number of queues per broker.")] = 8,
-    permission: Annotated[str, Parameter(help="Permission: rw, r or w.")] = "rw",
+    queues: Annotated[int | None, Parameter(help="Number of queues per broker (new topic: 8).")] = None,
+    permission: Annotated[str | None, Parameter(help="Permission: rw, r or w (new topic: rw).")] = None,
     broker: Annotated[
         tuple[str, ...], Parameter(negative=(), help="Only on the broker set with this name. Can be repeated.")
     ] = (),
     json: Json = False,
     client: ClientFlags = LOCAL_CLIENT,
 ) -> None:
-    """Create a topic on every master, or change an existing one."""
-    if permission not in _PERMISSIONS:
+    """Create a topic on every master, or change an existing one.
+
+    An existing topic keeps the settings that are not given.
+    """
+    if permission is not None and permission not in _PERMISSIONS:
         raise UsageError(f"--permission {permission!r}: accepted are rw, r and w")
-    if not 1 <= queues <= 65535:
+    if queues is not None and not 1 <= queues <= 65535:
         raise UsageError("--queues must be from 1 to 65535")
 
-    async def question(admin: Admin, _: Client) -> list[str]:
+    async def question(admin: Admin, _: Client) -> list[Created]:
         await check_brokers(admin, broker)
         names = list(broker) or [each.name for each in await admin.brokers() if 0 in each.addresses]
-        await admin.create_topic(
-            topic, queue_count=queues, permission=_PERMISSIONS[permission], broker_names=broker or None
-        )
-        return names
+        return [await _create(admin, topic, name, queues, permission) for name in names]
 
-    names = ask(question, client)
+    created = ask(question, client)
     if json:
-        print_json({"topic": topic, "queues": queues, "permission": permission, "brokers": names})
+        print_json({"topic": topic, "brokers": created})
     else:
-        print(f"{safe(topic)}: {queues} queues on each of {', '.join(safe(name) for name in names)}")
+        for each in created:
+            print(f"{safe(topic)}: {each.queues} queues on {safe(each.broker)}, permission {each.permission}")
+
+
+class Created(msgspec.Struct, frozen=True):
+    """A topic on one broker. `queues`: those that are written to."""
+
+    broker: str
+    queues: int
+    permission: str
+
+
+async def _create(admin: Admin, topic: str, broker: str, queues: int | None, permission: str | None) -> Created:
+    """Creates a topic on a broker, or changes what is given."""
+    new = TopicConfig(topic_name=topic, read_queue_nums=QUEUE_COUNT, write_queue_nums=QUEUE_COUNT)
+    config = (await admin.topic_configs(broker)).get(topic, new)
+    if queues is not None:
+        config = msgspec.structs.replace(config, read_queue_nums=queues, write_queue_nums=queues)
+    if permission is not None:
+        config = msgspec.structs.replace(config, perm=_PERMISSIONS[permission])
+    await admin.change_topic(config, broker)
+    held = config.perm & (Permission.READ | Permission.WRITE)
+    text = next((text for text, bits in _PERMISSIONS.items() if bits == held), "none")
+    return Created(broker, config.write_queue_nums, text)
 
 
 @app.command

@@ -208,7 +208,6 @@ class Admin(ClientUser):
         broker_names: Sequence[str] | None = None,
     ) -> None:
         """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets, by default on all.
-
         `attributes` are those of RocketMQ 5, for example {"message.type": "PRIORITY"}; others are left as they are."""
         header = CreateTopicRequest(
             topic=topic,
@@ -219,6 +218,20 @@ class Admin(ClientUser):
         )
         await self._ask_masters(RequestCode.UPDATE_AND_CREATE_TOPIC, header, broker_names=broker_names)
         self._routes.mark_stale(topic)
+
+    async def change_topic(self, config: TopicConfig, broker_name: str) -> None:
+        """Creates or changes a topic on one broker set. Attributes are left as they are."""
+        header = CreateTopicRequest(
+            topic=config.topic_name,
+            read_queue_nums=config.read_queue_nums,
+            write_queue_nums=config.write_queue_nums,
+            perm=config.perm,
+            topic_filter_type=config.topic_filter_type,
+            topic_sys_flag=config.topic_sys_flag,
+            order=config.order,
+        )
+        await self._ask_masters(RequestCode.UPDATE_AND_CREATE_TOPIC, header, broker_names=[broker_name])
+        self._routes.mark_stale(config.topic_name)
 
     async def delete_topic(self, topic: str) -> None:
         """Deletes `topic` on all brokers and name servers; its messages become unreachable at once."""

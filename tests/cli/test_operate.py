@@ -54,7 +54,7 @@ def ha(nodes: Cluster, capsys: pytest.CaptureFixture[str]) -> Ha:
 
 
 def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
-    assert "2 queues on each of" in ha.text("topic", "create", "orders", "--queues", "2")
+    assert "orders: 2 queues on " in ha.text("topic", "create", "orders", "--queues", "2")
     assert "orders" in ha.text("topic", "list").split()
     assert ha.text("produce", "orders", "--body", "x", "--count", "10") == ""
     found = ha.json("topic", "describe", "orders")
@@ -63,6 +63,9 @@ def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
     assert "10 messages; consumed by no group" in ha.text("topic", "describe", "orders")
     ha.json("topic", "create", "orders", "--queues", "4")
     assert len(ha.json("topic", "describe", "orders")["queues"]) == 4
+    for changes, permission in ((["--permission", "r"], "r"), ([], "r"), (["--permission", "rw"], "rw")):
+        [created] = ha.json("topic", "create", "orders", *changes)["brokers"]
+        assert (created["queues"], created["permission"]) == (4, permission), "what is not given stays"
     told = ha.text("topic", "delete", "orders")
     assert "would be deleted: 10 messages" in told
     assert "bytes stay in the brokers' log files, where clients can't read them, until retention deletes" in told
@@ -133,6 +136,9 @@ def test_a_group_is_made_described_and_deleted(ha: Ha) -> None:
     ha.text("topic", "create", "bills", "--queues", "1")
     ha.text("produce", "bills", "--body", "x", "--count", "5")
     assert ha.json("group", "create", "billing", "--retries", "3")["retries"] == 3
+    assert "3 retries, disabled" in ha.text("group", "create", "billing", "--no-consume")
+    assert ha.json("group", "create", "billing", "--no-broadcast")["consume"] is False, "what is not given stays"
+    assert ha.json("group", "create", "billing", "--consume", "--broadcast")["retries"] == 3
     assert "billing" in ha.text("group", "list").split()
     ha.text("consume", "bills", "--group", "billing", "--limit", "2")
     found = ha.json("group", "describe", "billing")
