@@ -81,6 +81,7 @@ class Snapshot:
 
     revision: int
     entries: dict[str, _Entry]
+    lease_ttls_s: dict[int, float]
 
 
 class _NoLeaseError(Exception):
@@ -146,18 +147,19 @@ class SimAgreementService:
 
     def snapshot(self) -> Snapshot:
         """Returns a backup of the current state."""
-        return Snapshot(self.revision, {name: copy(entry) for name, entry in self._entries.items()})
+        ttls_s = {lease_id: lease.ttl_s for lease_id, lease in self._leases.items()}
+        return Snapshot(self.revision, {name: copy(entry) for name, entry in self._entries.items()}, ttls_s)
 
     def restore(self, snapshot: Snapshot, *, keeps_leases: bool = False) -> None:
-        """Restores a backup; leases in both states are renewed, others removed."""
-        kept = {lease_id: lease for lease_id, lease in self._leases.items() if keeps_leases}
-        self._leases = {}
+        """Restores a backup. With its leases, as etcd does, all of them begin again, those that have ended since, too;
+        without, as if the restore took longer than any of them, their keys are gone. Later leases are gone."""
+        ttls_s = snapshot.lease_ttls_s if keeps_leases else {}
+        self._leases = {lease_id: _Lease(ttl_s, 0.0) for lease_id, ttl_s in ttls_s.items()}
         self._entries = {}
         for name, entry in snapshot.entries.items():
-            if not entry.lease_id or entry.lease_id in kept:
+            if not entry.lease_id or entry.lease_id in self._leases:
                 self._entries[name] = copy(entry)
-        for lease_id in sorted({entry.lease_id for entry in self._entries.values()} - {0}):
-            lease = self._leases[lease_id] = kept[lease_id]
+        for lease_id, lease in self._leases.items():
             lease.keys = {name for name, entry in self._entries.items() if entry.lease_id == lease_id}
             self._extend(lease_id, lease)
         self.revision = snapshot.revision + 1

@@ -10,8 +10,9 @@ service_lossy           some of a member's requests are lost, and some answers t
 service_compact         watches that are behind have to restart
 switch                  the operator requests a switchover
 blackout                several members lose power at once, and in half of the cases the service, too
-service_restored        an older state of the service is restored, without its leases, while all members are present.
-                        No other fault happens until the operator has restored the newest record of any member's disk
+service_restored        an older state of the service is restored, with or without its leases, while all members are
+                        present. No other fault happens until the operator has restored the newest record of any
+                        member's disk
 duplicate_id            a second process with a member's broker id starts beside it, with an empty or a copied store
 """
 
@@ -26,7 +27,7 @@ import trio
 from ha.failover.agreement import SwitchRequest
 from tests.sim.agreement import Link
 from tests.sim.faults import Faults
-from tests.sim.groups.scenario import MASTER_NOW, SLAVE_NOW
+from tests.sim.groups.scenario import MASTER_NOW, SLAVE_NOW, WITH_LEASES
 from tests.sim.scenario import Fault
 
 if TYPE_CHECKING:
@@ -146,8 +147,9 @@ class GroupFaults(Faults):
         lease_s = group.options.lease_ttl_ms / 1000
         self._quiet_until = trio.current_time() + PUT_BACK_LEASES * lease_s
         self._timers.call_at(self._quiet_until, self._put_back)
-        group.watch.on_restored(lease_s)
-        service.restore(service.snapshots[fault.number % len(service.snapshots)])
+        snapshot = service.snapshots[fault.number % len(service.snapshots)]
+        group.watch.on_restored(snapshot.revision, lease_s)
+        service.restore(snapshot, keeps_leases=fault.other == WITH_LEASES)
         return True
 
     def _put_back(self) -> None:
@@ -155,7 +157,7 @@ class GroupFaults(Faults):
         service = self._cluster.service
         view = service.view()
         newest = max(self._cluster.known_records(), key=lambda record: record.age, default=None)
-        if newest is not None and view.master is None and (view.group is None or newest.age > view.group.age):
+        if newest is not None and (view.group is None or newest.age > view.group.age):
             self._cluster.world.note(f"operator puts back {newest}")
             service.change({"group": (newest, 0)})
 

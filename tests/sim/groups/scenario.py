@@ -35,6 +35,8 @@ import msgspec
 
 from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan, draw_pops, draw_timers
 
+WITH_LEASES = "leases"
+"""`other` of a fault `service_restored`: the older state has its leases, too"""
 MASTER_NOW = "master"
 """As a fault's node: the current master"""
 SLAVE_NOW = "slave"
@@ -142,7 +144,8 @@ def draw_restore(chance: random.Random, options: GroupOptions) -> tuple[Fault, .
     at_s = round(chance.uniform(3.0, options.run_s), 3)
     gone = Fault(at_s=at_s - 2.0, kind="kill", node=SLAVE_NOW, other="p1", duration_s=chance.choice((1.0, 3.0)))
     number = chance.randrange(1 << 30)
-    return gone, Fault(at_s=at_s, kind="service_restored", node=MASTER_NOW, other="p1", number=number)
+    other = chance.choice(("p1", WITH_LEASES))
+    return gone, Fault(at_s=at_s, kind="service_restored", node=MASTER_NOW, other=other, number=number)
 
 
 def draw_blackout(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:

@@ -61,6 +61,7 @@ class GroupWatch(Observer):
         self._age = (0, 0)
         """Age of the service's record"""
         self._leases_end_at = -math.inf
+        self._restored_revision = 0
         self._lost: set[bytes] = set()
         """Ids of the bodies that all members of the set have lost in power losses"""
         self._end_before_power_loss = 0
@@ -82,7 +83,7 @@ class GroupWatch(Observer):
         """The service now holds this."""
         master, age = view.master, (0, 0) if view.group is None else view.group.age
         before, self._age = self._age, age
-        if before < self._newest and master is not None:
+        if before < self._newest and master is not None and not self._is_restored(view):
             known = max((record.age for record in self.cluster.known_records()), default=(0, 0))
             if before < known:
                 text = f"m{master.broker_id} is elected by a record of epoch and version {before}, and a member knows"
@@ -100,16 +101,24 @@ class GroupWatch(Observer):
             if not self._is_alone:
                 self.judged(self._in_sync.on_set(self._set))
 
-    def on_restored(self, lease_s: float) -> None:
-        """The service is about to lose all leases; members rely on them until they end."""
+    def on_restored(self, revision: int, lease_s: float) -> None:
+        """The service is about to return to `revision`, and to lose later leases; members rely on them until they end.
+
+        The older state may have the key of a master of then.
+        """
+        self._restored_revision = revision
         self._leases_end_at = self.world.timers.call_in(lease_s, self._end_of_leases)
+
+    def _is_restored(self, view: GroupView) -> bool:
+        """Whether the master's key was not written since the older state was restored."""
+        return view.master is not None and view.master_revision <= self._restored_revision
 
     def _end_of_leases(self) -> None:
         self._hear_of_terms(self.cluster.service.view())
 
     def _hear_of_terms(self, view: GroupView) -> None:
         master = view.master
-        if master is None and trio.current_time() < self._leases_end_at:
+        if self._is_restored(view) or (master is None and trio.current_time() < self._leases_end_at):
             return
         found = self._terms.on_agreed(
             trio.current_time(), "" if master is None else f"m{master.broker_id}", 0 if master is None else master.epoch
