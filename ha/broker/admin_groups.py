@@ -5,6 +5,8 @@ Source: AdminBrokerProcessor, SubscriptionGroupManager.
 
 from __future__ import annotations
 
+import msgspec
+
 from ha.broker.core import BrokerCore
 from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
 from ha.broker.topics import topic_fault
@@ -107,6 +109,10 @@ def group_fault(group: GroupConfig) -> str:
         return f"The specified group is longer than group max length: {GROUP_LENGTH_MAX}."
     if not 0 <= group.retry_queue_nums <= RETRY_QUEUE_COUNT_MAX:
         return f"retryQueueNums={group.retry_queue_nums}: a retry topic has 0 to {RETRY_QUEUE_COUNT_MAX} queues"
+    try:
+        msgspec.json.encode(group.group_retry_policy)
+    except TypeError:  # fastjson's objects as keys
+        return "groupRetryPolicy: keys must be strings"
     return ""
 
 

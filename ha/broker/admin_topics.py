@@ -23,8 +23,9 @@ from ha.protocol.admin_requests import CreateTopicRequest, TopicRequest
 from ha.protocol.bodies import TopicConfig, TopicList
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
+from ha.protocol.pop import retry_topic
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import AUTO_CREATE_TOPIC, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class AdminTopics:
         self._store = core.store
         self._tables = core.tables
         self._topics = core.tables.topics
+        self._groups = core.tables.groups
         self._offsets = core.tables.offsets
         self._reads = core.tables.reads
         self._options = core.options
@@ -91,24 +93,40 @@ class AdminTopics:
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """215: deletes a topic; the answer is the same if it does not exist."""
+        """215: deletes a topic, and the topics of its POP retries; the answer is the same if it does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
-        refuse_if(self._fault(topic), ResponseCode.INVALID_PARAMETER)
+        is_known = self._topics.get(topic) is not None  # under a name that may not be given any more
+        fault = self._system_fault(topic) if is_known else self._fault(topic)
+        refuse_if(fault, ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")
         log = self._store.log
-        refuse_if(await self._topics.delete(topic))
+        topics = [topic, *self._retry_topics(topic)]
+        for each in topics:
+            refuse_if(await self._topics.delete(each))
         end = log.max_offset.value  # a producer may create the topic again from here on
-        self._offsets.remove(topic=topic)
-        self._reads.forget(topic=topic)
+        for each in topics:
+            self._offsets.remove(topic=each)
+            self._reads.forget(topic=each)
         refuse_if(await self._offsets.logged())
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
             while log.dispatched_offset.value < end:
                 await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
-        if self._store.queues.not_empty((topic,)):
-            refuse_if(await self._topics.delete_messages([topic], end))
+        if used := [each for each in topics if self._store.queues.not_empty((each,))]:
+            refuse_if(await self._topics.delete_messages(used, end))
         refuse_if(await self._tables.clear_deleted_topics())
         await self._topics.announce()
         return command.reply(ResponseCode.SUCCESS)
+
+    def _retry_topics(self, topic: str) -> list[str]:
+        """Returns the topics of POP retries of a topic (RocketMQ: clearRetryTopicWhenDeleteTopic)."""
+        found = []
+        for group in self._offsets.groups_of(topic):
+            for is_v2 in (True, False):
+                name = retry_topic(group, topic, is_v2=is_v2)
+                is_a_groups = self._groups.get(name.removeprefix(RETRY_PREFIX)) is not None
+                if self._topics.get(name) is not None and not is_a_groups:
+                    found.append(name)
+        return found
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """351: one topic's configuration."""
@@ -136,9 +154,10 @@ class AdminTopics:
         )
 
     def _fault(self, topic: str) -> str:
-        return topic_fault(topic) or (
-            f"The topic[{topic}] is conflict with system topic." if self.is_system(topic) else ""
-        )
+        return topic_fault(topic) or self._system_fault(topic)
+
+    def _system_fault(self, topic: str) -> str:
+        return f"The topic[{topic}] is conflict with system topic." if self.is_system(topic) else ""
 
 
 def _request_fault(request: CreateTopicRequest) -> str:

@@ -148,7 +148,7 @@ class ClientRegistry:
             is_known = is_known and known is not None and known.fingerprint == fingerprint
             is_new = self._join(connection, True, consumer.group_name, member())
             group = self._consumers.get(consumer.group_name)
-            if group is None:
+            if group is None or connection not in group.members:
                 continue  # client_count_max reached
             group.is_broadcasting = consumer.message_model == BROADCASTING
             group.consume_type = consumer.consume_type

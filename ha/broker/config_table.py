@@ -116,11 +116,17 @@ class ConfigTable(ABC, Generic[Config]):
         self._data_version = self._data_version.next(self._wall_clock_ms())
 
     async def _save(self, save: Save) -> None:
-        """Writes the file, unless another caller has written this state meanwhile."""
+        """Writes the file, unless another caller has written this state meanwhile.
+
+        A caller that is cancelled, such as a request whose connection closes, finishes it: its change is in the table,
+        and nobody else would write it.
+        """
         self._change_number += 1
         wanted = self._change_number
-        async with self._saving:
-            if self._saved_number < wanted:
+        with trio.CancelScope(shield=True):
+            async with self._saving:
+                if self._saved_number >= wanted:
+                    return
                 number = self._change_number
                 await save(self.snapshot)
                 self._saved_number = number
@@ -152,10 +158,7 @@ class ConfigTable(ABC, Generic[Config]):
             if logged.status.is_stored:
                 for name, config in changes.items():
                     self._set(name, config)
+                    logger.info(f"{self.kind}.logged {self.kind}=%s config=%s", name, config)
+                self._notify()
 
-        logged = await journal.logged(done)
-        if logged.status.is_stored:
-            for name, config in changes.items():
-                logger.info(f"{self.kind}.logged {self.kind}=%s config=%s", name, config)
-            self._notify()
-        return logged.fault
+        return (await journal.logged(done)).fault

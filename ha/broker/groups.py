@@ -16,6 +16,7 @@ from ha.broker.journal import Journal
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable
+from ha.protocol.topic_names import RETRY_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +46,13 @@ class SubscriptionGroups(ConfigTable[GroupConfig]):
         self.file_position = loaded.log_position if loaded is not None else None
 
     async def find_or_create(self, group: str) -> GroupConfig | None:
-        """The group, created with defaults if allowed; None if it is not allowed or the name is invalid."""
+        """The group, created with defaults if allowed; None if it is not allowed, or the name, or that of its retry
+        topic, is invalid."""
         found = self._table.get(group)
         if found is not None or not self._options.auto_create_group:
             return found
-        if topic_fault(group) or len(self._table) >= self._options.group_count_max:
+        is_invalid = topic_fault(group) or topic_fault(RETRY_PREFIX + group)
+        if is_invalid or len(self._table) >= self._options.group_count_max:
             return None
         if self.journal is not None and self.journal.is_open:
             if group in self._unlogged:

@@ -28,6 +28,7 @@ from ha.protocol.topic_names import (
     DLQ_PREFIX,
     GIVEN_UP_TOPIC,
     HALF_TOPIC,
+    NAME_SIZE_MAX,
     OP_TOPIC,
     POP_TOPIC,
     REPLY_SUFFIX,
@@ -335,6 +336,8 @@ class Topics(ConfigTable[TopicConfig]):
         if len(self._table) + len(self._unlogged) >= self._options.topic_count_max:
             return f"this broker holds its maximum of {self._options.topic_count_max} topics"
         name = config.topic_name
+        if len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX:
+            return f"the name of topic {name} is longer than {NAME_SIZE_MAX} bytes"
         if self.journal is not None and name in self._unlogged:
             fault = (await self.journal.logged()).fault
         else:

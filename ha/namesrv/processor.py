@@ -25,7 +25,7 @@ from ha.acl import NAME_SERVER_RULES
 from ha.errors import RemoteProtocolError
 from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.admin_requests import BrokerNameRequest, TopicRequest
-from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
+from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicRouteData, decode_compressed
 from ha.protocol.codes import DUPLICATE_BROKERS, VERSION_STANDARD_JSON, RequestCode, ResponseCode
 from ha.protocol.config_body import change_fault, encode_config
 from ha.protocol.headers import (
@@ -41,7 +41,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection
 
 from .options import NameServerOptions
-from .routes import Registration, RouteTable
+from .routes import NAME_LENGTH_MAX, Registration, RouteTable
 from .settings import ORDER_TOPIC_CONFIG, Settings
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class NameServerProcessor:
                 broker_address=header.broker_addr,
                 ha_address=header.ha_server_addr,
                 data_version=wrapper.data_version,
-                topics=wrapper.topic_config_table,
+                topics=self._accepted_topics(header.broker_name, wrapper.topic_config_table, now),
                 timeout_s=timeout_s,
                 acting_master=header.enable_acting_master,
                 channel=connection,
@@ -171,6 +171,22 @@ class NameServerProcessor:
         return request.reply(
             ResponseCode.SUCCESS, None, response.to_ext_fields(), dumps({"table": order}) if order else b""
         )
+
+    def _accepted_topics(self, broker_name: str, topics: dict[str, TopicConfig], now: float) -> dict[str, TopicConfig]:
+        """Leaves out topics whose names are too long: one of them must not take a broker's other topics away."""
+        if max(map(len, topics), default=0) <= NAME_LENGTH_MAX:
+            return topics
+        accepted = {name: topic for name, topic in topics.items() if len(name) <= NAME_LENGTH_MAX}
+        times = self._log_limiter.admit(("long", broker_name), now)
+        if times:
+            logger.warning(
+                "namesrv.topics_ignored broker=%s count=%d reason='names longer than %d characters' times=%d",
+                broker_name,
+                len(topics) - len(accepted),
+                NAME_LENGTH_MAX,
+                times,
+            )
+        return accepted
 
     def _log_duplicates(self, now: float) -> None:
         """Logs that a registration at `now` replaced a broker of the same name and ID."""

@@ -69,6 +69,17 @@ async def test_invalid_groups_are_refused(node: Node, autojump_clock: object) ->
     assert node.broker.groups.get("none") is None, "asking makes none"
 
 
+@pytest.mark.parametrize("in_log", [False, True], ids=["file", "group log"])
+async def test_objects_as_keys_of_a_retry_policy_are_refused(
+    tmp_path: Path, autojump_clock: object, in_log: bool
+) -> None:
+    """They ended a member, and made the file of a broker unreadable."""
+    async with open_node(tmp_path, keeps_tables_in_log=in_log) as node:
+        answer = await node.ask(200, b'{"groupName":"g1","groupRetryPolicy":{"a":{{"b":1}:2}}}')
+        assert (answer.code, answer.remark) == (29, "groupRetryPolicy: keys must be strings")
+        assert (await node.send()).code == 0
+
+
 async def test_several_groups_are_changed_together_or_not_at_all(node: Node, autojump_clock: object) -> None:
     def body(*names: str) -> bytes:
         return json.dumps({"groupConfigList": [{**GROUP, "groupName": name} for name in names]}).encode()

@@ -163,6 +163,16 @@ async def test_memberships_are_bounded(tmp_path: Path, autojump_clock: object) -
         assert len(node.broker.groups) == 2
 
 
+async def test_refused_member_changes_nothing(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, client_count_max=2) as node:
+        for number, topic in enumerate(("TT", "OTHER")):
+            await (await client(node, str(number))).heartbeat(topic)
+        group = node.broker.clients.consumer_group("g")
+        assert group is not None
+        assert [each.client_id for each in group.members.values()] == ["0"]
+        assert list(group.subscriptions) == ["TT"]
+
+
 async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, topic_count_max=13) as node:
         assert len(node.broker.topics) == 12

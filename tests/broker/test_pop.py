@@ -503,3 +503,31 @@ async def test_queues_of_all_groups_are_limited(tmp_path: Path, autojump_clock: 
             await send(node, b"%d" % queue_id, e=queue_id)
         assert len(await pop_messages(node)) == 2
         assert await pop_messages(node) == []
+
+
+async def test_names_that_leave_no_room_for_a_retry_topic_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+    """The message was dropped when it was due."""
+    async with open_node(tmp_path) as node:
+        group, topic = "g" * 120, "t" * 127
+        await send(node, b"one", b=topic)
+        assert (await pop(node, consumerGroup=group + "g", topic=topic)).code == 29
+        assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
+        await trio.sleep(20)
+        assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
+
+
+async def test_retries_of_a_deleted_topic_are_deleted_with_it(tmp_path: Path, autojump_clock: object) -> None:
+    """RocketMQ: clearRetryTopicWhenDeleteTopic. A topic of the same name got them."""
+    async with open_node(tmp_path) as node:
+        await send(node, b"old")
+        assert bodies(await pop_messages(node)) == [b"old"]
+        await trio.sleep(20)
+        assert node.broker.topics.get("%RETRY%g_TT") is not None
+        assert (await node.ask(200, b'{"groupName":"h_TT"}')).code == 0
+        await node.broker.topics.ensure("%RETRY%h_TT", 1)
+        assert bodies(await pop_messages(node, consumerGroup="h")) == [b"old"]
+        assert (await node.ask(215, topic="TT")).code == 0
+        assert node.broker.topics.get("%RETRY%g_TT") is None
+        assert node.broker.topics.get("%RETRY%h_TT") is not None, "of the group h_TT"
+        await send(node, b"new")
+        assert bodies(await pop_messages(node)) == [b"new"]

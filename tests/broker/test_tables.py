@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ import trio
 import trio.testing
 
 from ha.broker.config_file import ConfigFile
+from ha.broker.config_table import ConfigTable
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.errors import CorruptLog
+from ha.protocol.access_bodies import UserConfig
 from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from ha.protocol.codes import ResponseCode
 from tests.broker.full_disk import FullDisk
@@ -389,3 +393,53 @@ async def test_full_disk_creates_no_topic_but_keeps_copied_tables(tmp_path: Path
     assert (await topics.delete("TT")).startswith("no space left")
     assert topics.get("TT") is not None
     assert await topics.delete("never_there") == "", "there is nothing to write"
+
+
+async def cancelled_while_another_saves(
+    table: ConfigTable[Any], change: Callable[[], Awaitable[object]], scope: trio.CancelScope
+) -> None:
+    """Cancels a change that waits until the file is written for another one, as for a connection that closes."""
+
+    async def cancellable() -> None:
+        with scope:
+            await change()
+
+    async with trio.open_nursery() as nursery, table._saving:
+        nursery.start_soon(cancellable)
+        await trio.sleep(1)
+        scope.cancel()
+        await trio.sleep(1)
+
+
+async def test_topic_whose_creation_was_cancelled_is_known_after_a_restart(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Messages were acknowledged in it, and unreadable after the restart."""
+    async with open_node(tmp_path) as node:
+        topics = node.broker.topics
+        await cancelled_while_another_saves(topics, partial(topics.ensure, "TT", 4), trio.CancelScope())
+        assert (await node.send(b"one")).code == 0
+    async with open_node(tmp_path) as node:
+        assert [record.body for record in node.records(await node.pull())] == [b"one"]
+
+
+async def test_user_whose_deletion_was_cancelled_does_not_come_back(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        users = node.broker.tables.users
+        assert await users.put(UserConfig(username="mallory", password="secret")) == ""
+        await cancelled_while_another_saves(users, partial(users.delete, "mallory"), trio.CancelScope())
+        assert await users.delete("mallory") == "", "the operator repeats it"
+    async with open_node(tmp_path) as node:
+        assert node.broker.tables.users.get("mallory") is None
+
+
+async def test_long_names_of_groups_make_no_topic_that_name_servers_refuse(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path) as node:
+        for length, is_accepted in ((248, True), (249, False)):
+            group = "%RETRY%".ljust(length, "g")
+            assert (await node.broker.groups.find_or_create(group) is not None) == is_accepted
+        assert "longer than 255 bytes" in str(await node.broker.topics.ensure("%RETRY%".ljust(256, "t"), 1))
+        assert await node.broker.topics.ensure("%RETRY%".ljust(255, "t"), 1) != ""
+        assert max(map(len, node.broker.topics.table)) == 255

@@ -10,7 +10,7 @@ import trio
 from ha.namesrv import NameServer, NameServerOptions, open_name_server
 from ha.protocol.remoting import RemotingCommand
 from tests.limits.sockets import anonymous_bytes
-from tests.namesrv.brokers import broker_fields, compressed_body, register, route_of, topic_json
+from tests.namesrv.brokers import broker_fields, compressed_body, register, route_of
 from tests.remoting.wire import Peer
 
 GROWTH_MAX = 48 << 20
@@ -59,8 +59,11 @@ async def test_names() -> None:
             answer = await stranger.ask(hostile)
             assert answer.code == 1
             assert "a name of 256 characters" in str(answer.remark)
-        assert (await stranger.ask(register([topic_json("t" * 256), "T2"]))).code == 1
         assert server.statistics().brokers == 1
+        before = server.statistics().topics
+        assert (await stranger.ask(register(["U1", "t" * 256, "U2"], name="b2", address="h:2"))).code == 0
+        assert server.statistics().brokers == 2, "a long name of a topic takes no other one away"
+        assert server.statistics().topics == before + 2
 
 
 def bomb(size: int) -> bytes:

@@ -41,13 +41,17 @@ from ha.protocol.pop import (
     PollingInfoResponse,
     PopMessageRequest,
     PopMessageResponse,
+    retry_topic,
 )
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.request_parser import pop_request
+from ha.protocol.topic_names import NAME_SIZE_MAX
 from ha.remoting import RemotingConnection, RequestHandler
 
 MESSAGE_COUNT_MAX = 32
 """Maximum number of messages per request."""
+RETRY_NAMES_LENGTH_MAX = NAME_SIZE_MAX - len(retry_topic("", "", is_v2=False))
+"""Maximum characters of a group's and a topic's name together: with longer ones, nothing could be delivered again."""
 LATE_MS = 500
 """How much later than its poll time a request may arrive."""
 
@@ -200,6 +204,13 @@ class PopRequests:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
                 f"attemptId of {len(request.attempt_id or '')} characters; at most {ATTEMPT_ID_SIZE_MAX} are accepted",
+            )
+        name_length = len(request.consumer_group) + len(request.topic)
+        if name_length > RETRY_NAMES_LENGTH_MAX and not request.order:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"names of group and topic of {name_length} characters: the retry topic has both, and "
+                f"{RETRY_NAMES_LENGTH_MAX} are accepted",
             )
         return left_s, self._check_topic(request, ResponseCode.INVALID_PARAMETER)
 
