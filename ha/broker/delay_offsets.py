@@ -88,7 +88,7 @@ class DelayOffsetTable:
         while len(marks) > 1 and marks[1].log_end <= safe_offset:
             del marks[0]
         if len(marks) > MARK_COUNT_MAX:
-            del marks[1]
+            del marks[2]  # not the oldest one that is not settled: beside a slave far behind, none ever would be
         return self._saved != self._table
 
     def settled(self, log_offset: int) -> DelayOffsets | None:

@@ -37,8 +37,8 @@ from ha.protocol.record import Message, MessageRecord, encode_host
 from ha.protocol.record_encoding import PROPERTY_CRC_SIZE
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
-NOTED_SIZE_MAX = PROPERTIES_SIZE_MAX - PROPERTY_CRC_SIZE
-"""Maximum bytes of a property string with `with_notes`; the store may append a CRC."""
+NOTED_SIZE_MAX = PROPERTIES_SIZE_MAX - PROPERTY_CRC_SIZE - 1
+"""Maximum bytes of a property string with `with_notes`; the store may append a separator and a CRC."""
 TIMER_PROPERTIES = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 
 _INT = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)

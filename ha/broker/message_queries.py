@@ -14,7 +14,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from ha.protocol.record import RECORD_PLACE, RECORD_SIZE_MIN, MessageRecord, decode_record
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand
 from ha.remoting import RemotingConnection, RequestHandler
 from ha.store.message_store import MessageStore
 
@@ -102,6 +102,11 @@ async def find_record(store: MessageStore, physical_offset: int) -> tuple[tuple[
         return None, ""
 
 
+RECORD_SIZE_MAX = FRAME_SIZE_MAX
+"""Maximum bytes of a record that is read by its offset. A client chooses the offset, and may send what looks like the
+head of a record of any size."""
+
+
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
     """The record at `physical_offset`, as stored and decoded.
 
@@ -113,7 +118,7 @@ async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes,
         raise OffsetGone(physical_offset, log.min_offset, end)
     head = await log.read_all(physical_offset, RECORD_PLACE.size, "pull")
     size, _, _, says_offset = RECORD_PLACE.unpack(head)
-    room = min(log.segment_at(physical_offset).end, end) - physical_offset
+    room = min(log.segment_at(physical_offset).end, end, physical_offset + RECORD_SIZE_MAX) - physical_offset
     if says_offset != physical_offset or not RECORD_SIZE_MIN <= size <= room:
         raise RemoteProtocolError(f"no record begins at {physical_offset}")
     raw = await log.read_all(physical_offset, size, "pull")

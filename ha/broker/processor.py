@@ -16,7 +16,7 @@ import trio
 from ha.broker.pull import PULL_CODES
 from ha.broker.refused import RefusedError
 from ha.broker.send import SEND_CODES, SendProcessor
-from ha.errors import RemoteProtocolError
+from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
@@ -159,7 +159,7 @@ class Processor:
             response = await handler(connection, command)
         except RefusedError as refused:
             connection.reply(command, command.reply(refused.code, refused.remark))
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, LocalProtocolError) as error:  # local: no record can hold what the client gave
             connection.reply_error(command, error)
         else:
             if response is not None:

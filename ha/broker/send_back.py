@@ -119,7 +119,7 @@ class SendBackProcessor:
             properties[DELAY] = "0"
             message.properties = encode_properties(properties)
         else:
-            level = level or FIRST_RETRY_LEVEL + record.reconsume_times
+            level = level or max(1, FIRST_RETRY_LEVEL + record.reconsume_times)  # a producer may set a negative one
             properties[DELAY] = str(level)
             store_delayed(message, properties, level, self._level_count)
         return message

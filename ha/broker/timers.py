@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, LossDetector, split
+from ha.broker.batch_reader import BATCH_BYTES_MAX, BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, LossDetector, split
 from ha.broker.core import BrokerCore
 from ha.broker.detour import message_of, parse_int, real_message, with_notes
 from ha.broker.limited_log import LimitedLog
@@ -287,6 +287,11 @@ class TimerService:
         """Delivers due messages in their order and sets the progress. False if some can't be put now: they stay due."""
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         assert queue is not None
+        count = _batch_count(queue, [queue_offset for _, queue_offset in due])
+        for code, queue_offset in due[count:]:
+            if queue_offset not in self._unreadable:
+                self._index.add(code, queue_offset)
+        due = due[:count]
         self._taken_ms = max(self._taken_ms, due[-1][0] >> 1)
         self._delivering = {queue_offset: code for code, queue_offset in due}
         records = await self._read(queue, [queue_offset for _, queue_offset in due])
@@ -372,9 +377,15 @@ class TimerService:
                 pending = [
                     at for at, code in enumerate(codes, first) if code is not None and self._is_pending(at, code)
                 ]
-                released = first + len(codes)
-                if pending and not self._standing.is_slave:
-                    released = await self._roll(queue, pending, released)
+                released = codes_end = first + len(codes)
+                left = pending
+                while left and not self._standing.is_slave:
+                    count = _batch_count(queue, left)
+                    batch, left = left[:count], left[count:]
+                    batch_end = left[0] if left else codes_end
+                    released = await self._roll(queue, batch, batch_end)
+                    if released < batch_end:
+                        break
                 if pending and self._standing.is_slave:  # possibly since a moment ago
                     released = pending[0]
                 if not self._standing.is_slave:
@@ -444,10 +455,13 @@ class TimerService:
             codes = await self._codes(queue, at, queue.read(at, len(group)))
             pending = [each for each, code in zip(group, codes, strict=False) if code and self._is_pending(each, code)]
             weight = min(step, end - at) / len(group)
-            for record in (await self._read(queue, pending)).values():
-                topic = None if record is None else record.property_map().get(REAL_TOPIC)
-                if topic is not None:
-                    counts[topic] = counts.get(topic, 0) + round(weight)
+            while pending:
+                count = _batch_count(queue, pending)
+                for record in (await self._read(queue, pending[:count])).values():
+                    topic = None if record is None else record.property_map().get(REAL_TOPIC)
+                    if topic is not None:
+                        counts[topic] = counts.get(topic, 0) + round(weight)
+                pending = pending[count:]
             await trio.lowlevel.checkpoint()
         return counts
 
@@ -513,6 +527,19 @@ class TimerService:
     def _drop(self, queue_offset: int, reason: str) -> None:
         self._dropped_count += 1
         self._log.write("timer.dropped offset=%d reason=%r", queue_offset, reason)
+
+
+def _batch_count(queue: ConsumeQueue, queue_offsets: Sequence[int]) -> int:
+    """Returns how many of these messages, from the first on, have about BATCH_BYTES_MAX together: one at least."""
+    sizes: dict[int, int] = {}
+    for start, end in _runs(queue_offsets):
+        sizes.update((at, entry.size) for at, entry in enumerate(queue.read(start, end - start), start))
+    size = 0
+    for count, queue_offset in enumerate(queue_offsets):
+        size += sizes.get(queue_offset, 0)
+        if count and size > BATCH_BYTES_MAX:
+            return count
+    return len(queue_offsets)
 
 
 def _runs(queue_offsets: Iterable[int]) -> Iterator[tuple[int, int]]:

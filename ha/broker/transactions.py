@@ -206,7 +206,7 @@ class TransactionService:
     async def _check_all(self) -> None:
         """Checks all half messages that are in the queue when it starts."""
         queue = self._queue(HALF_TOPIC)
-        if queue is None or not await self._read_ops(queue.max_offset):
+        if queue is None or not await self._read_ops(queue):
             return
         end = queue.max_offset
         window = self._window
@@ -228,7 +228,7 @@ class TransactionService:
             offset = read.next_offset
             await trio.lowlevel.checkpoint()
 
-    async def _read_ops(self, half_end: int) -> bool:
+    async def _read_ops(self, half_queue: ConsumeQueue) -> bool:
         """Reads op messages; returns False if one can't be read yet."""
         queue = self._queue(OP_TOPIC)
         if queue is None:
@@ -238,6 +238,7 @@ class TransactionService:
             offset = max(reads.next_offset, queue.min_offset)
             read = await self._reader.read(queue, offset)
             if read.status in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
+                half_end = half_queue.max_offset  # now: an op is dispatched after its halves
                 ended = [half for raw in split(read.body) for half in self._ended_by(raw) if half < half_end]
                 if not all(self._window.end(half) for half in ended):
                     return True  # too far ahead: read again later

@@ -21,7 +21,7 @@ from operator import attrgetter
 import msgspec
 import trio
 
-from ha.errors import HandshakeFailed, LocalProtocolError, RemoteProtocolError
+from ha.errors import HandshakeFailed, LocalProtocolError, ProtocolError, RemoteProtocolError
 from ha.poller import Poller
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import (
@@ -194,7 +194,7 @@ class RemotingConnection:
         elif not request.flag & FLAG_ONEWAY:
             self.send_soon(_SUCCESS.encode_each(request.opaques))
 
-    def reply_error(self, request: RemotingCommand, error: RemoteProtocolError) -> None:
+    def reply_error(self, request: RemotingCommand, error: ProtocolError) -> None:
         """Answers a malformed request: SYSTEM_ERROR with the reason, as in RocketMQ."""
         self.reply(request, request.reply(ResponseCode.SYSTEM_ERROR, str(error)))
 

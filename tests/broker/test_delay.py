@@ -507,3 +507,16 @@ def test_recorded_clock_steps_are_bounded() -> None:
     clock.forget_before(90_000)
     assert clock.ahead_s(95_000) == pytest.approx(-9_500, abs=20)
     assert len(clock._ahead_s) < 2000
+
+
+@pytest.mark.parametrize("behind_count", [MARK_COUNT_MAX - 1, MARK_COUNT_MAX + 1, 4 * MARK_COUNT_MAX])
+def test_progress_settles_beside_a_slave_far_behind(tmp_path: Path, behind_count: int) -> None:
+    """With more marks than are kept, none was ever settled, and slaves in sync kept old progress, too."""
+    table = DelayOffsetTable(ConfigFile(tmp_path / "delayOffset.json"), wall_clock_ms=lambda: 0)
+    for step in range(1, 5000):
+        table.set(1, step)
+        acknowledged = max(0, step - behind_count) * 1000
+        table.mark(step * 1000, acknowledged)
+    settled = table.settled(acknowledged)
+    assert settled is not None
+    assert settled.offset_table[1] > 5000 - 2 * behind_count - MARK_COUNT_MAX

@@ -1,13 +1,25 @@
 """Messages that are stored in a system topic first: redirecting them, and restoring them."""
 
+from pathlib import Path
+
 import pytest
 
-from ha.broker.detour import delay_level, is_half, parse_int, real_message, store_delayed, store_half
-from ha.protocol.codes import SysFlag
+from ha.broker.detour import (
+    NOTED_SIZE_MAX,
+    delay_level,
+    is_half,
+    parse_int,
+    real_message,
+    store_delayed,
+    store_half,
+    with_notes,
+)
+from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.properties import decode_properties, encode_properties
 from ha.protocol.record import Message, decode_record, encode_host
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
+from tests.broker.node import open_node
 
 BORN_HOST = encode_host("10.0.0.9", 4321)
 
@@ -79,3 +91,19 @@ def test_record_without_its_real_topic() -> None:
 def test_invalid_java_integers(text: str) -> None:
     with pytest.raises(ValueError, match="For input string"):
         parse_int(text)
+
+
+@pytest.mark.parametrize("append_crc", [False, True])
+async def test_properties_with_notes_are_never_too_long_for_the_store(
+    tmp_path: Path, autojump_clock: object, append_crc: bool
+) -> None:
+    """With one byte more the store refuses a message that it has acknowledged before."""
+    async with open_node(tmp_path, store_changes={"append_property_crc": append_crc}) as node:
+        notes = {"note": "x"}
+        room = NOTED_SIZE_MAX - len(encode_properties(notes))
+        for size in (room - 1, room, room + 1):
+            filled = encode_properties({"f": "x" * (size - len(b"f\x01\x02"))})
+            noted = with_notes(filled, notes)
+            assert (noted != filled) == (size <= room)
+            [result] = await node.broker.put_service.put([Message("TT", 0, b"body", noted)])
+            assert result.status is PutStatus.PUT_OK, result.remark

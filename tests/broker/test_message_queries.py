@@ -1,5 +1,6 @@
 """Messages by key, by unique key and by offset."""
 
+import struct
 from typing import Any
 
 import pytest
@@ -103,3 +104,24 @@ async def test_offset_inside_a_record_is_refused(node: Node, autojump_clock: obj
     assert raw in rest
     at = rest.find(raw) + len(raw)
     assert (await node.ask(33, offset=at)).code == 1
+
+
+async def test_what_is_read_by_an_offset_is_limited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send what looks like the head of a record, as large as its segment, and ask for it."""
+    await node.send()
+    await node.dispatched()
+    at = node.store.log.max_offset.value + 88
+    size = 500_000
+    await node.send(struct.pack(">i8xi4xqq", size, 0, 0, at) + bytes(100))
+    await node.send(bytes(size))
+    monkeypatch.setattr(message_queries, "RECORD_SIZE_MAX", size - 1)
+    sizes: list[int] = []
+    read_all = node.store.log.read_all
+
+    async def counted(offset: int, size: int, *more: Any) -> bytes:
+        sizes.append(size)
+        return await read_all(offset, size, *more)
+
+    monkeypatch.setattr(node.store.log, "read_all", counted)
+    assert (await node.ask(33, offset=at)).code == 1
+    assert max(sizes) < 1000

@@ -261,3 +261,15 @@ async def test_a_committed_half_message_can_be_recalled(tmp_path: Path, autojump
         await trio.sleep(100)
         statistics = node.broker.timers.statistics()
         assert (statistics.delivered_count, statistics.recalled_count) == (0, 1)
+
+
+@pytest.mark.parametrize(("key", "group"), [("k", "a\x02b"), ("a\x02b", "pg")])
+async def test_names_that_no_record_can_hold_are_refused(
+    tmp_path: Path, autojump_clock: object, key: str, group: str
+) -> None:
+    """They ended the broker."""
+    async with open_node(tmp_path) as node:
+        await node.send()
+        handle = handle_of(WallClock()() + 60_000, unique_key=key)
+        assert (await recall(node, handle, producerGroup=group)).code == 1
+        assert (await node.send()).code == 0

@@ -12,12 +12,16 @@ from ha.broker.options import BrokerRole
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import decode_message_id
-from ha.protocol.record import Message, MessageRecord
+from ha.protocol.record import Message, MessageRecord, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.record_maker import AppendResult
 from tests.broker.node import HOST, PORT, Node, open_node
 from tests.security.brokers import admin, alice, guarded_broker
+
+RECORD_BODY_PLACE = 88
+"""Where the body of a record begins, with addresses of IPv4"""
 
 LEVELS: dict[str, Any] = {"store_changes": {"delay_levels_ms": (1_000, 2_000, 3_000, 4_000, 5_000)}}
 
@@ -235,3 +239,34 @@ async def test_with_access_control_the_group_must_be_allowed_to_read_the_message
         await node.dispatched()
         retried = await sent("%RETRY%g")
         assert (await back(retried)).code == 0
+
+
+@pytest.mark.parametrize("times", [-3, -4, -10])
+async def test_negative_number_of_deliveries_does_not_lose_a_message(
+    tmp_path: Path, autojump_clock: object, times: int
+) -> None:
+    """A producer may set it. The retry was put into a queue with a negative id, which nothing reads."""
+    async with open_node(tmp_path) as node:
+        assert (await node.send(b"hello", j=times)).code == 0
+        await node.dispatched()
+        [(_, record)] = await node.arrivals()
+        assert (await node.ask(36, group="g", offset=record.physical_offset, delayLevel=0)).code == 0
+        with trio.fail_after(100):
+            [(_, again)] = await node.arrivals(topic="%RETRY%g", consumerGroup="g")
+        assert again.body == b"hello"
+
+
+async def test_record_that_a_body_contains_does_not_end_the_broker(tmp_path: Path, autojump_clock: object) -> None:
+    """Its topic, which a client wrote into the body, can't be a property."""
+    async with open_node(tmp_path) as node:
+        await node.send()
+        await node.dispatched()
+        at = node.store.log.max_offset.value + RECORD_BODY_PLACE
+        forged = Message("a\x02b", 0, b"x", b"", born_host=encode_host(HOST, PORT))
+        host = encode_host(HOST, PORT)
+        body = encode_record(forged, queue_offset=0, physical_offset=at, store_timestamp_ms=1, store_host=host)
+        assert (await node.send(body)).code == 0
+        answer = await node.ask(36, group="g", offset=at, delayLevel=0)
+        assert answer.code == 1
+        assert "contains a separator" in str(answer.remark)
+        assert (await node.send()).code == 0

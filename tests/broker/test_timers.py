@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import trio
 
+from ha.broker.batch_reader import BATCH_BYTES_MAX
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
@@ -648,3 +650,47 @@ async def test_a_damaged_message_of_a_real_broker_does_not_hide_the_next_one(
         [(_, record)] = await node.arrivals()
         assert record.body == b"intact"
         assert node.broker.timers.statistics().dropped_count == 1
+
+
+LARGE_BODY = bytes(500_000)
+
+
+async def largest_put(node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> int:
+    """The most bytes of bodies that are put together during `act`."""
+    service, sizes = node.broker.put_service, [0]
+    settle = service.settle
+
+    async def counted(requests: Sequence[PutRequest], *more: Any) -> None:
+        sizes.append(sum(len(message.body) for request in requests for message in request.messages))
+        await settle(requests, *more)
+
+    monkeypatch.setattr(service, "settle", counted)
+    await act()
+    return max(sizes)
+
+
+async def test_large_messages_that_are_due_together_are_delivered_in_batches(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, store_changes={"segment_size": 1 << 26}) as node:
+        for _ in range(20):
+            assert (await node.send(LARGE_BODY, i=properties(TIMER_DELAY_SEC=100), e=0)).code == 0
+        await node.dispatched()
+        assert await largest_put(node, monkeypatch, partial(trio.sleep, 200)) <= BATCH_BYTES_MAX + len(LARGE_BODY)
+        assert node.broker.timers.statistics().delivered_count == 20
+
+
+async def test_large_messages_are_rolled_in_batches(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, store_changes={"segment_size": 1 << 23, "reserved_h": -1e6}) as node:
+        for _ in range(20):
+            assert (await node.send(LARGE_BODY, i=properties(TIMER_DELAY_SEC=100_000), e=0)).code == 0
+        for _ in range(10):
+            await node.send(LARGE_BODY, e=1)
+        await node.dispatched()
+        clean = partial(node.store.retention.clean, at_any_hour=True)
+        assert 0 < await largest_put(node, monkeypatch, clean) <= BATCH_BYTES_MAX + len(LARGE_BODY)
+        assert node.store.log.min_offset > 0
+        assert node.broker.timers.statistics().pending_count == 20
+        assert await node.broker.timers.count_topics(1000) == {"TT": 20}

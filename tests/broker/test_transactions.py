@@ -23,6 +23,7 @@ from ha.protocol.record import Message, MessageRecord, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, FRAME_SIZE_MAX, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.remoting import RemotingConnection
+from ha.store.consume_queue import ConsumeQueue
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, WallClock, open_node
 
@@ -520,3 +521,30 @@ async def test_check_of_a_message_with_the_longest_properties(node: Node, autoju
     # On a busy machine there are more rounds: the virtual clock goes on while a worker thread waits for the disk.
     assert topics == ["TT"] * len(topics)
     assert len(topics) >= 2
+
+
+async def test_op_that_arrives_while_others_are_read_is_not_skipped(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart its transaction was checked and committed again."""
+    async with open_node(tmp_path) as node:
+        await be_producer(node)
+        await end(node, await send_half(node, b"first"), COMMIT)
+        await trio.sleep(27)
+        await send_half(node, b"open")
+        reader = node.broker.transactions._reader
+        read, arriving = reader.read, [b"committed"]
+
+        async def slow_read(queue: ConsumeQueue, *more: Any) -> Any:
+            if queue.topic == OP_TOPIC and arriving:
+                await end(node, await send_half(node, arriving.pop()), COMMIT)
+                await trio.sleep(0.3)  # until the op is dispatched
+            return await read(queue, *more)
+
+        monkeypatch.setattr(reader, "read", slow_read)
+        await trio.sleep(5)
+        assert not arriving
+    async with open_node(tmp_path) as node:
+        await be_producer(node)
+        await trio.sleep(40)
+        assert [decode_record(command.body).body for command in asked(node)] == [b"open"]
