@@ -43,6 +43,9 @@ class DelayOffsetTable:
         """In a failover group: collects changes for its log"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
+        self.rocketmq_timers: tuple[int, int] | None = None
+        """On a slave of a RocketMQ master, what that has delivered of the timer topic: messages before a queue offset
+        that are due until a time (ms). Only for retention: a slave that becomes a master delivers all again"""
 
     async def load(self, log_end: int) -> None:
         """Reads the file. `log_end`: end of the log in bytes. Raises CorruptLog if file and `.bak` are damaged."""

@@ -33,7 +33,7 @@ from ha.protocol.access_bodies import (
     known_name,
     username_of,
 )
-from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TopicConfigTable
+from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TimerCheckPoint, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import NAME_SIZE_MAX
@@ -157,8 +157,24 @@ class SlaveSync:
         """Copies delay offsets; the master sends none that are ahead of what its slaves have (delay.py)."""
         request = RemotingCommand(RequestCode.GET_ALL_DELAY_OFFSET)
         answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
-        if answer.code == ResponseCode.SUCCESS:
-            await self._delay_offsets.replace(java_json.read_as(DelayOffsets, bytes(answer.body)))
+        if answer.code != ResponseCode.SUCCESS:
+            return
+        offsets = java_json.read_as(DelayOffsets, bytes(answer.body))
+        await self._delay_offsets.replace(offsets)
+        has_timers = any(key < 0 for key in offsets.offset_table)
+        self._delay_offsets.rocketmq_timers = None if has_timers else await self._timer_progress(address)
+
+    async def _timer_progress(self, address: str) -> tuple[int, int] | None:
+        """Asks a master whose delay offsets say nothing about timers for their progress (60), as RocketMQ's slaves do.
+
+        Without it, retention would keep every segment with a timer message. None from a broker without timers.
+        """
+        request = RemotingCommand(RequestCode.GET_TIMER_CHECK_POINT)
+        answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        check_point = TimerCheckPoint.decode(bytes(answer.body))
+        return check_point.queue_offset, check_point.read_ms - 1
 
     async def _copy_users(self, address: str) -> str:
         """Copies users with their policies. Returns why the master sends none, or ""; the users stay then."""

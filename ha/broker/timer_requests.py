@@ -1,11 +1,6 @@
 """60 GET_TIMER_CHECK_POINT and 61 GET_TIMER_METRICS: what RocketMQ's slaves copy from their master.
 
-    60  the progress, as far as every slave has the delivered messages, as 7 big-endian int64:
-        lastReadTimeMs           messages of the queue before this due time are delivered, rounded down to a second
-        lastTimerLogFlushPos     0: there is no timer log
-        lastTimerQueueOffset     queue offset up to which that is true
-        masterTimerQueueOffset   the same: a slave's wheel takes in no messages from there on
-        stateVersion, timestamp, counter of the progress
+    60  the progress, as far as every slave has the delivered messages, in whole seconds (TimerCheckPoint)
     61  JSON: the number of pending messages of each topic
 
 For 61, RocketMQ counts each message as it passes. Here up to `READ_COUNT_MAX` pending messages, evenly spread over the
@@ -16,7 +11,6 @@ queue, are read for each answer. If more are pending, the counts are estimates. 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,7 +20,7 @@ import trio
 from ha.broker.core import BrokerCore
 from ha.broker.timers import SEEN, TIME, TimerService
 from ha.protocol import java_json
-from ha.protocol.bodies import DataVersion, DelayOffsets
+from ha.protocol.bodies import DataVersion, DelayOffsets, TimerCheckPoint
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
@@ -38,8 +32,6 @@ PRECISION_MS = 1000
 READ_COUNT_MAX = 4096
 REMEMBERED_S = 10.0
 """RocketMQ's slaves ask every 10 s."""
-
-_CHECK_POINT = struct.Struct(">7q")
 
 
 class _Timing(msgspec.Struct, rename="camel", frozen=True):
@@ -83,9 +75,8 @@ class TimerRequests:
             return command.reply(ResponseCode.SYSTEM_ERROR, "The checkpoint is null: no progress is replicated yet")
         table, version = progress.offset_table, progress.data_version or DataVersion()
         read_ms = (table.get(TIME, -1) + 1) // PRECISION_MS * PRECISION_MS
-        seen = table.get(SEEN, 0)
-        body = _CHECK_POINT.pack(read_ms, 0, seen, seen, version.state_version or 0, version.timestamp, version.counter)
-        return command.reply(ResponseCode.SUCCESS, body=body)
+        check_point = TimerCheckPoint(read_ms, table.get(SEEN, 0), version)
+        return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """61."""

@@ -262,7 +262,10 @@ class TimerService:
 
     def _is_pending(self, queue_offset: int, code: int) -> bool:
         """Whether the progress does not cover a message at or after FIRST."""
-        return queue_offset >= self._progress.get(SEEN) or code >> 1 > self._progress.get(TIME)
+        seen, time_ms = self._progress.get(SEEN), self._progress.get(TIME)
+        if self._standing.is_slave and self._progress.rocketmq_timers is not None:
+            seen, time_ms = self._progress.rocketmq_timers
+        return queue_offset >= seen or code >> 1 > time_ms
 
     async def _codes(self, queue: ConsumeQueue, first: int, entries: Sequence[QueueEntry]) -> list[int | None]:
         """Returns the timer codes of `entries`, which begin at queue offset `first`; None: it will never be known.

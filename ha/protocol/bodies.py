@@ -55,6 +55,9 @@ class LogPosition(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     queue_offset: int = -1
 
 
+_CHECK_POINT = struct.Struct(">7q")
+
+
 class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """One topic on one broker. `perm` holds the bits of `codes.Permission`."""
 
@@ -228,6 +231,37 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
     log_position: LogPosition | None = None
     offset_table: dict[str, dict[int, int]] = {}
     pull_offset_table: dict[str, dict[int, int]] | None = None
+
+
+class TimerCheckPoint(msgspec.Struct, frozen=True):
+    """The answer to 60: the progress of timer messages, as 7 big-endian int64 (RocketMQ: TimerCheckpoint).
+
+    lastReadTimeMs           `read_ms`: messages of the queue before this due time are delivered
+    lastTimerLogFlushPos     0: there is no timer log
+    lastTimerQueueOffset     `queue_offset`: up to which that is true
+    masterTimerQueueOffset   the same: a slave's wheel takes in no messages from there on
+    stateVersion, timestamp, counter of the progress
+    """
+
+    read_ms: int
+    queue_offset: int
+    version: DataVersion = DataVersion()
+
+    def encode(self) -> bytes:
+        """Returns the body."""
+        seen, version = self.queue_offset, self.version
+        return _CHECK_POINT.pack(
+            self.read_ms, 0, seen, seen, version.state_version or 0, version.timestamp, version.counter
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> TimerCheckPoint:
+        """Returns the progress in a body. RemoteProtocolError."""
+        if len(body) != _CHECK_POINT.size:
+            raise RemoteProtocolError(f"timer checkpoint of {len(body)} bytes, not {_CHECK_POINT.size}")
+        read_ms, _, queue_offset, _, state_version, timestamp, counter = _CHECK_POINT.unpack(body)
+        version = DataVersion(state_version=state_version, timestamp=timestamp, counter=counter)
+        return cls(read_ms, queue_offset, version)
 
 
 class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):

@@ -18,12 +18,17 @@ import pytest
 import trio
 
 from ha.broker.batch_reader import BATCH_BYTES_MAX
+from ha.broker.options import BrokerRole
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import QueueRead, ReadStatus
+from ha.broker.slave_sync import SlaveSync
 from ha.broker.timer_index import BUCKET_MS, LEAD_MS, RUN_COUNT, TimerIndex, _Run
 from ha.causes import Cause
+from ha.protocol.bodies import TimerCheckPoint
+from ha.protocol.codes import RequestCode
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties, java_hash
 from ha.protocol.record import Message, timer_code
+from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TIMER_TOPIC
 from ha.store.files import DiskUsage, OsDisk
 from tests.broker.node import Node, WallClock, open_node
@@ -694,3 +699,35 @@ async def test_large_messages_are_rolled_in_batches(
         assert node.store.log.min_offset > 0
         assert node.broker.timers.statistics().pending_count == 20
         assert await node.broker.timers.count_topics(1000) == {"TT": 20}
+
+
+async def test_slave_of_a_rocketmq_master_deletes_what_that_has_delivered(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its delay offsets have no progress of timers: every segment with a timer message was kept for ever."""
+    async with open_node(tmp_path / "m", store_changes=EXPIRED) as master:
+        await master.send(b"x", i=properties(TIMER_DELAY_SEC=5), e=0)
+        await fill_segments(master)
+        await master.arrivals()
+        shutil.copytree(tmp_path / "m", tmp_path / "s")
+        (tmp_path / "s" / "config" / "delayOffset.json").unlink(missing_ok=True)
+        later = WallClock(WallClock()() + 30 * 86_400_000)
+        async with open_node(
+            tmp_path / "s", store_changes=EXPIRED, role=BrokerRole.SLAVE, wall_clock_ms=later
+        ) as slave:
+            broker = slave.broker
+            sync = SlaveSync(master.client, lambda: "m", broker.tables, broker.options)
+            invoke, check_point = master.client.invoke, TimerCheckPoint(WallClock()(), 0)
+
+            async def as_rocketmq(address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+                if command.code == RequestCode.GET_ALL_DELAY_OFFSET:
+                    return command.reply(0, body=b'{"offsetTable":{3:7}}')
+                if command.code == RequestCode.GET_TIMER_CHECK_POINT:
+                    return command.reply(0, body=check_point.encode())
+                return await invoke(address, command, timeout_s)
+
+            monkeypatch.setattr(master.client, "invoke", as_rocketmq)
+            for seen, deleted in ((0, False), (1, True)):
+                check_point = TimerCheckPoint(WallClock()() + 60_000, seen)
+                assert await sync.sync_once()
+                assert bool(await slave.store.retention.clean(at_any_hour=True)) == deleted
