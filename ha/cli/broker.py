@@ -35,6 +35,8 @@ SETTLE_S = 35.0
 _LOOK_INTERVAL_S = 5.0
 _TRANSACTIONS_GROUP = "CID_RMQ_SYS_TRANS"
 """Group whose lag in the half topic is the half messages from the first open one on"""
+_WITHOUT_USERS = ("this broker has no users", "is not configured")
+"""Parts of the remarks of halog and RocketMQ 5 without authentication (AuthenticationMetadataManagerImpl)"""
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -295,8 +297,13 @@ async def _create_users(admin: Admin, name: str, others: list[str]) -> list[str]
     """Creates the users that a broker misses, with their policies, and returns their names. UsageError."""
     try:
         known = await admin.users(broker_names=others)
-    except BrokerError:
-        return []  # these brokers have no users
+    except BrokerError as error:
+        if error.code == ResponseCode.NO_PERMISSION:
+            raise UsageError(f"{error.address} does not list its users: repeat it as a super user") from None
+        is_told = any(text in error.remark for text in _WITHOUT_USERS)
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and not is_told:
+            raise
+        return []
     own = {user.username for user in await admin.users(broker_names=[name])}
     missing = [user for user in known if user.username not in own]
     if any(user.password is None for user in missing):

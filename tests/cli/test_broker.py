@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -29,7 +29,7 @@ from ha.client import (
     TransactionState,
 )
 from ha.config.secret import SecretStr
-from ha.errors import HalogError
+from ha.errors import BrokerError, HalogError
 from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserInfo
 from ha.protocol.bodies import GroupConfig
 from tests.cli.doctoring import closed_port
@@ -44,15 +44,19 @@ ROUTES_REFRESHED_S = 40
 class World:
     """Master broker-a, with the name server, and an SDK that reaches it. `add` starts broker-b."""
 
-    def __init__(self, network: MemoryNetwork, client: Client, admin: Admin) -> None:
-        self.network = network
-        self.client = client
-        self.admin = admin
+    client: Client
+    admin: Admin
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
         self.reported: list[Left] = []
 
     def add(self, **config: Any) -> Any:
         names = {"broker_name": "broker-b", "name_server_addresses": NAMES}
         return Host(self.network, B).node("ASYNC_MASTER", **names, **config)
+
+    async def connect(self, host: str, port: int) -> ByteStream:
+        return OverTrio(await self.network.connect("10.0.9.9", f"{host}:{port}"))
 
     async def drain(self, name: str, wait_s: float, settle_s: float = ROUTES_REFRESHED_S) -> Drained:
         return await drain_broker(self.admin, self.client, name, wait_s, settle_s, self.reported.append)
@@ -60,17 +64,13 @@ class World:
 
 @asynccontextmanager
 async def world(credentials: AclCredentials | None = None, **config: Any) -> AsyncIterator[World]:
-    network = MemoryNetwork()
-
-    async def connect(host: str, port: int) -> ByteStream:
-        return OverTrio(await network.connect("10.0.9.9", f"{host}:{port}"))
-
+    found = World()
     async with (
-        Host(network, A).node("ASYNC_MASTER", **config),
-        Client([NAMES], options=ClientOptions(connect=connect, credentials=credentials)) as client,
-        Admin(client) as admin,
+        Host(found.network, A).node("ASYNC_MASTER", **config),
+        Client([NAMES], options=ClientOptions(connect=found.connect, credentials=credentials)) as found.client,
+        Admin(found.client) as found.admin,
     ):
-        yield World(network, client, admin)
+        yield found
 
 
 async def test_a_broker_is_added_and_drained_without_a_failed_send(autojump_clock: MockClock) -> None:
@@ -128,20 +128,28 @@ async def test_a_broker_is_added_and_drained_without_a_failed_send(autojump_cloc
     assert {"broker-a", "broker-b"} == set(sent.values())
 
 
+ROOT = AclCredentials("root", "the-secret-of-root")
+WITH_USERS = {
+    "authentication_enabled": True,
+    "authorization_enabled": True,
+    "init_authentication_user": SecretStr(json.dumps({"username": "root", "password": "the-secret-of-root"})),
+    "inner_client_authentication_credentials": SecretStr(
+        json.dumps({"accessKey": "inner", "secretKey": "the-secret-inside"})
+    ),
+}
+
+
+def policies_of(actions: list[str], *resources: str) -> list[PolicyInfo]:
+    entries = [
+        PolicyEntryInfo(resource=resource, actions=actions, source_ips=None, decision=ALLOW) for resource in resources
+    ]
+    return [PolicyInfo(policy_type=CUSTOM, entries=entries)]
+
+
 async def test_users_of_the_other_brokers_are_created_with_their_policies(autojump_clock: MockClock) -> None:
     """Without them, the new broker would refuse the clients that its topics bring to it."""
-    root = AclCredentials("root", "the-secret-of-root")
-    first = SecretStr(json.dumps({"username": "root", "password": "the-secret-of-root"}))
-    inner = SecretStr(json.dumps({"accessKey": "inner", "secretKey": "the-secret-inside"}))
-    config = {
-        "authentication_enabled": True,
-        "authorization_enabled": True,
-        "init_authentication_user": first,
-        "inner_client_authentication_credentials": inner,
-    }
-    entry = PolicyEntryInfo(resource="Topic:orders", actions=["Pub"], source_ips=None, decision=ALLOW)
-    policies = [PolicyInfo(policy_type=CUSTOM, entries=[entry])]
-    async with world(root, **config) as cluster, cluster.add(**config):
+    policies = policies_of(["Pub"], "Topic:orders")
+    async with world(ROOT, **WITH_USERS) as cluster, cluster.add(**WITH_USERS):
         admin = cluster.admin
         await admin.create_user(UserInfo(username="shop", password="the-secret-of-shop"), broker_names=["broker-a"])
         await admin.update_policies("shop", policies, broker_names=["broker-a"])
@@ -152,6 +160,42 @@ async def test_users_of_the_other_brokers_are_created_with_their_policies(autoju
                 ("shop", "the-secret-of-shop")
             ]
             assert (await admin.policies(broker_names=["broker-b"]))["shop"] == policies
+
+
+async def test_nothing_is_created_for_an_account_that_may_not_list_the_users(autojump_clock: MockClock) -> None:
+    async with world(ROOT, **WITH_USERS) as cluster, cluster.add(**WITH_USERS):
+        await cluster.admin.create_topic("orders", broker_names=["broker-a"])
+        await cluster.admin.create_user(UserInfo(username="ops", password="the-secret-of-ops"))
+        await cluster.admin.update_policies("ops", policies_of(["Create", "Update", "Get"], "Topic:*", "Group:*"))
+        options = ClientOptions(connect=cluster.connect, credentials=AclCredentials("ops", "the-secret-of-ops"))
+        async with Client([NAMES], options=options) as client, Admin(client) as admin:
+            with pytest.raises(UsageError, match="does not list its users: repeat it as a super user"):
+                await join_broker(admin, "broker-b")
+        assert "orders" not in await cluster.admin.topic_configs("broker-b")
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "is_joined"),
+    [
+        (3, " request type 3005 not supported", True),  # RocketMQ before 5.3
+        (
+            1,
+            "java.lang.IllegalStateException: The authenticationMetadataProvider is not configured, org.X.y(X.java:1)",
+            True,
+        ),
+        (1, "java.io.IOException: disk", False),
+    ],
+)
+async def test_only_brokers_without_users_have_none(
+    code: int, remark: str, is_joined: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> list[UserInfo]:
+        raise BrokerError(f"{A}:10911", code, remark)
+
+    monkeypatch.setattr(Admin, "users", refuse)
+    async with world() as cluster, cluster.add():
+        with nullcontext() if is_joined else pytest.raises(BrokerError):
+            assert await join_broker(cluster.admin, "broker-b") == Joined("broker-b", [], [])
 
 
 async def undecided(_: object) -> TransactionState:
