@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, check_brokers, find_group, user_groups
+from ha.cli.names import All, change_brokers, find_group, user_groups
 from ha.cli.offsets import Progress, progress_of, show_progress
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
@@ -121,33 +121,42 @@ def create(
 ) -> None:
     """Create a consumer group on every master, or change an existing one.
 
-    An existing group keeps the settings that are not given.
+    An existing group keeps the settings that are not given. If a broker set has no master, it exits with 69 after the
+    change on the others.
     """
     if retries is not None and not -1 <= retries <= 1000:
         raise UsageError("--retries must be from -1 to 1000")
 
     given = {"retry_max_times": retries, "consume_enable": consume, "consume_broadcast_enable": broadcast}
+    changes = {name: value for name, value in given.items() if value is not None}
 
-    async def question(admin: Admin, _: Client) -> GroupConfig:
-        await check_brokers(admin, broker)
-        known = (await admin.groups()).get(group, GroupConfig(group_name=group))
-        changes = {name: value for name, value in given.items() if value is not None}
-        config = msgspec.structs.replace(known, **changes)
-        await admin.create_group(config, broker_names=broker or None)
-        return config
+    async def question(admin: Admin, _: Client) -> list[Created]:
+        return await change_brokers(admin, broker, lambda name: _create(admin, group, name, changes))
 
-    config = ask(question, client)
+    created = ask(question, client)
     if json:
-        print_json(
-            {
-                "group": group,
-                "retries": config.retry_max_times,
-                "consume": config.consume_enable,
-                "broadcast": config.consume_broadcast_enable,
-            }
-        )
+        print_json({"group": group, "brokers": created})
     else:
-        print(f"{safe(group)}: {config.retry_max_times} retries{'' if config.consume_enable else ', disabled'}")
+        for each in created:
+            state = "" if each.consume else ", disabled"
+            print(f"{safe(group)}: {each.retries} retries on {safe(each.broker)}{state}")
+
+
+class Created(msgspec.Struct, frozen=True):
+    """A group on one broker."""
+
+    broker: str
+    retries: int
+    consume: bool
+    broadcast: bool
+
+
+async def _create(admin: Admin, group: str, broker: str, changes: dict[str, int]) -> Created:
+    """Creates a group on a broker, or changes what is given."""
+    known = (await admin.groups(broker_names=[broker])).get(group, GroupConfig(group_name=group))
+    config = msgspec.structs.replace(known, **changes)
+    await admin.create_group(config, broker_names=[broker])
+    return Created(broker, config.retry_max_times, config.consume_enable, config.consume_broadcast_enable)
 
 
 @app.command

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Annotated, Protocol, TypeVar
 
 from cyclopts import Parameter
 
 from ha.cli.exits import UsageError
 from ha.cli.showing import safe
 from ha.client import Admin
+from ha.client.admin import check_masters
 from ha.errors import RouteNotFound
 from ha.protocol.bodies import GroupConfig
+from ha.protocol.codes import MASTER_ID
 from ha.protocol.topic_names import REPLY_SUFFIX, is_system_topic
 
+ChangedT = TypeVar("ChangedT")
 All = Annotated[
     bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics, and system groups.")
 ]
@@ -71,6 +74,23 @@ async def check_brokers(admin: Admin, names: Iterable[str]) -> None:
             more = f" and {len(known) - _NAMES_SHOWN_MAX} more" if len(known) > _NAMES_SHOWN_MAX else ""
             shown = ", ".join(known[:_NAMES_SHOWN_MAX]) or "none"
             raise UsageError(f"no broker {safe(name)}; known brokers: {safe(shown)}{more}")
+
+
+async def change_brokers(
+    admin: Admin, names: Sequence[str], change: Callable[[str], Awaitable[ChangedT]]
+) -> list[ChangedT]:
+    """Calls `change` with each of these names of brokers, by default of all with a master, and returns its results.
+
+    UsageError if there is no broker of a name. Without names, ConnectionFailed, once the others are changed, if a
+    broker has no master.
+    """
+    await check_brokers(admin, names)
+    if names:
+        return [await change(name) for name in names]
+    brokers = await admin.brokers()
+    changed = [await change(broker.name) for broker in brokers if MASTER_ID in broker.addresses]
+    check_masters(brokers)
+    return changed
 
 
 async def find_group(admin: Admin, group: str) -> GroupConfig:

@@ -12,7 +12,7 @@ from rich.table import Table
 from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import UsageError
 from ha.cli.flags import LOCAL_CLIENT, ClientFlags
-from ha.cli.names import All, check_brokers, user_topics
+from ha.cli.names import All, change_brokers, user_topics
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import local_time
 from ha.client import Admin, Client
@@ -119,7 +119,8 @@ def create(
 ) -> None:
     """Create a topic on every master, or change an existing one.
 
-    An existing topic keeps the settings that are not given.
+    An existing topic keeps the settings that are not given. If a broker set has no master, it exits with 69 after the
+    change on the others.
     """
     if permission is not None and permission not in _PERMISSIONS:
         raise UsageError(f"--permission {permission!r}: accepted are rw, r and w")
@@ -127,9 +128,7 @@ def create(
         raise UsageError("--queues must be from 1 to 65535")
 
     async def question(admin: Admin, _: Client) -> list[Created]:
-        await check_brokers(admin, broker)
-        names = list(broker) or [each.name for each in await admin.brokers() if 0 in each.addresses]
-        return [await _create(admin, topic, name, queues, permission) for name in names]
+        return await change_brokers(admin, broker, lambda name: _create(admin, topic, name, queues, permission))
 
     created = ask(question, client)
     if json:

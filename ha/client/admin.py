@@ -536,6 +536,7 @@ class Admin(ClientUser):
         BrokerError if all refuse so, and at the first that fails otherwise. ConnectionFailed, once all were asked, if a
         broker set has no master."""
         refusals: list[BrokerError] = []
+        known = await self.brokers()
         masters = await self._masters(broker_names)
         for address in masters:
             try:
@@ -546,9 +547,8 @@ class Admin(ClientUser):
                 refusals.append(error)
         if len(refusals) == len(masters):
             raise refusals[0]
-        unchanged = [broker.name for broker in await self.brokers() if MASTER_ID not in broker.addresses]
-        if unchanged and broker_names is None:
-            raise ConnectionFailed(", ".join(unchanged), "no master is registered, so nothing changed there; repeat it")
+        if broker_names is None:
+            check_masters(known)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
         """Returns the response of the first master that succeeds. BrokerError of the last one if none does."""
@@ -599,6 +599,14 @@ class Admin(ClientUser):
             if error.code in absent:
                 return None
             raise
+
+
+def check_masters(brokers: Sequence[Broker]) -> None:
+    """Raises ConnectionFailed, after a change on the masters of `brokers`, if one has none, or there is no broker."""
+    unchanged = [broker.name for broker in brokers if MASTER_ID not in broker.addresses]
+    if unchanged or not brokers:
+        name = ", ".join(unchanged) or "all brokers"
+        raise ConnectionFailed(name, "no master is registered, so nothing changed there; repeat it")
 
 
 def _list_of(kind: type[ListT], body: bytes | memoryview) -> ListT:

@@ -135,10 +135,13 @@ def test_system_topics_are_shown_when_they_are_asked_for(ha: Ha) -> None:
 def test_a_group_is_made_described_and_deleted(ha: Ha) -> None:
     ha.text("topic", "create", "bills", "--queues", "1")
     ha.text("produce", "bills", "--body", "x", "--count", "5")
-    assert ha.json("group", "create", "billing", "--retries", "3")["retries"] == 3
-    assert "3 retries, disabled" in ha.text("group", "create", "billing", "--no-consume")
-    assert ha.json("group", "create", "billing", "--no-broadcast")["consume"] is False, "what is not given stays"
-    assert ha.json("group", "create", "billing", "--consume", "--broadcast")["retries"] == 3
+    [created] = ha.json("group", "create", "billing", "--retries", "3")["brokers"]
+    assert (created["retries"], created["consume"]) == (3, True)
+    assert f"3 retries on {created['broker']}, disabled" in ha.text("group", "create", "billing", "--no-consume")
+    [created] = ha.json("group", "create", "billing", "--no-broadcast")["brokers"]
+    assert created["consume"] is False, "what is not given stays"
+    [created] = ha.json("group", "create", "billing", "--consume", "--broadcast")["brokers"]
+    assert created["retries"] == 3
     assert "billing" in ha.text("group", "list").split()
     ha.text("consume", "bills", "--group", "billing", "--limit", "2")
     found = ha.json("group", "describe", "billing")

@@ -1,8 +1,10 @@
 """Commands that a part of the cluster can't carry out: they can be repeated."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio.from_thread
 import pytest
@@ -28,6 +30,8 @@ class FakeCluster:
         self.failing: set[str] = set()
         self.without_master: set[str] = set()
         self.last_stored_ms = 1
+        self.topics: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
+        self.groups: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
         self.addresses: dict[str, str] = {}
 
     def answer(self, name: str, command: RemotingCommand) -> RemotingCommand:
@@ -57,6 +61,17 @@ class FakeCluster:
                 return command.reply(0)
             case RequestCode.AUTH_CREATE_USER | RequestCode.AUTH_UPDATE_ACL | RequestCode.AUTH_DELETE_ACL:
                 return self.change_user(name, command)
+            case RequestCode.GET_ALL_TOPIC_CONFIG:
+                return command.reply(0, body=dumps({"topicConfigTable": self.topics[name]}))
+            case RequestCode.UPDATE_AND_CREATE_TOPIC:
+                self.topics[name][command.ext_fields["topic"]] = {"topicName": command.ext_fields["topic"]}
+                return command.reply(0)
+            case RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+                return command.reply(0, body=dumps({"subscriptionGroupTable": self.groups[name]}))
+            case RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+                group = json.loads(bytes(command.body))
+                self.groups[name][group["groupName"]] = group
+                return command.reply(0)
             case RequestCode.AUTH_LIST_ACL:
                 return command.reply(0, body=b"[]")
         return command.reply(MISSING, "topic[T] not exist")
@@ -146,6 +161,33 @@ def test_a_change_that_a_group_without_a_master_did_not_get_is_an_error(
     nodes.without_master = set()
     assert nodes.ha(*create) == 0
     assert nodes.users["b"] == {"billing": set()}
+
+
+@pytest.mark.parametrize("kind", ["topic", "group"])
+def test_so_is_a_topic_or_group_that_one_did_not_get(
+    kind: str, nodes: FakeCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    held = {"topic": nodes.topics, "group": nodes.groups}[kind]
+    nodes.without_master = {"b"}
+    assert nodes.ha(kind, "create", "new") == 69
+    assert "b: no master is registered, so nothing changed there; repeat it" in capfd.readouterr().err
+    assert [list(held[name]) for name in "ab"] == [["new"], []]
+    assert nodes.ha(kind, "create", "new", "--broker", "a") == 0
+    assert nodes.ha(kind, "create", "new", "--broker", "b") == 69
+    nodes.without_master = {"a", "b"}
+    assert nodes.ha(kind, "create", "new") == 69
+    nodes.without_master = set()
+    assert nodes.ha(kind, "create", "new") == 0
+    assert list(held["b"]) == ["new"]
+
+
+def test_a_group_keeps_the_settings_of_each_broker(nodes: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, is_enabled in (("a", False), ("b", True)):
+        nodes.groups[name]["billing"] = {"groupName": "billing", "consumeEnable": is_enabled, "retryMaxTimes": 16}
+    assert nodes.ha("group", "create", "billing", "--retries", "3") == 0
+    assert capfd.readouterr().out == "billing: 3 retries on a, disabled\nbilling: 3 retries on b\n"
+    settings = [(nodes.groups[name]["billing"]["consumeEnable"], name) for name in "ab"]
+    assert settings == [(False, "a"), (True, "b")]
 
 
 @pytest.mark.parametrize("last_stored_ms", [10**25, 10**400])
