@@ -15,6 +15,7 @@ import base64
 import binascii
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +42,8 @@ ACT_PATH = f"{DASHBOARD_PATH}/act"
 LOGOUT_PATH = f"{DASHBOARD_PATH}/logout"
 STATIC_PATH = f"{DASHBOARD_PATH}/static"
 """Style sheets, scripts and images, which the login form needs; they contain nothing about the node."""
+_ASSET_PATH = re.compile(f"{STATIC_PATH}/[^/]+/[^/]+")
+"""Exactly the route of assets: other addresses get the dashboard's page for those that don't exist"""
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -88,7 +91,7 @@ class AdminGuard:
                 return None
             return self._refuse(scope, 403, "changes are disabled: adminToken is not set")
         path: str = scope["path"]
-        if path in (LOGIN_PATH, LOGOUT_PATH):
+        if path == LOGIN_PATH or (path == LOGOUT_PATH and scope["method"] == "POST"):
             return None
         token = _given_token(scope, takes_password=is_reading)
         if token is not None:
@@ -100,7 +103,7 @@ class AdminGuard:
             # `Acting` checks the form token.
             return None if self.session_of(scope) is not None else _redirect_to_login(path)
         if is_reading:
-            if path.startswith(f"{STATIC_PATH}/") or self.session_of(scope) is not None:
+            if _ASSET_PATH.fullmatch(path) or self.session_of(scope) is not None:
                 return None
             if path in ("/", DASHBOARD_PATH) or path.startswith(f"{DASHBOARD_PATH}/"):
                 asked = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")

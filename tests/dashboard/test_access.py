@@ -121,6 +121,16 @@ async def test_the_form_gives_a_session_that_only_reads() -> None:
         assert (await client.get("/status")).status_code == 401  # who had it before has it no more
 
 
+@pytest.mark.parametrize("path", ["logout", "nope", "static", "static/", "static/x", "static/x/y/z"])
+async def test_an_address_without_a_page_needs_the_token_too(path: str) -> None:
+    """The page that says so has the node's name."""
+    async with dashboard(TOKEN) as client:
+        for method in ("GET", "HEAD"):
+            assert (await client.request(method, f"/dashboard/{path}")).status_code == 303
+        await post_token(client, TOKEN)
+        assert (await client.get(f"/dashboard/{path}")).status_code == 404
+
+
 @pytest.mark.parametrize(
     "wanted",
     ["https://example.org/", "//example.org", "/\\example.org", "/dashboardx", "/status", "", "/dashboard\\..\\x"],
