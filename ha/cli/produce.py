@@ -33,7 +33,9 @@ def produce(
     body: Annotated[str | None, Parameter(help="Body of the message.")] = None,
     file: Annotated[Path | None, Parameter(help="Send each line of this file.")] = None,
     stdin: Annotated[bool, Parameter(negative=(), help="Send each line of standard input.")] = False,
-    count: Annotated[int, Parameter(help="Number of messages to send, with --body or --size.")] = 1,
+    count: Annotated[
+        int | None, Parameter(help="Number of messages to send, only with --body or --size. Default: 1.")
+    ] = None,
     size: Annotated[int | None, Parameter(help="Send generated messages of this size in bytes.")] = None,
     skip: Annotated[int, Parameter(help="Skip the first N messages (resume an earlier run).")] = 0,
     tag: Annotated[str | None, Parameter(help="Tag of the messages.")] = None,
@@ -56,6 +58,10 @@ def produce(
     chosen = sum((body is not None, file is not None, stdin, size is not None))
     if chosen > 1:
         raise UsageError("use only one of --body, --file, --stdin and --size")
+    if count is None:
+        count = 1
+    elif body is None and size is None:
+        raise UsageError("--count requires --body or --size")
     if count < 1 or in_flight < 1 or (size is not None and size < 1):
         raise UsageError("--count, --size and --in-flight must be at least 1")
     if skip < 0:

@@ -163,6 +163,8 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["produce", "T", "--body", "x", "--size", "3"], "one of"),
         (["produce", "T", "--size", "0"], "at least 1"),
         (["produce", "T", "--body", "x", "--count", "0"], "at least 1"),
+        (["produce", "T", "--file", __file__, "--count", "1"], "--count requires --body or --size"),
+        (["produce", "T", "--stdin", "--count", "1"], "--count requires --body or --size"),
         (["produce", "T", "--body", "x", "--count", "many"], "count"),
         (["produce", "T", "--body", "x", "--servers", "nowhere"], "host:port"),
         (["produce", "T", "--body", "x", "--bodi", "y"], "bodi"),
