@@ -202,6 +202,7 @@ class _Work:
 
     async def _first_offset(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> int:
         if self._start == "last":
+            self._reached[queue] = end  # nothing may be read, and --commit skips the backlog then, too
             return end
         if self._start == "committed":
             committed = await consumer.committed_offset(queue)

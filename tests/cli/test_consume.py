@@ -136,6 +136,11 @@ def test_committed_offsets_go_on_where_the_last_run_ended(
     assert capsysbinary.readouterr().out == b""
 
 
+def test_a_backlog_is_skipped(filled: OneBroker) -> None:
+    assert consume(filled, "--from", "last", "--commit") == 0
+    assert filled.committed == {0: 3, 1: 3, 2: 2, 3: 2}
+
+
 def test_messages_behind_the_end_are_not_committed(
     filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
