@@ -127,7 +127,7 @@ def bench(
     """
     if size < 1 or in_flight < 1 or in_flight > 100_000 or (count is not None and count < 1):
         raise UsageError("--size, --count and --in-flight must be at least 1, --in-flight at most 100000")
-    if (rate is not None and rate <= 0) or (seconds is not None and not 0 < seconds <= 86_400):
+    if (rate is not None and not rate > 0) or (seconds is not None and not 0 < seconds <= 86_400):
         raise UsageError("--rate and --seconds must be greater than 0, --seconds at most 86400")
     options = ClientOptions(
         credentials=client.credentials(),

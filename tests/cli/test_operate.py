@@ -202,6 +202,7 @@ def test_offsets_are_reset_after_a_dry_run(ha: Ha) -> None:
         (["topic", "list", "--timeout", "0"], "--timeout must be greater than 0"),
         (["bench", "T", "--size", "0"], "must be at least 1"),
         (["bench", "T", "--rate", "0"], "--rate and --seconds must be greater than 0"),
+        (["bench", "T", "--rate", "nan"], "--rate and --seconds must be greater than 0"),
     ],
 )
 def test_usage_errors(ha: Ha, words: list[str], says: str) -> None:
