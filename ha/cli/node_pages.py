@@ -36,7 +36,11 @@ def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -
     asked, files = admins.checked(), tls.client_tls()
     if not admins.admin:
         return pages_of(gather(cluster, admins, tls), is_default=cluster.servers == LOCAL.servers)
-    answers = fetch_pages(asked, admins.token(), None if files is None else files.context(), admins.timeout)
+    return answers_of(fetch_pages(asked, admins.token(), None if files is None else files.context(), admins.timeout))
+
+
+def answers_of(answers: dict[str, Page | str]) -> NodePages:
+    """Returns the pages and errors of nodes that should all respond."""
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     return NodePages({address: page for address, page in answers.items() if isinstance(page, Page)}, errors, errors)
 

@@ -48,6 +48,13 @@ def status(
     if not 0 <= sample <= 3600:
         raise UsageError("--sample must be from 0 to 3600 s")
     fetch = partial(fetch_node_pages, cluster, admins, tls)
+    return show_status(fetch, events=events, sample=sample, check=check, json=json)
+
+
+def show_status(
+    fetch: Callable[[], NodePages], *, events: int = 0, sample: float = 1.0, check: bool = False, json: bool = False
+) -> int:
+    """Shows the nodes of `fetch`, which is called again for rates, and returns the exit code of `status`."""
     pages, errors, tried = fetch()
     if json:
         shown: dict[str, Any] = {address: msgspec.Raw(page.raw) for address, page in pages.items()}

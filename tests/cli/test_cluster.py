@@ -333,6 +333,15 @@ def test_without_etcd_there_is_no_failover(
     assert not (tmp_path / "cluster").exists()
 
 
+def certified(file: Path) -> ssl.SSLContext:
+    """TLS with a certificate that may be any, such as one without the name of this machine; writes it to a file."""
+    certificate = trustme.CA().issue_cert("broker.example")
+    file.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(tls)
+    return tls
+
+
 def test_a_node_with_an_admin_token_is_asked_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HA_ADMIN_TOKEN", "HA_ADMIN_TOKEN_FILE", "HALOG_ADMIN_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -351,12 +360,34 @@ def test_a_node_with_an_admin_token_is_asked_with_it(tmp_path: Path, monkeypatch
     assert tokens == [None, *(f"Bearer {word}" for word in words)]
 
 
+def test_status_reads_a_node_with_its_own_token_and_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HA_ADMIN_TOKEN", "HA_ADMIN_TOKEN_FILE", "HALOG_ADMIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    tls = certified(tmp_path / "node.pem")
+    tokens: list[str | None] = []
+    page = json.dumps(MASTER | {"degraded_reason": ""}).encode()
+    with admin_port(page, tokens=tokens) as plain, admin_port(page, tokens=tokens, tls=tls) as encrypted:
+        (tmp_path / "namesrv.conf").write_text(f"listenPort={plain.rpartition(':')[2]}\n")  # any open port
+        for number, (address, keys) in enumerate(
+            (
+                (plain, "adminToken=first"),
+                (encrypted, "adminTokenFile=token\nadminTls=enforcing\ntls.server.certPath=node.pem"),
+            )
+        ):
+            (tmp_path / f"broker-a-{number}.conf").write_text(f"adminListenPort={address.rpartition(':')[2]}\n{keys}\n")
+        status = ["cluster", "status", "--dir", str(tmp_path), "--json"]
+        assert run(status) == 69
+        assert "adminTokenFile of broker-a-1: " in capsys.readouterr().err
+        (tmp_path / "token").write_text("second\n")
+        assert run(status) == 0
+        assert set(json.loads(capsys.readouterr().out)) == {plain, encrypted}
+    assert tokens == ["Bearer first", "Bearer second"]
+
+
 def test_a_node_with_admin_tls_is_asked_with_it(tmp_path: Path) -> None:
-    """Its certificate may be any, such as one without the name of this machine."""
-    certificate = trustme.CA().issue_cert("broker.example")
-    (tmp_path / "node.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate.configure_cert(tls)
+    tls = certified(tmp_path / "node.pem")
     with admin_port(json.dumps(MASTER | {"degraded_reason": ""}).encode(), tls=tls) as address:
         keys = {"brokerName": str(MASTER["broker_name"]), "adminListenPort": address.rpartition(":")[2]}
         encrypted = {**keys, "adminTls": "enforcing", "tls.server.certPath": "node.pem"}

@@ -16,7 +16,6 @@ import cyclopts
 from cyclopts import Parameter
 from rich.table import Table
 
-from ha.cli.admin_pages import AdminFlags
 from ha.cli.asking import Json
 from ha.cli.cluster.background import Background, fork_to_background
 from ha.cli.cluster.layout import (
@@ -38,15 +37,17 @@ from ha.cli.cluster.running import (
     LocalCluster,
     etcd_program,
     locked,
+    pages_of_nodes,
     runner_of,
     stop_nodes,
     stop_runner,
     wait_settled,
 )
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, EXIT_UNREACHABLE, UsageError
+from ha.cli.node_pages import answers_of
 from ha.cli.nodes import reach
 from ha.cli.showing import notices, output, print_json, safe
-from ha.cli.status import status as show_status
+from ha.cli.status import show_status
 
 app = cyclopts.App(name="cluster", help="Run several broker groups on this machine.", help_format="markdown")
 
@@ -242,8 +243,12 @@ def status(*, dir_: Directory = _DIRECTORY, timeout: Timeout = 3.0, json: Json =
     others = {NAME_SERVER: name_server_of(nodes)}
     if any(node.name == ETCD for node in nodes):
         others[ETCD] = etcd_url(dir_).removeprefix("http://")
-    admins = tuple(node.address("adminListenPort") for node in nodes if node.is_broker)
-    exit_code = show_status(json=json, admins=AdminFlags(admin=admins, timeout=timeout))
+    try:
+        fetch = pages_of_nodes(dir_, nodes)
+    except NodeError as error:
+        notices().print(f"ha: {error.what}")
+        return EXIT_UNREACHABLE
+    exit_code = show_status(lambda: answers_of(fetch(timeout)), json=json)
     for name, address in others.items():
         if not anyio.run(reach, address, timeout).is_open:
             notices().print(f"ha: {name} does not respond at {address}")

@@ -22,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
-from ha.cli.admin_pages import Page, fetch_pages, open_directly
+from ha.cli.admin_pages import TIMEOUT_S, Page, fetch_pages, open_directly
 from ha.cli.cluster.layout import ETCD, LOCK_FILE, LocalNode, etcd_url, read_nodes
 from ha.cli.cluster.processes import STOP_TIMEOUT_S, NodeError, NodeProcess
 from ha.cli.exits import UsageError
@@ -243,18 +243,11 @@ def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) 
     """
     deadline = time.monotonic() + timeout_s
     brokers = {node.address("adminListenPort"): node for node in nodes if node.is_broker}
-    by_access: dict[tuple[str, Path | None], list[str]] = {}
-    for address, node in brokers.items():
-        access = _admin_token(directory, node), _admin_certificate(directory, node)
-        by_access.setdefault(access, []).append(address)
-    contexts = {certificate: _trusting(certificate) for _, certificate in by_access}
+    fetch = pages_of_nodes(directory, nodes)
     while True:
         masterless = {node.keys.get("brokerName", "") for node in brokers.values()}
         faults = []
-        pages: dict[str, Page | str] = {}
-        for (token, certificate), addresses in by_access.items():
-            pages |= fetch_pages(addresses, token, contexts[certificate])
-        for address, page in pages.items():
+        for address, page in fetch(TIMEOUT_S).items():
             if why := _fault(page):
                 faults.append(f"{brokers[address].name}: {why}")
             if isinstance(page, Page) and page.node.role != "SLAVE":
@@ -265,6 +258,26 @@ def wait_settled(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) 
         if time.monotonic() > deadline:
             raise NodeError(f"the cluster is not ready within {timeout_s:g} s; {faults[0]}")
         time.sleep(_POLL_S)  # HTTP offers no notification
+
+
+def pages_of_nodes(directory: Path, nodes: Sequence[LocalNode]) -> Callable[[float], dict[str, Page | str]]:
+    """Returns a function that fetches the status page of each broker of `directory` with the broker's own token and
+    certificate, within a timeout in seconds: by address, the page or why there is none. NodeError.
+    """
+    by_access: dict[tuple[str, Path | None], list[str]] = {}
+    for node in nodes:
+        if node.is_broker:
+            access = _admin_token(directory, node), _admin_certificate(directory, node)
+            by_access.setdefault(access, []).append(node.address("adminListenPort"))
+    contexts = {certificate: _trusting(certificate) for _, certificate in by_access}
+
+    def fetch(timeout_s: float) -> dict[str, Page | str]:
+        pages: dict[str, Page | str] = {}
+        for (token, certificate), addresses in by_access.items():
+            pages |= fetch_pages(addresses, token, contexts[certificate], timeout_s)
+        return pages
+
+    return fetch
 
 
 def _admin_token(directory: Path, node: LocalNode) -> str:
