@@ -1,7 +1,8 @@
-"""Waits at several brokers at once until one of them may have messages for a POP consumer, without taking any.
+"""Waits at all brokers at once until one of them may have messages for a POP consumer, without taking any.
 
-A pop at each of them would take messages from all, of which those beyond the first response would wait here while
-their invisible time passes. So a request that waits without taking (200054) is kept at each source, across calls.
+A pop that waits at each of them would take messages from all, of which those beyond the first response would wait here
+while their invisible time passes; and one that the program cancels would still take messages. So a request that waits
+without taking (200054) is kept at each source, across calls.
 """
 
 from __future__ import annotations
@@ -34,25 +35,29 @@ class Arrivals:
         self._tasks = tasks
         self._watched: set[MessageQueue] = set()
         self._answered = anyio.Event()
+        self._turn = anyio.Lock()
 
     async def wait(self, sources: Iterable[MessageQueue], timeout_s: float) -> None:
-        """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`."""
-        if self._answered.is_set():
-            self._answered = anyio.Event()
-        answered = self._answered
-        for source in sources:
-            if source not in self._watched:
-                self._watched.add(source)
-                self._tasks.start_soon(self._watch, source)
+        """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`.
+
+        Tasks wait in turn: otherwise all would ask for the message that one of them gets."""
         with anyio.move_on_after(max(0.0, timeout_s)):
-            await answered.wait()
+            async with self._turn:
+                if self._answered.is_set():
+                    self._answered = anyio.Event()
+                for source in sources:
+                    if source not in self._watched:
+                        self._watched.add(source)
+                        self._tasks.start_soon(self._watch, source)
+                await self._answered.wait()
 
     async def _watch(self, source: MessageQueue) -> None:
         try:
             await self._requests.notify(source, self._subscriptions[source.topic], _POLL_S)
         except (ClientError, RemoteProtocolError) as error:
             _log.debug("client.arrivals_unknown source=%s reason=%r", source, str(error))
-            await anyio.sleep(_PAUSE_S)  # the other sources are waited for
+            if len(self._watched) > 1:  # the other sources are waited for
+                await anyio.sleep(_PAUSE_S)
         finally:
             self._watched.discard(source)
             self._answered.set()

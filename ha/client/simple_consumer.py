@@ -41,7 +41,8 @@ RECONSUME_TIMES_MAX = 16
 _DEAD_LETTER = -1
 """Delay level of a message sent back that is not to be delivered again."""
 _QUICK_ANSWER_S = 0.1
-"""A response without messages that arrives sooner than this is followed by a pause."""
+"""Responses without messages that arrive sooner than this are followed by a pause, except the first, which may announce
+messages."""
 _CLOSE_TIMEOUT_S = 2.0
 """Time limit for giving back messages that an iteration has not returned."""
 
@@ -128,7 +129,7 @@ class SimpleConsumer(ClientUser):
             raise ValueError(f"max_messages={max_messages}; accepted: 1 … {RECEIVE_COUNT_MAX}")
         if not 0.001 <= invisible_s <= INVISIBLE_S_MAX:
             raise ValueError(f"invisible_s={invisible_s}; accepted: 0.001 … {INVISIBLE_S_MAX:g}")
-        backoff, options = Backoff(), self._client.options
+        backoff, options, quick_count = Backoff(), self._client.options, 0
         end, give_up_at = anyio.current_time() + wait_s, math.inf
         while True:
             started = anyio.current_time()
@@ -149,7 +150,8 @@ class SimpleConsumer(ClientUser):
             if messages or now >= end:
                 return messages
             give_up_at = math.inf
-            if now - started < _QUICK_ANSWER_S:
+            quick_count = quick_count + 1 if now - started < _QUICK_ANSWER_S else 0
+            if quick_count > 1:
                 await anyio.sleep(min(backoff.next_s(), end - now))
             else:
                 backoff.reset()
@@ -199,14 +201,15 @@ class SimpleConsumer(ClientUser):
     # ---- sources: all queues of one topic on one broker
 
     async def _receive_once(self, max_messages: int, invisible_s: float, end: float) -> list[PoppedMessage]:
-        """Asks the source until `end`, or each of several sources once before it waits for all of them.
+        """Asks each source once, then waits for all of them until `end`. Raises the last error if all are unavailable.
 
-        Raises the last error if all sources are unavailable."""
+        A single source in order mode is asked until `end` instead: if this is cancelled, the next pop gets the messages
+        that the broker takes for this one. Otherwise they would stay invisible."""
         sources = await self._sources()
-        is_only = len(sources) == 1
+        is_polled = self._is_ordered and len(sources) == 1
         failures: list[ClientError] = []
         for source in sources:
-            wait_s = max(0.0, end - anyio.current_time()) if is_only else 0.0
+            wait_s = max(0.0, end - anyio.current_time()) if is_polled else 0.0
             try:
                 popped = await self._requests.pop(
                     source,
@@ -224,7 +227,7 @@ class SimpleConsumer(ClientUser):
                 return messages
         if len(failures) == len(sources):
             raise failures[-1]
-        if not is_only:
+        if not is_polled:
             if self._arrivals is None:
                 raise RuntimeError(NOT_OPEN)
             await self._arrivals.wait(sources, end - anyio.current_time())
