@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 
 import anyio
 
 from ha.client.parking import is_trio
 
+_log = logging.getLogger(__name__)
+
 
 def failure_of(error: BaseException) -> Exception:
     """Returns `error`, which a callback has raised in this task, as its failure.
 
-    Re-raises a cancellation of this task. A CancelledError may also come from something that the callback has awaited,
-    such as an asyncio task that was cancelled: if it went on, it would end this task without notice."""
+    Re-raises a cancellation of this task, and logs what the callback's own tasks have raised besides. A CancelledError
+    may also come from something that the callback has awaited, such as an asyncio task that was cancelled: if it went
+    on, it would end this task without notice."""
     if isinstance(error, Exception):
         return error
+    if isinstance(error, BaseExceptionGroup):
+        cancelled, failed = error.split(anyio.get_cancelled_exc_class())
+        if cancelled is None or not isinstance(failed, Exception | None):
+            raise error  # such as KeyboardInterrupt
+        if failed is not None and _is_cancelled():
+            _log.warning(
+                "client.callback_failed reason=%r", "it was cancelled, and its clean-up failed", exc_info=failed
+            )
+            raise cancelled
     if _is_cancelled():
         raise error
     failure = RuntimeError("something that the callback has awaited was cancelled")

@@ -112,12 +112,13 @@ class Handling:
         """Calls the handler and returns the exception it raised, if any."""
         started = anyio.current_time()
         failure: Exception | None = None
-        with anyio.CancelScope(deadline=started + self._options.consume_timeout_s) as scope:
-            try:
+        scope = anyio.CancelScope(deadline=started + self._options.consume_timeout_s)
+        try:
+            with scope:
                 await self._handler(message)
-            except (Exception, anyio.get_cancelled_exc_class()) as error:
-                failure = failure_of(error)
-        if scope.cancelled_caught:
+        except (Exception, anyio.get_cancelled_exc_class(), BaseExceptionGroup) as error:
+            failure = failure_of(error)
+        if failure is None and scope.cancelled_caught:
             failure = TimeoutError(f"not handled within {self._options.consume_timeout_s:g} s")
         topic = message.topic
         self._seconds[topic] += anyio.current_time() - started  # type: ignore[assignment]

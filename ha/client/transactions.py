@@ -105,7 +105,7 @@ class Transactions:
         try:
             with anyio.fail_after(_CHECK_TIMEOUT_S):
                 state = _checked(await self._check(message), "check")
-        except (Exception, anyio.get_cancelled_exc_class()) as error:  # the broker asks again
+        except (Exception, anyio.get_cancelled_exc_class(), BaseExceptionGroup) as error:  # the broker asks again
             failure = failure_of(error)
             _log.error("client.transaction_check_failed message=%s", message.message_id, exc_info=failure)
             return None

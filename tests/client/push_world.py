@@ -83,3 +83,17 @@ async def tell(world: World, code: int, body: bytes = b"", opaque: int = 99, **f
         return None
     await until(lambda: any(each.is_response for each in server.commands[count:]))
     return next(each for each in server.commands[count:] if each.is_response)
+
+
+async def clean_up_fails() -> None:
+    """Waits in a task group, in which a task fails when it is cancelled: trio raises a group of both."""
+
+    async def child() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("clean-up failed")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(child)
+        await anyio.sleep_forever()

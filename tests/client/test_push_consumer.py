@@ -25,7 +25,7 @@ from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import name_server, serving
 from tests.client.group_broker import Answer
-from tests.client.push_world import PUSH, World, open_world, tell, until
+from tests.client.push_world import PUSH, World, clean_up_fails, open_world, tell, until
 
 
 @on_both_backends(open_world)
@@ -638,6 +638,30 @@ async def test_handler_that_is_cancelled_at_the_end_has_not_failed(world: World)
         await until(lambda: world.bodies == [b"x"])
     assert world.master.given_back == []
     assert not world.master.committed.get(0)
+
+
+@on_both_backends(open_world)
+async def test_handler_whose_clean_up_fails_at_its_timeout_has_failed(world: World) -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        world.inbox.append(message)
+        await clean_up_fails()
+
+    world.master.put(0, b"x")
+    async with world.consumer(handle, push=msgspec.structs.replace(PUSH, consume_timeout_s=0.1)):
+        await until(lambda: len(world.master.given_back) == 1)
+        world.master.put(0, b"y")
+        await until(lambda: world.bodies == [b"x", b"y"])
+
+
+@on_both_backends(open_world)
+async def test_handler_whose_clean_up_fails_at_the_end_does_not_fail_the_consumer(world: World) -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        world.inbox.append(message)
+        await clean_up_fails()
+
+    world.master.put(0, b"x")
+    async with world.consumer(handle, push=msgspec.structs.replace(PUSH, close_grace_s=0.0)):
+        await until(lambda: world.bodies == [b"x"])
 
 
 @on_both_backends(open_world)

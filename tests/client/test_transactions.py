@@ -17,7 +17,7 @@ from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import FakeServer, name_server, route_body, serving, stored
-from tests.client.push_world import until
+from tests.client.push_world import clean_up_fails, until
 
 Check = Callable[[ReceivedMessage], Awaitable[Any]]
 HALF = encode_record(
@@ -122,6 +122,20 @@ async def fail_and_commit(world: World, fails: Check, caplog: pytest.LogCaptureF
     world.check = commits
     await world.ask()
     assert await world.outcome() == "8"
+
+
+@on_both_backends()
+async def test_check_whose_clean_up_fails_at_the_end_does_not_fail_the_producer() -> None:
+    begun = anyio.Event()
+
+    async def check(message: ReceivedMessage) -> None:
+        begun.set()
+        await clean_up_fails()
+
+    async with open_world() as world:
+        world.check = check
+        await world.ask()
+        await begun.wait()
 
 
 @on_both_backends(open_world)
