@@ -47,13 +47,16 @@ class Startable(ABC):
             await holder.wait(holder.is_open)
         except BaseException:
             self._holder = None
+            with anyio.CancelScope(shield=True):  # each step of closing has its own time limit
+                await holder.is_closed.wait()
             raise
         return self
 
     async def stop(self) -> None:
         """Does what leaving the block does, from any task. No effect if it is not started.
 
-        Raises the error that ended it before, if one did."""
+        Raises the error that ended it before, if one did. Cancelled, it returns before all is closed: the block may be
+        waiting for this task, a handler of the consumer."""
         holder, self._holder = self._holder, None
         if holder is not None:
             holder.is_closing.set()
@@ -85,13 +88,11 @@ class _Holder:
             self.is_closed.set()
 
     async def wait(self, event: anyio.Event) -> None:
-        """Waits for `event` and raises the error of the block, if any. Cancelled, it closes the block first."""
+        """Waits for `event` and raises the error of the block, if any. Cancelled, it cancels the block."""
         try:
             await event.wait()
         except BaseException:
             self._scope.cancel()
-            with anyio.CancelScope(shield=True):  # each step of closing has its own time limit
-                await self.is_closed.wait()
             raise
         if self._error is not None:
             raise self._error

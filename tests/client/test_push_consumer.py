@@ -665,6 +665,20 @@ async def test_handler_whose_clean_up_fails_at_the_end_does_not_fail_the_consume
 
 
 @on_both_backends(open_world)
+async def test_handler_may_stop_its_consumer(world: World) -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        try:
+            await consumer.stop()
+        finally:
+            world.inbox.append(message)
+
+    world.master.put(0, b"x")
+    consumer = world.consumer(handle, push=msgspec.structs.replace(PUSH, close_grace_s=0.1))
+    await consumer.start()
+    await until(lambda: world.bodies == [b"x"] and world.master.members() == [])
+
+
+@on_both_backends(open_world)
 async def test_position_of_a_queue_revoked_during_a_save_is_saved_at_the_end(world: World) -> None:
     held, may_answer = anyio.Event(), anyio.Event()
 
