@@ -46,6 +46,8 @@ _UNSETTLED_INTERVAL_S = 1.0
 _UNSETTLED_INTERVAL_MAX_S = 5.0
 """Upper bound of the growing pause for a topic without a route: nothing notifies a consumer when its topic is created
 (RocketMQ's clients poll every 30 s)."""
+_UNLOCK_TIMEOUT_S = 2.0
+"""Time limit for releasing all locks at the end."""
 
 
 class Rebalancer:
@@ -112,7 +114,8 @@ class Rebalancer:
         self.held.clear()
         await self._save(releasing)
         if self._needs_lock:
-            await self._unlock([held.queue for held in releasing])
+            with anyio.move_on_after(_UNLOCK_TIMEOUT_S, shield=True):  # saving may have taken all of the caller's time
+                await self._at_each_broker(self._unlock_at, releasing)
 
     async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
         """Saves these positions now instead of the queues' own."""
@@ -200,7 +203,7 @@ class Rebalancer:
         held.drop()
         await self._save([held])
         async with self._locking:
-            await self._unlock([held.queue])
+            await self._unlock_at(held.queue.broker_name, [held])
             del self._releasing[held.queue]
 
     async def _save_periodically(self) -> None:
@@ -239,18 +242,20 @@ class Rebalancer:
             self._lock_wanted = anyio.Event()
             async with self._locking:
                 queues = [*self.held.values(), *self._releasing.values()]
-                await self._lock(queues)
+                await self._at_each_broker(self._lock_at, queues)
             is_settled = all(held.is_locked for held in queues)
             pause_s = self._options.lock_interval_s if is_settled else _UNSETTLED_INTERVAL_S
             await wait_any(pause_s, self._lock_wanted)
 
-    async def _lock(self, queues: list[HeldQueue]) -> None:
+    async def _at_each_broker(
+        self, ask: Callable[[str, list[HeldQueue]], Coroutine[Any, Any, None]], queues: list[HeldQueue]
+    ) -> None:
         by_broker = defaultdict(list)
         for held in queues:
             by_broker[held.queue.broker_name].append(held)
         async with anyio.create_task_group() as tasks:
             for name, members in by_broker.items():
-                tasks.start_soon(self._lock_at, name, members)
+                tasks.start_soon(ask, name, members)
 
     async def _lock_at(self, broker_name: str, queues: list[HeldQueue]) -> None:
         started = anyio.current_time()
@@ -272,15 +277,11 @@ class Rebalancer:
                 _log.warning("client.lock_lost group=%s queue=%s", self._group, queue)
                 held.set_unlocked()
 
-    async def _unlock(self, queues: list[MessageQueue]) -> None:
-        by_broker = defaultdict(list)
-        for queue in queues:
-            by_broker[queue.broker_name].append(queue)
-        for name, members in by_broker.items():
-            try:
-                await self._ask_lock(RequestCode.UNLOCK_BATCH_MQ, members)
-            except (ClientError, RemoteProtocolError) as error:
-                _log.warning("client.unlock_failed broker=%s reason=%r", name, str(error))
+    async def _unlock_at(self, broker_name: str, queues: list[HeldQueue]) -> None:
+        try:
+            await self._ask_lock(RequestCode.UNLOCK_BATCH_MQ, [held.queue for held in queues])
+        except (ClientError, RemoteProtocolError) as error:
+            _log.warning("client.unlock_failed broker=%s reason=%r", broker_name, str(error))
 
     async def _ask_lock(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
         """Asks the master of the broker set of `queues`, which is the same for all. ClientError."""

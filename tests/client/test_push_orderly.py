@@ -2,12 +2,14 @@
 
 import anyio
 import msgspec
+import pytest
 
 from ha.client import ClientOptions, ConsumeMode
 from ha.client.messages import MessageQueue
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import LockedQueuesBody
+from ha.protocol.remoting import RemotingCommand
 from tests.client.backends import on_both_backends
 from tests.client.fake_broker import route_body
 from tests.client.push_world import PUSH, World, open_world, tell, until
@@ -93,3 +95,31 @@ async def test_locks_are_requested_from_the_new_master(world: World) -> None:
         world.routes["%RETRY%g"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 1)
         new.put(0, b"x")
         await until(lambda: world.bodies == [b"x"])
+
+
+@on_both_backends(open_world)
+async def test_a_silent_broker_does_not_keep_the_locks_of_others(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes all of the time for closing to save a position there."""
+
+    async def never() -> RemotingCommand:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr("ha.client.push_consumer._CLOSE_TIMEOUT_S", 0.1)
+    healthy, silent = world.brokers[0], world.brokers[1]
+    assert healthy.server is not None
+    assert silent.server is not None
+    world.routes["T"] = route_body({"b": {0: healthy.server.address}, "a": {0: silent.server.address}}, 1)
+    world.routes["%RETRY%g"] = route_body({"b": {0: healthy.server.address}}, 1)
+    healthy.put(0, b"x")
+    silent.put(0, b"x")
+    push, options = msgspec.structs.replace(PUSH, commit_interval_s=60), ClientOptions(request_timeout_s=0.3)
+    async with world.consumer(mode=ConsumeMode.ORDERLY, push=push, options=options):
+        await until(lambda: len(world.inbox) == 2)
+        assert set(healthy.locked_by) == {("T", 0), ("%RETRY%g", 0)}
+        for code in (RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNLOCK_BATCH_MQ):
+            silent.overrides[code] = lambda command: never()
+    assert healthy.committed == {0: 1}
+    assert healthy.locked_by == {}
