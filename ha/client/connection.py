@@ -38,6 +38,8 @@ _SHORT_CHUNK_SIZE = 64 * 1024
 """Asked for after a shorter chunk: the C library maps a longer buffer each time."""
 _TURNS_TO_READ = 3
 """Turns of the event loop until a task that waits for a socket has read it; asyncio takes the most."""
+_DEADLINES_KEPT = 64
+"""At most this many deadlines of answered requests are kept, or as many as there are pending requests."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
@@ -81,6 +83,7 @@ class Connection:
         self._outbox_filled = anyio.Event()
         self._outbox_drained = anyio.Event()
         self._deadlines: list[tuple[float, int, float]] = []
+        self._deadlines_max = _DEADLINES_KEPT
         self._deadline_came = anyio.Event()
         self._next_look = math.inf
         self._prompt_count = 0
@@ -263,9 +266,14 @@ class Connection:
 
     def _watch_deadline(self, deadline: float, opaque: int, timeout_s: float) -> None:
         deadlines = self._deadlines
-        # Requests that were answered leave from the front, so the heap stays about as long as what is in flight.
+        # Requests that were answered leave from the front, so the heap stays about as long as what is in flight; those
+        # behind a pending one, such as a long poll, leave now and then.
         while deadlines and not self._protocol.is_pending(deadlines[0][1]):
             heapq.heappop(deadlines)
+        if len(deadlines) >= self._deadlines_max:
+            deadlines[:] = [each for each in deadlines if self._protocol.is_pending(each[1])]
+            heapq.heapify(deadlines)
+            self._deadlines_max = 2 * len(deadlines) + _DEADLINES_KEPT
         heapq.heappush(deadlines, (deadline, opaque, timeout_s))
         if deadline < self._next_look:
             self._next_look = deadline

@@ -156,6 +156,21 @@ async def test_requests_time_out_individually() -> None:
         assert server.connection_count == 1
 
 
+@on_both_backends(open_connection, lambda command: None if command.ext_fields["n"] == "0" else echo(command))
+async def test_deadlines_of_answered_requests_do_not_pile_up(connection: Connection, server: FakeServer) -> None:
+    """Behind that of a pending request, which is kept."""
+
+    async def poll() -> None:
+        with pytest.raises(RequestTimedOut):
+            await connection.invoke(request(0), 1.0, is_prompt=False)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(poll)
+        for _ in range(500):
+            await connection.invoke(request(1), 60)
+        assert len(connection._deadlines) < 100
+
+
 @on_both_backends()
 async def test_request_times_out_before_the_connection_is_established() -> None:
     async def connect(host: str, port: int) -> ByteStream:
