@@ -51,7 +51,7 @@ _LaneKey = MessageQueue | Kind
 class _Batch:
     """Messages of one request. Their senders wait in `senders`, in the order of the messages."""
 
-    __slots__ = ("byte_count", "deadline", "is_sent", "kind", "messages", "senders", "timeout_s", "topic")
+    __slots__ = ("byte_count", "created_at", "deadline", "is_sent", "kind", "messages", "senders", "timeout_s", "topic")
 
     def __init__(self, topic: str, kind: Kind, timeout_s: float, senders: Parking) -> None:
         self.topic = topic
@@ -60,7 +60,8 @@ class _Batch:
         self.senders = senders
         self.byte_count = 0
         self.timeout_s = timeout_s
-        self.deadline = anyio.current_time() + timeout_s
+        self.created_at = anyio.current_time()
+        self.deadline = self.created_at + timeout_s
         self.is_sent = False
 
     @property
@@ -235,7 +236,7 @@ class Batching:
             while impatient:
                 lane, batch = impatient[0]
                 if not batch.is_sent:
-                    left_s = batch.deadline - batch.timeout_s + _BATCH_DELAY_MAX_S - anyio.current_time()
+                    left_s = batch.created_at + _BATCH_DELAY_MAX_S - anyio.current_time()
                     if left_s > 0:
                         await anyio.sleep(left_s)
                         continue

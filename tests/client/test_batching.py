@@ -1,5 +1,6 @@
 """Automatic batching with servers that answer on demand: which messages are sent when, and their results."""
 
+import math
 import zlib
 from collections import Counter
 
@@ -414,6 +415,18 @@ async def test_batch_is_sent_after_the_maximum_delay(world: World, broker: Broke
     broker.release()
     await world.until_all(4)
     assert [world.result(each).queue_offset for each in (b"first", b"a", b"b", b"c")] == [0, 1, 2, 3]
+
+
+@on_both_backends(open_world_of_one)
+async def test_messages_without_a_timeout_wait_for_a_response(world: World, broker: Broker) -> None:
+    broker.hold()
+    for body in (b"first", b"a", b"b"):
+        await world.send(body, QUEUE, timeout_s=math.inf)
+    await world.came(1)
+    await settled()
+    broker.release()
+    await world.until_all(3)
+    assert broker.sent == [[b"first"], [b"a", b"b"]]
 
 
 @on_both_backends()
