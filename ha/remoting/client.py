@@ -121,7 +121,11 @@ class RemotingClient:
         deadline = trio.current_time() + timeout_s
         with trio.fail_at(deadline):
             connection = await self.connection(address)
-        return await connection.invoke(self._signed(command), deadline - trio.current_time())
+        signed = self._signed(command)
+        left_s = deadline - trio.current_time()
+        if left_s <= 0:  # the process was paused; the peer is not to blame
+            raise trio.TooSlowError
+        return await connection.invoke(signed, left_s)
 
     def _signed(self, command: RemotingCommand) -> RemotingCommand:
         if self._sign is None:

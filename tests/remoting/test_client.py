@@ -62,6 +62,18 @@ async def test_a_copy_of_the_request_is_signed() -> None:
     assert received.ext_fields["Signature"] == "s"
 
 
+async def test_the_time_may_be_over_before_the_request_is_sent(autojump_clock: trio.testing.MockClock) -> None:
+    recorder = Recorder()
+    async with (
+        open_wire(recorder) as wire,
+        open_remoting_client(connect=Addresses(a=wire.listener), sign=lambda command: autojump_clock.jump(4)) as client,
+    ):
+        with pytest.raises(trio.TooSlowError):
+            await client.invoke("a", request(5), 3)
+        assert (await client.invoke("a", request(5), 5)).code == 0
+        assert client.statistics().opened == 1
+
+
 async def test_a_lost_connection_fails_pending_requests_and_is_reopened() -> None:
     listener = MemoryListener()
     connect = Addresses(a=listener)
