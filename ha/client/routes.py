@@ -181,7 +181,7 @@ class Routes:
         False for an address that was never a master of a known route, and while no name server answers."""
         topic = next((topic for topic, route in self._known.items() if address in route.masters()), None)
         if topic is not None and topic not in self._lookups:
-            with suppress(ClientError):
+            with suppress(ClientError, RemoteProtocolError):
                 await self._refresh(topic)
         if address not in self._former_masters:
             return False
@@ -201,7 +201,7 @@ class Routes:
                     await self._refresh(topic)
                 except RouteNotFound:
                     continue
-                except ClientError:
+                except (ClientError, RemoteProtocolError):
                     break  # already logged; known routes stay in use
 
     async def _refresh(self, topic: str) -> TopicRoute:

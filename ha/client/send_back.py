@@ -11,7 +11,7 @@ import logging
 from ha.client.client import Client
 from ha.client.messages import Message, ReceivedMessage
 from ha.client.sender import Sender
-from ha.errors import ClientError, ConnectionFailed, HalogError
+from ha.errors import ClientError, ConnectionFailed, HalogError, RemoteProtocolError
 from ha.protocol import properties as names
 from ha.protocol.codes import RequestCode
 from ha.protocol.compression import Compression, flags_of
@@ -42,7 +42,7 @@ class SendBack:
         try:
             await self._ask(message, delay_level)
             return True
-        except ClientError as error:
+        except (ClientError, RemoteProtocolError) as error:
             _log.warning("client.send_back_failed message=%s reason=%r", message.message_id, str(error))
         times_max = _RECONSUME_TIMES_MAX if self._reconsume_times_max is None else self._reconsume_times_max
         times = message.reconsume_times + 1

@@ -665,6 +665,27 @@ async def test_handler_whose_clean_up_fails_at_the_end_does_not_fail_the_consume
 
 
 @on_both_backends(open_world)
+async def test_malformed_route_does_not_end_the_sending_back(world: World) -> None:
+    well = world.routes["T"]
+
+    def refuse(message: ReceivedMessage) -> None:
+        if message.body == b"x" and len(world.inbox) == 1:
+            world.routes["T"] = b"{}garbage"
+            consumer._client.routes.forget("T")  # as after TOPIC_NOT_EXIST
+            raise LookupError
+
+    world.refuse = refuse
+    world.master.put(0, b"x")
+    consumer = world.consumer()
+    async with consumer:
+        await until(lambda: len(world.master.sends) == 1)
+        assert world.master.sends[0].ext_fields["b"] == "%RETRY%g"
+        world.routes["T"] = well
+        world.master.put(0, b"y")
+        await until(lambda: world.bodies == [b"x", b"y"])
+
+
+@on_both_backends(open_world)
 async def test_handler_may_stop_its_consumer(world: World) -> None:
     async def handle(message: ReceivedMessage) -> None:
         try:

@@ -22,7 +22,7 @@ from ha.client import (
     SimpleConsumer,
 )
 from ha.client.backoff import PAUSE_S_FIRST, PAUSE_S_MAX, Backoff
-from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable
+from ha.errors import BrokerError, ClientError, ConnectionFailed, NameServersUnreachable, RemoteProtocolError
 from ha.protocol.bodies import BrokerData, ClusterInfo
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import encode_running_info
@@ -261,3 +261,36 @@ async def test_an_admin_asks_each_master_until_one_knows_the_client() -> None:
         async with serving(cluster(first, last)) as names, Admin(names.address) as admin:
             with pytest.raises(BrokerError, match="last"):
                 await admin.running_info("g", "c")
+
+
+@on_both_backends()
+@pytest.mark.parametrize("is_periodic", [True, False])
+async def test_malformed_route_of_a_forgotten_topic_does_not_end_the_client(*, is_periodic: bool) -> None:
+    """The route is forgotten while it is refreshed, periodically or because its master is silent."""
+    asked, forgotten = anyio.Event(), anyio.Event()
+    route = route_body({"a": {0: "127.0.0.1:1"}}, 1)
+
+    async def malformed(command: RemotingCommand) -> RemotingCommand:
+        asked.set()
+        await forgotten.wait()
+        return command.reply(ResponseCode.SUCCESS, body=b"{}garbage")
+
+    def answer(command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand]:
+        is_second = len(names.commands) == 2
+        return malformed(command) if is_second else command.reply(ResponseCode.SUCCESS, body=route)
+
+    options = ClientOptions(route_refresh_interval_s=0.01 if is_periodic else 60.0)
+    async with (
+        serving(answer) as names,
+        Client(names.address, options=options) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        await client.routes.find("T")
+        if not is_periodic:
+            tasks.start_soon(client.routes.is_replaced, "127.0.0.1:1")
+        await asked.wait()
+        client.routes.forget("T")
+        forgotten.set()
+        with pytest.raises(RemoteProtocolError):
+            await client.routes.find("T")  # shares the request
+        assert (await client.routes.find("T")).masters() == {"127.0.0.1:1"}
