@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from ha.broker.core import BrokerCore
-from ha.broker.refused import refuse_if, refuse_on_slave
+from ha.broker.refused import RefusedError, refuse_if, refuse_on_slave
+from ha.errors import DiskFull
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection, RequestHandler
@@ -32,7 +33,10 @@ class AdminStore:
 
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """329 and 306: deletes expired log files, and their entries in queues and index."""
-        deleted = await self._store.retention.clean(at_any_hour=True)
+        try:
+            deleted = await self._store.retention.clean(at_any_hour=True)
+        except DiskFull as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from None
         logger.info("store.expired_deleted segments=%d", deleted)
         return command.reply(ResponseCode.SUCCESS)
 

@@ -414,10 +414,14 @@ def timer_code(properties: bytes, code: int) -> int:
     RocketMQ stores the hash of the tags there and does not read it. Hashes are 32-bit numbers, timer codes larger ones.
     """
     due = find_property(properties, TIMER_OUT_MS.encode())
-    if due is None or not due.isascii() or not due.isdigit() or not TIMER_CODE_MIN <= 2 * int(due) < 2**62:
+    if due is None or not due.isascii() or not due.isdigit() or len(due) > _DUE_DIGITS_MAX:
+        return code
+    if not TIMER_CODE_MIN <= 2 * int(due) < 2**62:
         return code
     return 2 * int(due) + (find_property(properties, TIMER_DELETE_UNIQUE_KEY.encode()) is None)
 
 
+_DUE_DIGITS_MAX = 19
+"""int() refuses more than 4,300."""
 TIMER_CODE_MIN = 1 << 32
 """Smallest timer code; smaller tags codes in rmq_sys_wheel_timer are hashes, written by RocketMQ."""

@@ -422,14 +422,20 @@ class CommitLog(SegmentedLog):
         """Deletes the oldest segment (never the last). Readers that hold views keep them."""
         assert len(self._segments) > 1
         await self.before_delete(self._segments[1].start)
-        held = [self._segments.pop(0)]
-        self.damage.forget(0, held[0].end)
-        await self._run_blocking(self.verified.checksums.delete, held[0].start)
-        await self._run_blocking(self._unlink, held)
+        with trio.CancelScope(shield=True):  # a file that is left behind would begin the log at the next start
+            held = [self._segments.pop(0)]
+            end = held[0].end
+            try:
+                await self._run_blocking(self._unlink, held)
+            except OSError:
+                self._segments[:0] = held
+                raise
+            self.damage.forget(0, end)
 
     def _unlink(self, held: list[Segment]) -> None:
-        """Deletes the file of the one segment in `held`, and drops the reference here, in a worker: the last to close a
-        deleted file waits until its many blocks are freed."""
+        """Deletes the files of the one segment in `held`, and drops the reference here, in a worker: the last one to
+        close a deleted file waits until its many blocks are freed."""
+        self.verified.checksums.delete(held[0].start)
         self._disk.unlink(held[0].file.path)
         held.clear()
 

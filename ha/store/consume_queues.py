@@ -68,10 +68,18 @@ class ConsumeQueues:
         """
         whole = True
         for topic in self._disk.list_dir(self._directory):
-            for name in self._disk.list_dir(self._directory / topic):
+            for name in self._queue_ids_of(topic):
                 if name.isascii() and name.isdigit():
                     whole &= self.get_or_create(topic, int(name)).load(is_clean)
         return whole
+
+    def _queue_ids_of(self, topic: str) -> list[str]:
+        """Returns the names in a topic's directory; none for what is no directory, such as an editor's backup file."""
+        try:
+            return self._disk.list_dir(self._directory / topic)
+        except NotADirectoryError:
+            logger.warning("queue.file_ignored path=%s", self._directory / topic)
+            return []
 
     def ends(self) -> QueueEnds:
         """Returns the `max_offset` of each queue. With very many queues a worker should call it."""

@@ -27,6 +27,7 @@ _INT32 = Struct(">i")
 _SECTOR_SIZE = 512
 _BODY_AT_MIN = 88
 _MAGIC_PREFIX = b"\xda\xa3\x20"  # of both record magics
+_FILLER_MAGIC = b"\xcb\xd4\x31\x94"
 _MAGIC_AT = 4
 _MAGIC_LAST_BYTES = (0xA7, 0xAB)
 DAMAGE_COUNT_MAX = 1000
@@ -49,7 +50,6 @@ class LogScan:
         self._known_end = known_end
         self._is_clean = is_clean
         self._is_slave = options.is_slave
-        self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
 
     def head_at(self, physical_offset: int) -> RecordHead | None:
         """Returns the head of the record at an offset; None if there is no good one."""
@@ -59,7 +59,7 @@ class LogScan:
         position = physical_offset - segment.start
         size = segment.file.pread(_INT32.size, position)
         size_max = max(_BODY_AT_MIN, *_INT32.unpack(size)) if len(size) == _INT32.size else 0
-        raw = segment.file.pread(min(size_max, self._record_size_max, segment.size - position), position)
+        raw = segment.file.pread(min(size_max, segment.size - position), position)
         head = scan_record(raw, 0, len(raw))
         if not isinstance(head, RecordHead) or head.physical_offset != physical_offset:
             return None
@@ -96,12 +96,10 @@ class LogScan:
 
     def check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
         """Checks one chunk of records; returns where to continue, the position of the last good one, and the error."""
-        size = min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position)
-        raw = segment.file.pread(size, position)
+        raw, is_last_chunk = self._chunk_at(segment, position)
         end = len(raw)
-        is_last_chunk = end < size or position + end >= segment.size  # an open file may have been truncated
         verify = verify_record
-        offset_at = _INT64.unpack_from
+        offset_at, size_at = _INT64.unpack_from, _INT32.unpack_from
         start = segment.start + position
         # Records that may not have been flushed are checked more strictly.
         at, last = sound_records(raw, start, min(end, max(self._known_end - start, 0)))
@@ -109,8 +107,8 @@ class LogScan:
             last += position
         try:
             while at < end:
-                if not is_last_chunk and end - at < self._record_size_max:
-                    return position + at, last, ""
+                if at and not is_last_chunk and (end - at < _BODY_AT_MIN or end - at < size_at(raw, at)[0]):
+                    return position + at, last, ""  # the next chunk has the whole of it
                 found = verify(raw, at, end)
                 if isinstance(found, Filler):
                     if found.total_size != end - at or not is_last_chunk:
@@ -129,6 +127,19 @@ class LogScan:
         except RemoteProtocolError as error:
             return position + at, last, str(error)
         return position + at, last, ""
+
+    @staticmethod
+    def _chunk_at(segment: Segment, position: int) -> tuple[bytes, bool]:
+        """Reads a chunk with the whole of its first record or filler, and returns whether it is the segment's last one.
+
+        A record may be of any size that fits into a segment: maxMessageSize may have been larger, here or on a master.
+        """
+        size = min(_CHUNK_BYTES, segment.size - position)
+        raw = segment.file.pread(size, position)
+        if len(raw) == size > _BODY_AT_MIN and (claimed := _claimed_size(raw, segment.start + position)) > size:
+            size = min(claimed, segment.size - position)
+            raw = segment.file.pread(size, position)
+        return raw, len(raw) < size or position + len(raw) >= segment.size  # an open file may have been truncated
 
     def _is_unfinished(self, raw: bytes, at: int, size: int, segment: Segment, position: int) -> bool:
         """Returns whether the good record at `at`, whose last byte is zero, is only partly written.
@@ -204,7 +215,7 @@ class LogScan:
         bad_count = 0
         while (segment := self.segment_at(physical_offset)) is not None and bad_count <= DAMAGE_COUNT_MAX:
             position = physical_offset - segment.start
-            raw = segment.file.pread(min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position), position)
+            raw, _ = self._chunk_at(segment, position)
             at = 0
             with suppress(RemoteProtocolError):
                 while at < len(raw):
@@ -231,13 +242,22 @@ class LogScan:
         if segment is None:
             return -1
         raw = segment.file.pread(_BODY_AT_MIN, physical_offset - segment.start)
-        is_head = (
-            len(raw) == _BODY_AT_MIN
-            and raw[_MAGIC_AT:].startswith(_MAGIC_PREFIX)
-            and raw[_MAGIC_AT + 3] in _MAGIC_LAST_BYTES
-            and _INT64.unpack_from(raw, _PHYSICAL_OFFSET_AT)[0] == physical_offset
-        )
-        return _store_ms(raw, 0) if is_head else -1
+        return _store_ms(raw, 0) if len(raw) == _BODY_AT_MIN and _is_head(raw, physical_offset) else -1
+
+
+def _is_head(raw: bytes, physical_offset: int) -> bool:
+    """Returns whether `raw` begins like a record at this offset."""
+    return (
+        raw.startswith(_MAGIC_PREFIX, _MAGIC_AT)
+        and raw[_MAGIC_AT + 3] in _MAGIC_LAST_BYTES
+        and _INT64.unpack_from(raw, _PHYSICAL_OFFSET_AT)[0] == physical_offset
+    )
+
+
+def _claimed_size(raw: bytes, physical_offset: int) -> int:
+    """Returns the size in the head of the record or filler that `raw` begins with; 0 if it begins with none."""
+    is_filler = raw.startswith(_FILLER_MAGIC, _MAGIC_AT)
+    return int(_INT32.unpack_from(raw)[0]) if is_filler or _is_head(raw, physical_offset) else 0
 
 
 def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:

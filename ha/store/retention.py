@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import trio
 
+from ha.errors import DiskFailed, DiskFull
 from ha.store.files import is_passing
 from ha.store.mapped_file import Segment
 from ha.store.store_parts import StoreParts
@@ -41,6 +43,8 @@ class Retention:
         self.deleted_count = 0
         self._is_too_full = False
         self._is_pinned = False
+        self._is_trimmed = True
+        """Whether queues, index and terms have nothing before the log's first offset"""
 
     @property
     def is_writable(self) -> tuple[bool, str]:
@@ -60,9 +64,7 @@ class Retention:
             if trio.current_time() >= clean_at:
                 try:
                     await self.clean()
-                except OSError as error:
-                    if not is_passing(error):
-                        raise
+                except DiskFull as error:
                     logger.warning("retention.postponed reason=%r", str(error))
 
     async def check_disk(self) -> None:
@@ -79,9 +81,18 @@ class Retention:
             logger.error("store.became_%s disk_used_ratio=%.3f", state, self.disk_used_ratio)
 
     async def clean(self, *, at_any_hour: bool = False) -> int:
-        """Deletes what is due now; returns how many segments. `at_any_hour`: as if it were a configured hour."""
-        async with self._log.maintenance_lock:
-            return await self._clean(at_any_hour=at_any_hour)
+        """Deletes what is due now; returns how many segments. `at_any_hour`: as if it were a configured hour.
+
+        DiskFull if it can't go on now: the disk is full, or the process has too many open files. DiskFailed.
+        """
+        try:
+            async with self._log.maintenance_lock:
+                return await self._clean(at_any_hour=at_any_hour)
+        except OSError as error:
+            path = Path(error.filename or self._options.commitlog_path)
+            if is_passing(error):
+                raise DiskFull(path, 0, str(error)) from error
+            raise DiskFailed(path, "clean", str(error)) from error
 
     async def _clean(self, *, at_any_hour: bool) -> int:
         options = self._options
@@ -101,12 +112,14 @@ class Retention:
                     break
                 path = segment.file.path
                 del segment  # the last reference must not be here: dropping it waits for the disk
+                self._is_trimmed = False
                 await self._log.delete_first()
                 deleted += 1
                 logger.info("retention.segment_deleted file=%s reason=%s", path, "disk" if is_forcible else "age")
-        if deleted:
-            self.deleted_count += deleted
+        self.deleted_count += deleted
+        if not self._is_trimmed:
             await self._trim_derived()
+            self._is_trimmed = True
         return deleted
 
     async def _is_expired(self, segment: Segment, now_ms: int) -> bool:

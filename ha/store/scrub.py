@@ -23,6 +23,7 @@ from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.protocol.store_files import ENTRY
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.index_cursor import IndexCursor
 from ha.store.log_scan import LogScan
@@ -30,6 +31,8 @@ from ha.store.store_parts import StoreParts
 
 logger = logging.getLogger(__name__)
 
+_DELAY_MS_MAX = 366 * 86_400_000
+"""A delay level that is longer is taken for damage."""
 _STEP_BYTES = 128 << 10
 _REST = 9
 _REPAIR_BYTES_MAX = 256 << 20
@@ -198,6 +201,13 @@ class Scrub:
                 await self._read(position + len(raw), 1)
             size *= 4
 
+    async def _heads_or_next(self, position: int, end: int) -> tuple[list[RecordHead], int]:
+        """As `_heads`; where the log is damaged, none, and where sound records go on."""
+        try:
+            return await self._heads(position, end)
+        except DamagedBytes as damaged:
+            return [], await self._resume_after(position, damaged.end)
+
     async def _read_through(self, position: int, end: int) -> None:
         """Verifies the end of a segment, which contains no records."""
         while position < end:
@@ -258,6 +268,8 @@ class Scrub:
                 found = await queue.fetch_raw(first, len(entries), self._run_blocking)
                 if generation != self._log.generation:
                     return  # the log was truncated meanwhile
+                if topic == SCHEDULE_TOPIC:
+                    entries = _with_known_times(entries, found, group[at:run])
                 repaired = queue.repair(first, entries) if found != b"".join(entries) else 0
                 if repaired:
                     self._repaired_count += repaired
@@ -327,7 +339,10 @@ class Scrub:
             return True
         for file in list(self._index.files):
             generation = self._index.generation
-            trouble = await self._run_blocking(self._index.trouble_in, file, file.next_entry, file.slots)
+            try:
+                trouble = await self._run_blocking(self._index.trouble_in, file, file.next_entry, file.slots)
+            except OSError as error:
+                trouble = str(error)
             if generation != self._index.generation:
                 return True  # entries were removed meanwhile: the next round checks
             if trouble:
@@ -353,10 +368,7 @@ class Scrub:
             began = trio.current_time()
             end = min(position - position % log.segment_size + log.segment_size, self._end)
             try:
-                heads, behind = await self._heads(position, end)
-            except DamagedBytes as damaged:
-                behind = await self._resume_after(position, damaged.end)
-                heads = []
+                heads, behind = await self._heads_or_next(position, end)
             except OffsetGone:
                 behind, heads = max(log.min_offset, 0), []
             if heads and index.lacks_file(len(index.keys_of(heads)), heads[-1].physical_offset):
@@ -369,6 +381,18 @@ class Scrub:
             position = behind
             await trio.sleep(trio.current_time() - began)
         index.attach()
+
+
+def _with_known_times(entries: list[bytes], found: bytes, heads: list[RecordHead]) -> list[bytes]:
+    """Returns `entries` with the times of delivery that the queue has already: they were computed with the delay levels
+    (messageDelayLevel) of when the messages came."""
+    kept = []
+    for number, (entry, head) in enumerate(zip(entries, heads, strict=True)):
+        known = found[number * ENTRY.size : (number + 1) * ENTRY.size]
+        is_same = len(known) == ENTRY.size and ENTRY.unpack(known)[:2] == ENTRY.unpack(entry)[:2]
+        delay_ms = ENTRY.unpack(known)[2] - head.store_timestamp_ms if is_same else -1
+        kept.append(known if 0 <= delay_ms <= _DELAY_MS_MAX else entry)
+    return kept
 
 
 def _by_queue(heads: list[RecordHead]) -> dict[tuple[str, int], list[RecordHead]]:

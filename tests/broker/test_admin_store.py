@@ -1,6 +1,11 @@
 """Admin requests that clean the store: 306, 316, 329."""
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import trio
 
 from ha.broker.options import BrokerRole
 from tests.broker.node import open_node
@@ -35,3 +40,27 @@ async def test_queues_of_unknown_topics_are_cleared(tmp_path: Path, autojump_clo
         assert (kept.min_offset, gone.min_offset) == (0, 1)
     async with open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as node:
         assert (await node.ask(316)).code == 1
+
+
+async def test_deletion_on_a_full_disk_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    """An operator asks for it exactly then; the broker ended."""
+    is_full = False
+
+    async def run_blocking(call: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if is_full and getattr(call, "__name__", "") == "save_checkpoint":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return call(*arguments)
+
+    changes = {"segment_size": 4096, "reserved_h": -1e6, "delete_when_hours": frozenset()}
+    async with open_node(tmp_path, store_changes=changes, run_blocking=run_blocking) as node:
+        for _ in range(12):
+            await node.send(bytes(500))
+        await node.dispatched()
+        is_full = True
+        answer = await node.ask(329)
+        assert answer.code == 1
+        assert "No space left" in str(answer.remark)
+        is_full = False
+        assert (await node.ask(329)).code == 0
+        assert node.store.log.min_offset > 0

@@ -605,6 +605,7 @@ def test_pending_messages_are_counted_by_the_time_until_they_are_due() -> None:
         (b"TIMER_DEL_UNIQKEY\x01k\x02TIMER_OUT_MS\x011700000000000\x02", 3_400_000_000_000),
         (b"TIMER_OUT_MS\x01soon\x02", 77),
         (b"TIMER_OUT_MS\x0112\x02", 77),
+        pytest.param(b"TIMER_OUT_MS\x01" + b"9" * 5000 + b"\x02", 77, id="5,000 digits"),
         (b"", 77),
     ],
 )

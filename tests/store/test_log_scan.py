@@ -1,13 +1,19 @@
 """Scans behind the end of a log whose last segment is reserved and mostly unwritten."""
 
+import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
 from ha.store.files import File, OsFile
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import Segment
+from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
+from tests.store.stores import dispatched, message, small_options
 
 MIB = 1 << 20
 SIZE = 256 * MIB
@@ -104,3 +110,55 @@ def test_repeated_starts_do_not_read_more() -> None:
         OsFile.zero(file, end, SIZE - end)  # type: ignore[arg-type]
         read_bytes.append(file.read_bytes - before)
     assert len(set(read_bytes)) == 1
+
+
+def large_options(root: Path, message_size_max: int, **changes: Any) -> StoreOptions:
+    return small_options(root=root, segment_size=64 * MIB, message_size_max=message_size_max, **changes)
+
+
+def large_message(size: int) -> Message:
+    return Message("T", 0, b"x" * size, b"")
+
+
+@pytest.mark.parametrize("is_slave", [False, True], ids=["master", "slave"])
+@pytest.mark.parametrize("following", [0, 3])
+async def test_records_above_the_present_maximum_are_sound(tmp_path: Path, is_slave: bool, following: int) -> None:
+    """A store was damaged, or could not be opened, once maxMessageSize was lowered."""
+    async with open_message_store(large_options(tmp_path, 16 * MIB)) as store:
+        for each in (message(1), large_message(10 * MIB), *map(message, range(following))):
+            await store.log.put([each])
+        await dispatched(store)
+        end = store.log.max_offset.value
+    async with open_message_store(large_options(tmp_path, 4 * MIB, is_slave=is_slave)) as store:
+        assert store.log.max_offset.value == end
+        assert not store.damage.open
+
+
+@pytest.mark.parametrize("message_size_max", [4 * MIB, 16 * MIB])
+async def test_killed_master_keeps_records_above_the_present_maximum(tmp_path: Path, message_size_max: int) -> None:
+    killed = tmp_path / "killed"
+    async with open_message_store(large_options(tmp_path / "s", 16 * MIB)) as store:
+        await store.log.put([message(1)])
+        await store.flusher.flush()
+        await store.checkpointer.save(with_derived=True)
+        for _ in range(3):
+            await store.log.put([large_message(9 * MIB)])
+        await dispatched(store)
+        end = store.log.max_offset.value
+        shutil.copytree(tmp_path / "s", killed)
+    async with open_message_store(large_options(killed, message_size_max)) as store:
+        assert store.log.max_offset.value == end
+
+
+async def test_reads_of_records_above_the_present_maximum(tmp_path: Path) -> None:
+    """Of a store without checksums, such as RocketMQ's: damage was found, healed, and found again."""
+    options = large_options(tmp_path, 16 * MIB, recovery_scan_bytes=5000)
+    async with open_message_store(options) as store:
+        await store.log.put([message(1)])
+        [large] = await store.log.put([large_message(10 * MIB)])
+        for number in range(100):
+            await store.log.put([message(number, size=900)])
+        await dispatched(store)
+    shutil.rmtree(tmp_path / "checksums")
+    async with open_message_store(large_options(tmp_path, 4 * MIB, recovery_scan_bytes=5000)) as store:
+        assert await store.log.read(large.physical_offset, 1000)

@@ -1,15 +1,17 @@
 """What a start does with consume queues that lack files, entries or their end."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ha.protocol.store_files import BLANK_SIZE
 from ha.store.consume_queue import QueueEntry
+from ha.store.message_store import open_message_store
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from tests.store.damaged_stores import made, segment
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small
+from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 
 QUEUE = ROOT / "consumequeue" / "T" / "0"
 
@@ -202,3 +204,15 @@ async def test_the_scrub_restores_the_entries_that_a_slightly_wrong_queue_offset
         assert queue is not None
         found = [each.physical_offset for each in queue.read(0, 15) if each.size != BLANK_SIZE]
         assert found == [place for place, _ in places[::2] if place != places[6][0]]
+
+
+async def test_files_among_the_queues_are_ignored(tmp_path: Path) -> None:
+    async with open_message_store(small_options(root=tmp_path)) as store:
+        await store.log.put([message(1)])
+        await dispatched(store)
+    for name in (".DS_Store", "T/README"):
+        (tmp_path / "consumequeue" / name).write_bytes(b"x")
+    async with open_message_store(small_options(root=tmp_path)) as store:
+        queue = store.queues.get("T", 0)
+        assert queue is not None
+        assert queue.max_offset == 1

@@ -1,5 +1,6 @@
 """Retention: what is deleted and when, and what prevents it."""
 
+import errno
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.errors import HalogError
+from ha.errors import DiskFull, HalogError
 from ha.store.files import OsDisk, OsFile
 from ha.store.mapped_file import run_in_thread
 from ha.store.message_store import MessageStore, open_message_store
@@ -263,3 +264,66 @@ def test_after_a_crash_during_a_reset_no_segment_counts_as_missing() -> None:
             run_virtually(life, disk, step)
         begins.add(run_virtually(check, disk.kill()))
     assert begins == {0, -1, 5}
+
+
+def names_in_log(disk: MemoryDisk) -> list[int]:
+    return [int(name) for name in disk.list_dir(ROOT / "commitlog")]
+
+
+async def fill_and_expire(store: MessageStore, clock: WallClock) -> None:
+    for number in range(60):
+        await store.log.put([message(number, size=1000)])
+    await dispatched(store)
+    clock.now_ms += 1000 * 3_600_000
+
+
+@pytest.mark.parametrize("fails", ["cancelled", "EMFILE"])
+async def test_deletion_that_is_interrupted_leaves_no_gap(autojump_clock: MockClock, fails: str) -> None:
+    """The file stayed, later ones were deleted, and the next start found the files in between missing."""
+    clock, disk = WallClock(), MemoryDisk()
+    disk.now_ms = clock.now_ms
+    scope = trio.CancelScope()
+
+    async def run_blocking(call: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if "_unlink" in getattr(call, "__name__", "") and not interrupted:
+            interrupted.append(True)
+            if fails == "EMFILE":
+                raise OSError(errno.EMFILE, "Too many open files")
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+        return call(*arguments)
+
+    interrupted: list[bool] = []
+    options = small_options(delete_files_max=1, delete_when_hours=frozenset())
+    async with open_message_store(options, disk=disk, run_blocking=run_blocking, wall_clock_ms=clock) as store:
+        await fill_and_expire(store, clock)
+        with scope, suppress(DiskFull):
+            await store.retention.clean(at_any_hour=True)
+        assert interrupted
+        for _ in range(3):
+            await store.retention.clean(at_any_hour=True)
+        names = names_in_log(disk)
+        assert names[0] == store.log.min_offset > 0
+        assert names == list(range(names[0], names[-1] + 1, SEGMENT))
+        assert all(queue.min_offset > 0 for queue in store.queues)
+    async with open_small(disk, clock) as store:
+        assert not store.damage.open
+
+
+async def test_full_disk_postpones_what_follows_a_deletion(autojump_clock: MockClock) -> None:
+    """The terms' file could not be written, and a member ended exactly when space became free."""
+    clock, disk = WallClock(), MemoryDisk()
+    disk.now_ms = clock.now_ms
+    async with open_small(disk, clock, delete_when_hours=frozenset(range(24))) as store:
+        await store.epochs.append(1, 0)
+        await store.log.put([message(0, size=1000)])
+        await store.epochs.append(2, store.log.max_offset.value)
+        await fill_and_expire(store, clock)
+        disk.refuse = lambda operation, path: errno.ENOSPC if "epochFile" in str(path) else None
+        await trio.sleep(100)
+        assert store.log.min_offset > 0
+        assert len(store.epochs.entries) == 2
+        disk.refuse = lambda operation, path: None
+        await trio.sleep(20)
+        assert len(store.epochs.entries) == 1

@@ -1,5 +1,6 @@
 """The scrub compares the key index with the log from the first record that the log still holds."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 import trio
 
-from ha.protocol.record import RecordHead, scan_record
+from ha.protocol.record import Message, RecordHead, scan_record
 from ha.protocol.store_files import (
+    ENTRY,
     INDEX_ENTRY,
     INDEX_HEADER_SIZE,
     INDEX_SLOT,
@@ -16,6 +18,8 @@ from ha.protocol.store_files import (
     index_entry_position,
     index_slot_position,
 )
+from ha.protocol.topic_names import SCHEDULE_TOPIC
+from ha.store.files import OsFile
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import (
@@ -211,3 +215,64 @@ async def test_a_round_ends_at_an_incomplete_filler() -> None:
             await slave.scrub.wait_round()
         await slave.log.append_raw(SEGMENT - 3, raw[-3:])
         await check_derived(slave)
+
+
+async def test_index_file_that_can_not_be_read_is_rebuilt(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error ended the store, a minute after each start."""
+    async with open_message_store(small_options(root=tmp_path), run_blocking=run_inline) as store:
+        for number in range(60):
+            await store.log.put([message(number)])
+        await dispatched(store)
+        await store.checkpointer.save(with_derived=True)
+        assert store.index is not None
+        pread, damaged = OsFile.pread, store.index.files[0].path
+
+        def fail(file: OsFile, size: int, position: int) -> bytes:
+            if file.path == damaged and position > 200:
+                raise OSError(errno.EIO, "Input/output error", str(file.path))
+            return pread(file, size, position)
+
+        monkeypatch.setattr(OsFile, "pread", fail)
+        await store.scrub.round()
+        assert store.scrub.statistics().index_rebuilt_count == 1
+
+
+async def test_index_is_rebuilt_while_retention_deletes_a_damaged_segment(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_small() as store:
+        for number in range(40):
+            await store.log.put([message(number, size=1000)])
+        await dispatched(store)
+        store.damage.add(0, 1000, file="0", reason="x", found_by="read", by_checksum=False)
+        read_through = store.scrub._read_through
+
+        async def and_delete(position: int, end: int) -> None:
+            if not store.log.min_offset:
+                async with store.log.maintenance_lock:
+                    await store.log.delete_first()
+            await read_through(position, end)
+
+        monkeypatch.setattr(store.scrub, "_read_through", and_delete)
+        await store.scrub._rebuild_index()
+        assert store.log.min_offset > 0
+
+
+async def test_times_of_delivery_from_other_delay_levels_stay() -> None:
+    """A message that was promised in an hour became due in a second after messageDelayLevel was changed."""
+    disk = MemoryDisk()
+    delayed = Message(SCHEDULE_TOPIC, 0, b"x", b"DELAY\x011\x02")
+    async with open_small(disk, delay_levels_ms=(3_600_000,)) as store:
+        await store.log.put([delayed])
+        await dispatched(store)
+        [entry] = known = store.queues.get(SCHEDULE_TOPIC, 0).read(0, 1)  # type: ignore[union-attr]
+    async with open_small(disk, delay_levels_ms=(1000,)) as store:
+        queue = store.queues.get(SCHEDULE_TOPIC, 0)
+        assert queue is not None
+        await store.scrub.round()
+        assert queue.read(0, 1) == known
+        queue.repair(0, [ENTRY.pack(entry.physical_offset, entry.size, 5)])
+        await store.scrub.round()
+        assert queue.read(0, 1)[0].tags_code > 1_700_000_000_000, "a damaged time is repaired"

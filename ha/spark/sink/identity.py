@@ -11,6 +11,7 @@ has zeros, so RocketMQ's tools search from the start of the month.
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 
 import msgspec
@@ -20,6 +21,7 @@ from ha.errors import OptionError
 SINK_PROPERTY = "HALOG_SINK"
 SINK_PROPERTY_BYTES = SINK_PROPERTY.encode()
 HASH_DIGITS = 20
+_NUMBER = re.compile("[0-9]{1,18}")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 NAME_LENGTH_MAX = 64
 
@@ -51,7 +53,7 @@ class SinkPart(msgspec.Struct, frozen=True):
 def parse_sink_property(value: str) -> SinkPart | None:
     """Parse a HALOG_SINK; None if it is not the sink's."""
     parts = value.split("/")
-    if len(parts) != 3 or not parts[0] or not parts[1].isdigit() or not parts[2].isdigit():
+    if len(parts) != 3 or not parts[0] or not all(_NUMBER.fullmatch(number) for number in parts[1:]):
         return None
     return SinkPart(parts[0], int(parts[1]), int(parts[2]))
 
