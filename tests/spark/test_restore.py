@@ -10,7 +10,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from ha.client import MessageQueue, Producer, PullConsumer, PullStatus, ReceivedMessage
+from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, ReceivedMessage
 from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed, RouteNotFound
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties
@@ -246,7 +246,8 @@ def test_delay_and_transaction_properties_are_dropped(servers: str, tmp_path: Pa
     assert kept.items() <= received.properties.items()
 
 
-def test_a_batch_in_one_record_is_not_sent_as_a_message() -> None:
+def message_of(**row: object) -> Message:
+    """The message that a replay sends for `row`, without a broker."""
     plan = restore_send.ReplayPlan(
         servers="",
         replay_id="r",
@@ -258,9 +259,19 @@ def test_a_batch_in_one_record_is_not_sent_as_a_message() -> None:
     )
     task = restore_send._Task(plan, cast(Producer, None), cast(PullConsumer, None), 1 << 20)
     done = restore_send.QueueReplay(topic="t", broker_name="b", queue_id=0, target=MessageQueue("t", "b", 0))
-    row: dict[str, object] = {"body": b"batch", "sysFlag": int(SysFlag.INNER_BATCH), "flag": 0, "bornTimestamp": None}
+    whole = {"body": b"x", "sysFlag": 0, "flag": 0, "bornTimestamp": None, "crcOk": True, "propertiesString": ""}
+    return task._message({**whole, "queueOffset": 0, **row}, done)
+
+
+def test_a_batch_in_one_record_is_not_sent_as_a_message() -> None:
     with pytest.raises(ValueError, match="batch of messages"):
-        task._message({**row, "crcOk": True, "propertiesString": "", "queueOffset": 0}, done)
+        message_of(sysFlag=int(SysFlag.INNER_BATCH))
+
+
+def test_rows_of_a_sink_are_visible_when_restored() -> None:
+    """A reader with isolation=read_committed would wait for a commit of the new rows, which the sink never makes."""
+    sent = message_of(propertiesString="own\x011\x02HALOG_SINK\x01query/3/0\x02")
+    assert sent.properties == {"own": "1", "HALOG_REPLAY": "r", "HALOG_ORIGIN": "t/b/0/0"}
 
 
 def test_fewer_target_queues_keep_the_order(flights_store: Path, servers: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from ha.protocol.codes import ResponseCode, SysFlag
 from ha.protocol.properties import decode_properties
 from ha.protocol.topic_names import RETRY_PREFIX
 from ha.spark.sink.control import PASSING
+from ha.spark.sink.identity import SINK_PROPERTY
 
 REPLAY_PROPERTY = "HALOG_REPLAY"
 ORIGIN_PROPERTY = "HALOG_ORIGIN"
@@ -87,6 +88,8 @@ DROPPED_PROPERTIES = frozenset(
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "REAL_TOPIC",
         "REAL_QID",
+        # Readers with isolation=read_committed would look for its commit, which names the original's queue offset.
+        SINK_PROPERTY,
         # A consumption in progress.
         "POP_CK",
         "POP_CK_OFFSET",
