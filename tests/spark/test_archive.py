@@ -407,6 +407,24 @@ def test_small_files_are_merged_to_target_size(written_store: Path, tmp_path: Pa
         assert column.compression == "ZSTD"
 
 
+def test_stop_ends_merges(tmp_path: Path) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    for _ in range(2):
+        make_store(store, [message(number, topic=f"t{number}") for number in range(6)])
+        run(store, target, compact_files_min=0)
+    stop = threading.Event()
+    merges = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "compact":
+            merges.append((done, total))
+            stop.set()
+
+    options = options_of(store, target, compact_files_min=2, every_s=30)
+    result = archive(SPARK, options, progress, stop=stop)
+    assert (merges, result.merged_files) == ([(2, 6)], 4)
+
+
 @pytest.mark.parametrize("buffer_bytes", [1 << 20, 4 << 10], ids=["enough", "small"])
 def test_each_of_many_topics_gets_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int) -> None:
     """With more than 64 topics, each batch that is read began a new file of each."""

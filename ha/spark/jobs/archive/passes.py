@@ -128,8 +128,8 @@ class ArchiveJob:
             self._report()
         self.result.covered_begin = self.state.covered_begin or 0
         self.result.covered_end = self.state.covered_end or 0
-        if self.options.compact_files_min and not stop.is_set():
-            self.compact()
+        if self.options.compact_files_min:
+            self.compact(stop)
         self._expire()
         self._report()
 
@@ -162,8 +162,8 @@ class ArchiveJob:
                 "archive.bodies_not_decoded broker=%r topic=%r count=%d", self.reader.broker_name, topic, count
             )
 
-    def compact(self) -> None:
-        """Merge small files."""
+    def compact(self, stop: threading.Event) -> None:
+        """Merge small files, until `stop` is set."""
         options = self.options
         runs = plan_merges(
             self.state.files.values(),
@@ -171,6 +171,8 @@ class ArchiveJob:
             files_min=options.compact_files_min,
         )
         for start in range(0, len(runs), self.slots):
+            if stop.is_set():
+                break
             chosen = runs[start : start + self.slots]
             sequence = self.state.sequence + 1
             run = self.manifest.stage(sequence)
