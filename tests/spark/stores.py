@@ -4,6 +4,7 @@ Records are read back with the plain codec of ha.protocol, never with the code u
 """
 
 import queue
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,9 @@ from ha.store.options import StoreOptions
 from tests.store.stores import dispatched
 
 HOUR_MS = 3_600_000
+ODD_TIMES_MS = [300_000_000_000_000, (1 << 63) - 5]
+"""After the year 9999, with which Python's dates end; and beyond the range of a timestamp column"""
+_STORE_TIME = struct.Struct(">q")
 
 
 class KilledError(Exception):
@@ -184,6 +188,14 @@ def records_of(path: Path) -> list[MessageRecord]:
             found.append(record)
             position += record.total_size
     return found
+
+
+def set_store_time(store: Path, number: int, time_ms: int) -> None:
+    """Overwrites the store time of a record of the log's first segment; no CRC covers it."""
+    log = min((store / "commitlog").iterdir())
+    raw = bytearray(log.read_bytes())
+    _STORE_TIME.pack_into(raw, records_of(store)[number].physical_offset + 56, time_ms)
+    log.write_bytes(raw)
 
 
 def named(store: Path, name: str) -> Path:

@@ -37,7 +37,7 @@ from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows
 from tests.spark.derived_stores import store_options, write_store
 from tests.spark.inline import inline_runner, inline_spark
-from tests.spark.stores import KilledError, live_store, make_store, message, named
+from tests.spark.stores import KilledError, live_store, make_store, message, named, set_store_time
 from tests.store.stores import dispatched
 from tests.unpacking import unpack_store
 
@@ -539,10 +539,7 @@ def test_a_damaged_store_time_is_in_no_day(tmp_path: Path, store_ms: int) -> Non
     store, target = tmp_path / "broker-b", tmp_path / "archive"
     make_store(store, [message(number) for number in range(3)])
     [_, (offset, raw), _] = raw_records(store)
-    [segment] = (store / "commitlog").iterdir()
-    content = bytearray(segment.read_bytes())
-    content[offset + 56 : offset + 64] = store_ms.to_bytes(8, "big", signed=True)
-    segment.write_bytes(content)
+    set_store_time(store, 1, store_ms)
     assert run(store, target).rows == 3
     [file] = target.glob("topic=*/date=__HIVE_DEFAULT_PARTITION__/*.parquet")
     table = pq.ParquetFile(file).read(["physicalOffset", "storeTimestamp", "body"])

@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ha.arrow import LogReader
+from ha.audit.findings import HOUR_MS, NO_HOUR
 from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.bodies import TopicConfigTable
 from ha.protocol.java_json import dumps
 from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from tests.spark.inline import inline_runner, inline_spark
-from tests.spark.stores import make_store, message
+from tests.spark.stores import ODD_TIMES_MS, make_store, message, records_of, set_store_time
 from tests.spark.test_audit import Golden, found
 
 
@@ -103,6 +104,20 @@ def test_a_record_that_the_store_has_lost_is_in_the_archive(one: Archived) -> No
     record = one.pick()
     one.flip(one.master, record["offset"] + 4)
     assert found(one.look()) == {("unreadable", "master", record["offset"]), ("missing", "master", record["offset"])}
+
+
+@pytest.mark.parametrize("store_ms", ODD_TIMES_MS)
+def test_rows_with_damaged_store_times_are_compared(tmp_path: Path, store_ms: int) -> None:
+    store = make_store(tmp_path / "store", [message(number) for number in range(3)])
+    set_store_time(store, 1, store_ms)
+    archive(inline_spark(), ArchiveOptions(path=str(store), archive=str(tmp_path / "archive")))
+    log = store / "commitlog" / f"{0:020d}"
+    raw = bytearray(log.read_bytes())
+    raw[records_of(store)[1].physical_offset + 4] ^= 0xFF
+    log.write_bytes(raw)
+    result = audit_with(inline_runner(), AuditOptions(paths=(str(store),), archive=str(tmp_path / "archive")))
+    [missing] = (finding for finding in result.findings if finding.kind == "missing")
+    assert missing.hour == (store_ms // HOUR_MS if store_ms == ODD_TIMES_MS[0] else NO_HOUR)
 
 
 def test_damaged_body_in_store_is_reported_for_the_store(one: Archived) -> None:

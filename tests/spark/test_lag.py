@@ -17,6 +17,7 @@ from ha.spark.jobs.lag import LagOptions, LagResult, QueueLag, committed_offsets
 from tests.client.fake_broker import name_server, route_body, serving
 from tests.protocol.golden import manifest
 from tests.spark.inline import inline_runner
+from tests.spark.stores import ODD_TIMES_MS, make_store, message, set_store_time
 from tests.unpacking import unpack_store
 
 MANIFEST = manifest("5.5.0")
@@ -107,6 +108,16 @@ def test_unknown_topics_and_offsets_beyond_the_end_are_reported(store: Path) -> 
     assert (ahead.ahead, ahead.messages, ahead.seconds) == (999 - len(entries("GoldenTopic", 0)), 0, 0.0)
     old = next(group for group in result.groups if group.group == "old")
     assert (old.unknown_topics, old.queues, old.messages) == (("Gone",), 0, 0)
+
+
+@pytest.mark.parametrize("store_ms", ODD_TIMES_MS)
+def test_damaged_store_times(tmp_path: Path, store_ms: int) -> None:
+    store = make_store(tmp_path / "store", [message(number, queue_id=0) for number in range(3)])
+    set_store_time(store, 2, store_ms)
+    (store / "config").mkdir()
+    commit(store, shop_flights={0: 2})
+    (queue,) = look(store).queues
+    assert (queue.messages, queue.seconds) == (1, 0.0 if store_ms == ODD_TIMES_MS[0] else None)
 
 
 def test_a_store_that_no_group_has_read_has_no_lag(store: Path) -> None:

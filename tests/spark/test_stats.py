@@ -14,7 +14,7 @@ from ha.spark.jobs.stats.report import stats_plots
 from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
 from tests.spark.inline import inline_runner
-from tests.spark.stores import make_store, message, named
+from tests.spark.stores import ODD_TIMES_MS, make_store, message, named, set_store_time
 from tests.unpacking import unpack_store
 
 HOUR_MS = 3_600_000
@@ -137,6 +137,15 @@ def test_damaged_records_are_left_out_and_counted(tmp_path: Path) -> None:
     log.write_bytes(raw)
     result = count(store)
     assert (result.total.messages, result.damaged, result.exit_code) == (19, 1, 3)
+
+
+@pytest.mark.parametrize("store_ms", ODD_TIMES_MS)
+@pytest.mark.parametrize("number", [0, 5, 9])
+def test_damaged_store_times(tmp_path: Path, store_ms: int, number: int) -> None:
+    store = make_store(tmp_path / "store", [message(number) for number in range(10)])
+    set_store_time(store, number, store_ms)
+    result = count(store)
+    assert (result.total.messages, result.damaged) == ((10, 0) if store_ms == ODD_TIMES_MS[0] else (9, 1))
 
 
 def test_an_empty_log_has_figures_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, Q
 from ha.errors import OptionError
 from ha.protocol.record import MessageRecord
 from ha.spark.source.listener import LagListener, LagReport, QueueLag, prometheus_text
-from tests.spark.stores import live_store, make_store, message, records_of
+from tests.spark.stores import ODD_TIMES_MS, live_store, make_store, message, records_of, set_store_time
 
 QUERY = uuid.UUID(int=7)
 SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStreamWithAdmissionControl@1"
@@ -110,6 +110,15 @@ def test_lag_in_messages_bytes_and_seconds(tmp_path: Path) -> None:
     listener.onQueryTerminated(terminated())
     assert 'halog_stream_active{query="delays"} 0' in metrics.read_text().splitlines()
     assert list(tmp_path.glob(".lag*")) == []
+
+
+@pytest.mark.parametrize("store_ms", ODD_TIMES_MS)
+def test_damaged_store_times_have_no_age(tmp_path: Path, store_ms: int) -> None:
+    path = make_store(tmp_path / "broker-a", [message(n, queue_id=0) for n in range(3)])
+    set_store_time(path, 1, store_ms)
+    reports: list[LagReport] = []
+    LagListener({"path": str(path)}, publish=reports.append).onQueryProgress(progress({"flights": {"0": 1}}))
+    assert [(report.messages, report.seconds) for report in reports] == [(2, 0.0)]
 
 
 def test_measurement_interval_is_respected_and_idle_progress_counts(tmp_path: Path) -> None:

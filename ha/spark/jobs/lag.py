@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
+import pyarrow.compute as pc
 
 from ha.arrow import LogReader, ReadOptions
 from ha.audit.range import has_plain_entries
@@ -258,11 +259,12 @@ def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int]
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
-    """Return the store timestamp of the first readable message in [begin, end)."""
+    """Return the store timestamp of the first message in [begin, end) that has a readable one."""
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
     for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
-        if len(batch):
-            return int(batch.column(0)[0].value) // 1000
+        known = pc.drop_null(batch.column(0))
+        if len(known):
+            return int(known[0].value) // 1000
     return None
 
 

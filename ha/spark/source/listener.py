@@ -139,10 +139,9 @@ def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[Que
     columns = ("topic", "brokerName", "queueId", "storeTimestamp")
     found = {}
     for batch in source.queue_partition(slices).read(ReadOptions(columns=columns, fail_on_data_loss=False)):
-        topics, brokers, queue_ids, times = (column.to_pylist() for column in batch.columns)
-        for topic, broker, queue_id, stored in zip(topics, brokers, queue_ids, times, strict=True):
-            if stored is not None:
-                found[QueueKey(topic, broker, queue_id)] = round(stored.timestamp() * 1000)
+        for topic, broker, queue_id, stored in zip(*batch.columns, strict=True):
+            if stored.is_valid:  # Python's dates end with the year 9999
+                found[QueueKey(topic.as_py(), broker.as_py(), queue_id.as_py())] = stored.value // 1000
     return found
 
 

@@ -239,8 +239,7 @@ def _row_finding(kind: str, copy: str, rows: pa.Table, row: int, detail: str) ->
     def field(name: str) -> Any:
         return rows.column(name)[row].as_py() if name in rows.column_names else None
 
-    stored = field("storeTimestamp")
-    hour = int(stored.timestamp() * 1000) // HOUR_MS if stored is not None else NO_HOUR
+    stored_us = rows.column("storeTimestamp")[row].value  # Python's dates end with the year 9999
     found = {
         "kind": kind,
         "copy": copy,
@@ -248,7 +247,7 @@ def _row_finding(kind: str, copy: str, rows: pa.Table, row: int, detail: str) ->
         "topic": field("topic") or "",
         "queue_id": -1 if field("queueId") is None else field("queueId"),
         "queue_offset": -1 if field("queueOffset") is None else field("queueOffset"),
-        "hour": hour,
+        "hour": NO_HOUR if stored_us is None else stored_us // 1000 // HOUR_MS,
         "detail": detail,
     }
     return msgspec.convert(found, Finding)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow.compute as pc
 
 from ha.arrow import LogReader, ReadOptions
 from ha.errors import OptionError
@@ -238,11 +238,12 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
 def _interval_ms(reader: LogReader, begin: int, end: int) -> int:
     """Return the length of the intervals to count by, from the store times of the first and the last record."""
     options = ReadOptions(columns=("storeTimestamp",), on_damage="skip", fail_on_data_loss=False)
-    times: list[datetime] = []
+    times_us: list[int] = []
     for low, high, index in ((begin, min(end, begin + _LAST_BYTES), 0), (max(begin, end - _LAST_BYTES), end, -1)):
-        found = [batch.column(0) for batch in reader.read_range(low, high, options) if len(batch)]
-        times += [column[index].as_py() for column in (found[:1] if index == 0 else found[-1:])]
-    if len(times) < 2 or (times[1] - times[0]).total_seconds() * 1000 >= _BY_MINUTE_MAX_MS:
+        columns = (pc.drop_null(batch.column(0)) for batch in reader.read_range(low, high, options))
+        found = [column for column in columns if len(column)]
+        times_us += [column[index].value for column in (found[:1] if index == 0 else found[-1:])]
+    if len(times_us) < 2 or times_us[1] - times_us[0] >= _BY_MINUTE_MAX_MS * 1000:
         return HOUR_MS
     return MINUTE_MS
 

@@ -102,12 +102,16 @@ def stats_of_range(task: StatsTask) -> RangeStats:
     with LogReader(task.path, broker_name=task.broker_name) as reader:
         for batch in reader.read_range(task.begin, task.end, options):
             count_batch(batch, found, task.interval_ms)
-        found.damaged = reader.counts.damaged
+        found.damaged += reader.counts.damaged
     return found
 
 
 def count_batch(batch: pa.RecordBatch, found: RangeStats, interval_ms: int) -> None:
     """Count the rows of one batch, by intervals of `interval_ms`."""
+    stored = batch.column("storeTimestamp")
+    if stored.null_count:  # out of range: a damaged head, which no CRC covers
+        found.damaged += stored.null_count
+        batch = batch.filter(stored.is_valid())
     if not len(batch):
         return
     topics = batch.column("topic").dictionary_encode()
