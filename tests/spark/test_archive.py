@@ -565,6 +565,26 @@ def test_another_log_under_the_same_name_is_refused(written_store: Path, golden_
         run(written_store, target, broker_name="b")
 
 
+def test_another_shorter_log_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    make_store(store, [message(number) for number in range(50)])
+    shutil.copytree(store, tmp_path / "behind")
+    make_store(store, [message(number) for number in range(50, 100)])
+    assert run(store, target).rows == 100
+    metrics = tmp_path / "lag.prom"
+    assert run(tmp_path / "behind", target, broker_name="broker-b", metrics_file=str(metrics)).rows == 0
+    with LogReader(tmp_path / "behind") as reader:
+        headroom = reader.queued_end()
+    assert f'halog_archive_headroom_bytes{{broker="broker-b"}} {headroom}' in metrics.read_text().splitlines()
+    shutil.rmtree(store)
+    make_store(store, [])
+    assert run(store, target).rows == 0
+    assert "archive.log_not_compared broker='broker-b'" in caplog.text
+    make_store(store, [message(number + 1000) for number in range(50)])
+    with pytest.raises(ArchiveDamaged, match="not the log that was archived as broker-b"):
+        run(store, target)
+
+
 def test_scope_of_an_archive_can_not_be_changed(written_store: Path, tmp_path: Path) -> None:
     run(written_store, tmp_path / "archive", topics=("flights",))
     with pytest.raises(OptionError, match="topics"):

@@ -252,17 +252,24 @@ def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
     return pa.array(raw, pa.binary())
 
 
-def _last_record(batch: pa.RecordBatch) -> LastRecord | None:
+def last_record(path: Path, begin: int, end: int) -> LastRecord | None:
+    """Return the last sound record of an archived file in physical offsets [begin, end). OSError, ArrowException."""
+    within = (pc.field("physicalOffset") >= begin) & (pc.field("physicalOffset") < end)
+    columns = ["physicalOffset", "storeSize", "bodyCRC", "storeTimestamp", "crcOk"]
+    return _last_record(pq.read_table(path, columns=columns, filters=within, partitioning=None))
+
+
+def _last_record(rows: pa.RecordBatch | pa.Table) -> LastRecord | None:
     """Return the last sound record."""
-    sound = np.flatnonzero(pc.fill_null(batch["crcOk"], False).to_numpy(zero_copy_only=False))
+    sound = np.flatnonzero(pc.fill_null(rows["crcOk"], False).to_numpy(zero_copy_only=False))
     if not len(sound):
         return None
     row = int(sound[-1])
     return LastRecord(
-        batch["physicalOffset"][row].as_py(),
-        batch["storeSize"][row].as_py(),
-        batch["bodyCRC"][row].as_py(),
-        batch["storeTimestamp"].cast(pa.int64())[row].as_py(),
+        rows["physicalOffset"][row].as_py(),
+        rows["storeSize"][row].as_py(),
+        rows["bodyCRC"][row].as_py(),
+        rows["storeTimestamp"].cast(pa.int64())[row].as_py(),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
@@ -32,6 +33,7 @@ from ha.spark.jobs.archive.files import (
     MergeTask,
     RangeTask,
     Written,
+    last_record,
     merge_files,
     write_range,
 )
@@ -303,17 +305,36 @@ class ArchiveJob:
                 columns_of(found, topic)
 
     def _check_same_log(self) -> None:
-        last = self.state.last
-        if last is None or last.physical_offset < self.reader.min_offset:
+        last, begin, end = self.state.last, self.reader.min_offset, self.reader.queued_end()
+        if last is None or last.physical_offset < begin:
             return
-        if last.physical_offset + last.store_size > self.reader.queued_end():
-            return  # a slave that is behind; there is nothing to do until it has caught up
-        if self._record_at(last.physical_offset) != last:
+        if last.physical_offset + last.store_size > end:  # a slave that is behind, or another log
+            last = self._archived_within(begin, end)
+        if last is None:
+            logger.warning(
+                "archive.log_not_compared broker=%r log_begin=%d log_end=%d covered_end=%d",
+                self.reader.broker_name,
+                begin,
+                end,
+                self._begin(),
+            )
+        elif self._record_at(last.physical_offset) != last:
             raise ArchiveDamaged(
                 self.manifest.archive,
                 f"{self.options.path} is not the log that was archived as {self.reader.broker_name} before: its record "
                 f"at physical offset {last.physical_offset} differs; give another broker_name or archive",
             )
+
+    def _archived_within(self, begin: int, end: int) -> LastRecord | None:
+        """Return an archived record in physical offsets [begin, end), or None."""
+        files = [file for file in self.state.files.values() if file.physical_begin < end]
+        if not files:
+            return None
+        path = max(files, key=lambda file: file.physical_begin).path
+        try:
+            return last_record(self.manifest.archive / path, begin, end)
+        except (OSError, pa.ArrowException) as error:
+            raise ArchiveDamaged(self.manifest.archive, f"{path}: {error}") from None
 
     def _check_queues(self) -> None:
         """Refuse a log of which an archive would not have all messages, although it states to be complete.

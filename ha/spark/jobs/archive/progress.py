@@ -42,7 +42,9 @@ def measure_archive_lag(reader: LogReader, covered_end: int, now_ms: int) -> Arc
                 seconds = max(0.0, now_ms / 1000 - stored / 1_000_000)
                 break
     return ArchiveLag(
-        bytes=max(0, end - covered_end), seconds=seconds, headroom_bytes=max(0, covered_end - reader.min_offset)
+        bytes=max(0, end - covered_end),
+        seconds=seconds,
+        headroom_bytes=max(0, min(covered_end, end) - reader.min_offset),
     )
 
 
