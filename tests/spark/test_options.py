@@ -156,6 +156,7 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
     ("batch", {"paths": "[x"}, "paths", "no list"),
     ("batch", {"servers": "h:1"}, "servers", "path is given too"),
     ("batch", {"path": None, "servers": "h"}, "servers", "is not host:port"),
+    ("batch", {"path": None, "servers": "h:1", "maxBytesPerPartition": "1m"}, "maxBytesPerPartition", "not known"),
     ("batch", {"pullTimeout": "1s"}, "pullTimeout", "network"),
     ("batch", {"subscribed": "a"}, "subscribed", "did you mean subscribe?"),
     ("batch", {"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "servers"),
@@ -228,6 +229,11 @@ def test_unsupported_options_are_refused_with_a_reason(
     assert caught.value.option.lower() == option.lower()
     assert caught.value.accepted
     assert option.lower() in str(caught.value).lower()
+
+
+def test_an_archive_s_tasks_have_a_maximum_size_with_servers_too() -> None:
+    given = parse("stream", path=None, servers="h:1", archive="archive", maxBytesPerPartition="1m")
+    assert given.max_bytes_per_partition == 1 << 20
 
 
 def test_parse_any_refuses_only_options_invalid_for_both_kinds() -> None:
