@@ -1,8 +1,8 @@
 """The topics of this broker: their queues and permissions, kept in config/topics.json, and their creation on first use.
 
-Reads are synchronous. A change writes the file before it returns, so that no message is ever in a topic that a restart
-would not know, and then notifies the subscriber (registration at the name servers). If the disk is full, no topic is
-created; a master's table is still copied, and written when there is room. Source: TopicConfigManager.
+Reads are synchronous. A change is written to the file before it takes effect, so that no message is ever in a topic
+that a restart would not know, and then notifies the subscriber (registration at the name servers). If the disk is full,
+no topic is created; a master's table is still copied, and written when there is room. Source: TopicConfigManager.
 """
 
 from __future__ import annotations
@@ -114,6 +114,14 @@ def _topic(topic: str, queue_count: int, perm: int = _READ_WRITE) -> TopicConfig
     return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
 
 
+def _apply(changes: Mapping[str, TopicConfig | None], table: dict[str, TopicConfig]) -> None:
+    for name, config in changes.items():
+        if config is None:
+            table.pop(name, None)
+        else:
+            table[name] = config
+
+
 class Topics(ConfigTable[TopicConfig]):
     """The topic table. `load` before use."""
 
@@ -133,6 +141,8 @@ class Topics(ConfigTable[TopicConfig]):
         self._deleted: dict[str, int] = {}
         self._deleted_by_master: set[str] = set()
         """On a slave: topics that its master deleted although the log still holds messages of them"""
+        self._unsaved: dict[str, TopicConfig | None] = {}
+        """Changes being written to the file, None for a deletion; they are in the table once the file has them"""
         self._subscribers: list[Callable[[], None]] = []
         self.wait_told: Callable[[], Awaitable[None]] | None = None
         """Waits until the name servers know the current table"""
@@ -192,7 +202,7 @@ class Topics(ConfigTable[TopicConfig]):
         As TopicConfigManager.createTopicInSendMessageMethod: the template must have the inherit permission, which is
         not passed on; the new topic gets the smaller of `queue_count` and the template's write queues.
         """
-        config = self._table.get(topic)
+        config = self._table.get(topic) or await self._settled(topic)
         if config is not None:
             return config
         pattern = self._table.get(default_topic)
@@ -208,12 +218,13 @@ class Topics(ConfigTable[TopicConfig]):
 
     async def ensure(self, topic: str, queue_count: int) -> TopicConfig | str:
         """The topic, created with `queue_count` queues if it doesn't exist; or the reason why it can't be created."""
-        return self._table.get(topic) or await self._create(_topic(topic, queue_count, _READ_WRITE))
+        config = self._table.get(topic) or await self._settled(topic)
+        return config or await self._create(_topic(topic, queue_count, _READ_WRITE))
 
     async def update(self, config: TopicConfig) -> str:
         """Creates or changes a topic. Returns why it is not possible, or ""."""
         name = config.topic_name
-        before = self._table.get(name)
+        before = await self._settled(name)
         if before is None:
             made = await self._create(config)
             return made if isinstance(made, str) else ""
@@ -235,7 +246,7 @@ class Topics(ConfigTable[TopicConfig]):
 
     async def delete(self, topic: str) -> str:
         """Deletes a topic if it exists. Returns why it is not possible, or ""."""
-        if topic not in self._table:
+        if await self._settled(topic) is None:
             return await self._unchanged()
         fault = await self._change(topic, None)
         if not fault and self.journal is None:
@@ -277,16 +288,20 @@ class Topics(ConfigTable[TopicConfig]):
         """Writes a change to the group's log or the file; None deletes the topic. Returns why it failed, or ""."""
         if self.journal is not None:
             return await self._log(self.journal, {name: config})
-        before = self._table.get(name)
-        super()._set(name, config)
-        self._bump_version()
+        self._unsaved[name] = config
         try:
             await self._save_and_notify(self._file.save)
         except DiskFull as error:
-            if self._table.get(name) is config:
-                super()._set(name, before)
+            del self._unsaved[name]
             return str(error)
         return ""
+
+    async def _settled(self, name: str) -> TopicConfig | None:
+        """The topic, or None, once no change of it is being written."""
+        while name in self._unsaved:
+            async with self._saving:
+                pass
+        return self._table.get(name)
 
     async def replace(self, table: TopicConfigTable) -> bool:
         """Copies a master's whole table if its data version differs; returns whether it did."""
@@ -333,7 +348,7 @@ class Topics(ConfigTable[TopicConfig]):
     # ---- changes
 
     async def _create(self, config: TopicConfig) -> TopicConfig | str:
-        if len(self._table) + len(self._unlogged) >= self._options.topic_count_max:
+        if len(self._table) + len(self._unlogged) + len(self._unsaved) >= self._options.topic_count_max:
             return f"this broker holds its maximum of {self._options.topic_count_max} topics"
         name = config.topic_name
         if len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX:
@@ -359,8 +374,31 @@ class Topics(ConfigTable[TopicConfig]):
                 await self.wait_told()
 
     async def _save_and_notify(self, save: Save) -> None:
-        await self._save(save)
-        self._notify()
+        """Writes the file with the changes in `_unsaved`, applies these, and notifies the subscribers."""
+        changes: dict[str, TopicConfig | None] = {}
+        before = after = self._data_version
+
+        def copy() -> TopicConfigTable:
+            nonlocal before, after
+            content = self.snapshot()
+            before = after = self._data_version
+            if self._unsaved:  # a version of its own: slaves may copy the table without the changes
+                changes.update(self._unsaved)
+                _apply(changes, content.topic_config_table)
+                after = content.data_version = before.next(self._wall_clock_ms())
+            return content
+
+        async def save_changes(_: Callable[[], object]) -> None:
+            await save(copy)
+            if changes:
+                _apply(changes, self._table)
+                for name in changes:
+                    del self._unsaved[name]
+                is_latest = self._data_version is before
+                self._data_version = after if is_latest else self._data_version.next(self._wall_clock_ms())
+            self._notify()
+
+        await self._save(save_changes)
 
     def _notify(self) -> None:
         for callback in self._subscribers:

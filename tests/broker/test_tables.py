@@ -395,6 +395,85 @@ async def test_full_disk_creates_no_topic_but_keeps_copied_tables(tmp_path: Path
     assert await topics.delete("never_there") == "", "there is nothing to write"
 
 
+class SlowDisk(FullDisk):
+    """Each write takes 1 s, at the end of which a full disk fails it."""
+
+    write_count = 0
+
+    async def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if any(isinstance(argument, bytes) for argument in arguments):
+            self.write_count += 1
+            await trio.sleep(1)
+        return await super().run(call, *arguments)
+
+
+async def open_topics(folder: Path, disk: FullDisk) -> Topics:
+    topics = Topics(ConfigFile(folder / "topics.json", run_blocking=disk.run), BrokerOptions(), wall_clock_ms=lambda: 1)
+    await topics.load()
+    return topics
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_new_topic_is_unknown_until_its_file_is_written(
+    tmp_path: Path, autojump_clock: object, is_full: bool
+) -> None:
+    """Another connection's message was acknowledged before, and unreadable if the write failed."""
+    disk = SlowDisk()
+    topics = await open_topics(tmp_path, disk)
+    disk.is_full, version = is_full, topics.data_version
+    made: list[TopicConfig | str] = []
+
+    async def send(queue_count: int) -> None:
+        made.append(await topics.create_on_send("TT", "TBW102", queue_count))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, 4)
+        await trio.sleep(0.5)
+        nursery.start_soon(send, 2)
+        await trio.sleep(0.4)
+        assert not made
+        assert (topics.get("TT"), topics.data_version) == (None, version)
+    known = topics.get("TT")
+    if is_full:
+        assert known is None
+        assert [isinstance(fault, str) for fault in made] == [True, True]
+        assert topics.data_version == version
+    else:
+        assert known is not None
+        assert known.write_queue_nums == 4, "the first send created it"
+        assert made == [known, known]
+        assert disk.write_count == 2, "one at the start"
+        written = await open_topics(tmp_path, FullDisk())
+        assert (written.table, written.data_version) == (topics.table, topics.data_version)
+
+
+async def test_failed_write_loses_no_other_change(tmp_path: Path, autojump_clock: object) -> None:
+    disk = SlowDisk()
+    topics = await open_topics(tmp_path, disk)
+    made: dict[str, TopicConfig | str] = {}
+
+    async def create(topic: str) -> None:
+        made[topic] = await topics.ensure(topic, 1)
+
+    disk.is_full = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(create, "first")
+        await trio.sleep(0.5)
+        for topic in ("second", "third"):
+            nursery.start_soon(create, topic)
+        nursery.start_soon(topics.update, TopicConfig(topic_name="BenchmarkTest", write_queue_nums=7))
+        await trio.sleep(1)
+        disk.is_full = False
+    assert isinstance(made.pop("first"), str)
+    assert made == {topic: topics.get(topic) for topic in ("second", "third")}
+    assert disk.write_count == 3, "the changes behind the failed one share a write"
+    written = await open_topics(tmp_path, FullDisk())
+    assert (written.table, written.data_version) == (topics.table, topics.data_version)
+    assert {"second", "third"} <= written.table.keys()
+    assert "first" not in written.table
+    assert written.table["BenchmarkTest"].write_queue_nums == 7
+
+
 async def cancelled_while_another_saves(
     table: ConfigTable[Any], change: Callable[[], Awaitable[object]], scope: trio.CancelScope
 ) -> None:
