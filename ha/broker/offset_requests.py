@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ha.broker.core import BrokerCore
 from ha.broker.journal import WAITING_COUNT_MAX, Logged
-from ha.broker.queue_times import known_store_time_ms, offset_at
+from ha.broker.queue_times import busy_if_passing, known_store_time_ms, offset_at
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
@@ -148,7 +148,8 @@ class OffsetProcessor:
         return self._store.queues.get(topic, queue_id)
 
     def _starts_in_memory(self, queue: ConsumeQueue) -> bool:
-        entries = queue.read(0, 1)
+        with busy_if_passing():
+            entries = queue.read(0, 1)
         if not entries:
             return False
         behind = self._store.log.max_offset.value - entries[0].physical_offset

@@ -4,7 +4,7 @@ Reading damaged bytes of the log raises DamagedBytes. While they may still be re
 at the same offset, so that the pull waits or is repeated. Once no peer has them, these messages are skipped, as
 RocketMQ skips those of deleted files: the others are delivered, and if there are none the answer is
 MESSAGE_WAS_REMOVING with the next offset. An entry that does not point to its message is first repaired from the log:
-every record states its queue and offset.
+every record states its queue and offset. The answer is OFFSET_FOUND_NULL, too, if too many files are open.
 
 Source: DefaultMessageStore.getMessage.
 """
@@ -25,6 +25,7 @@ from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 from ha.store.mapped_file import RunBlocking
 
 RepairEntry = Callable[["ConsumeQueue", int], Awaitable[bool]]
@@ -140,6 +141,10 @@ class QueueReader:
                         break
                 except (DamagedBytes, OSError):
                     break
+            except OSError as error:
+                if not is_passing(error):
+                    raise
+                break
         return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
 
     def read_nowait(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ha.broker.message_queries import read_record
+from ha.broker.refused import RefusedError
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.codes import ResponseCode
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 UNKNOWN_TIME_MS = 1 << 62
@@ -15,18 +21,31 @@ def bounds(queue: ConsumeQueue | None) -> tuple[int, int]:
     return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
 
+@contextmanager
+def busy_if_passing() -> Iterator[None]:
+    """Raises RefusedError with SYSTEM_BUSY for a temporary error of the disk: too many files are open."""
+    try:
+        yield
+    except OSError as error:
+        if not is_passing(error):
+            raise
+        raise RefusedError(ResponseCode.SYSTEM_BUSY, str(error)) from error
+
+
 async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:
     """Store time (ms) of the message at `queue_offset`; -1 if it was deleted, which sorts before all others.
 
-    UNKNOWN_TIME_MS if the message or its entry is damaged: a search then ends before it rather than after it.
+    UNKNOWN_TIME_MS if the message or its entry is damaged: a search then ends before it rather than after it. Raises
+    RefusedError if too many files are open.
     """
-    entries = queue.read(queue_offset, 1)
-    if not entries:
-        return -1
     try:
-        # By the record's own size: an entry that fills a gap has none, but a position between those of its neighbours.
-        _, record = await read_record(store, entries[0].physical_offset)
-        return record.store_timestamp_ms
+        with busy_if_passing():
+            entries = queue.read(queue_offset, 1)
+            if not entries:
+                return -1
+            # By the record's own size: an entry that fills a gap has none, but a position between its neighbours'.
+            _, record = await read_record(store, entries[0].physical_offset)
+            return record.store_timestamp_ms
     except OffsetGone:
         return -1
     except (DamagedBytes, RemoteProtocolError):

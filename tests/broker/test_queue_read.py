@@ -1,5 +1,7 @@
 """Wrong queue entries are never skipped, and never answered with another message. Reads of neighbouring messages."""
 
+import errno
+import os
 import random
 from array import array
 from collections.abc import AsyncIterator
@@ -24,11 +26,13 @@ from ha.broker.queue_read import (
     read_spans_nowait,
 )
 from ha.errors import DamagedBytes
+from ha.protocol.codes import ResponseCode
 from ha.protocol.compiled import pure
 from ha.protocol.record import RECORD_PLACE, decode_records
 from ha.protocol.store_files import ENTRY
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import QueueEntry
+from ha.store.files import File, OsDisk
 from ha.store.mapped_file import RunBlocking
 from ha.store.watched_offset import WatchedOffset
 from tests.broker.node import Node, open_node
@@ -128,6 +132,37 @@ async def test_repaired_entry_is_read_and_hopeless_one_given_up(node: Node) -> N
     found = await read(reader, queue, 1)
     assert (found.status, found.next_offset, asked) == (ReadStatus.FOUND, 3, [1] * 6)
     assert [record.body for record in decode_records(found.body)] == [b"1", b"2"]
+
+
+class FewDescriptors(OsDisk):
+    """While `is_exhausted`, no file can be opened."""
+
+    is_exhausted = False
+
+    def open(self, path: Path) -> File:
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().open(path)
+
+
+async def test_queue_whose_file_cannot_be_opened_is_read_later(tmp_path: Path, autojump_clock: object) -> None:
+    """The requests ended the broker."""
+    disk = FewDescriptors()
+    async with open_node(tmp_path, disk=disk) as node:
+        await node.send()
+        await node.dispatched()
+        node.store.queues._files._files.clear()
+        disk.is_exhausted = True
+        pulled = await node.pull()
+        assert (pulled.code, pulled.remark, pulled.ext_fields["nextBeginOffset"]) == (19, "OFFSET_FOUND_NULL", "0")
+        place: dict[str, Any] = {"topic": "TT", "queueId": 0}
+        asked: dict[int, dict[str, Any]] = {14: {"consumerGroup": "g"}, 29: {"timestamp": 1}, 32: {}}
+        for code, fields in asked.items():
+            assert (await node.ask(code, **place, **fields)).code == ResponseCode.SYSTEM_BUSY
+        disk.is_exhausted = False
+        assert [record.body for record in node.records(await node.pull())] == [b"hello"]
+        for code, fields in asked.items():
+            assert (await node.ask(code, **place, **fields)).code == ResponseCode.SUCCESS
 
 
 SEGMENT_SIZE = 1 << 20
