@@ -77,10 +77,10 @@ class Holds(ABC, Generic[HoldT]):
         """Called when a hold was woken, but its connection is closed."""
 
     def add(self, hold: HoldT) -> bool:
-        """Holds a request; returns False if there are too many holds in total or of its connection."""
-        if self._hold_count >= self._hold_count_max:
-            return False
+        """Holds a request; returns False if there are too many holds in total or of its connection, or it is closed."""
         connection = hold.connection
+        if connection.is_closed or self._hold_count >= self._hold_count_max:
+            return False
         mine = self._by_connection.get(connection)
         if mine is None:
             mine = self._by_connection[connection] = {}

@@ -155,6 +155,30 @@ async def test_closed_connection_leaves_no_holds(node: Node, autojump_clock: obj
     await node.send()
 
 
+async def test_connection_that_closed_during_the_read_holds_nothing(node: Node) -> None:
+    """Its hold was lost from the deadline heap, and counted for ever."""
+    connection, holds = LocalConnection(("10.0.0.9", 5)), node.broker.puller.holds
+    request = parse_header(PullMessageRequest, {name: text(value) for name, value in PULL.items()})
+
+    def hold() -> PullHold:
+        return PullHold(
+            connection=connection,
+            command=RemotingCommand(11),
+            request=request,
+            topic="TT",
+            queue_id=0,
+            queue_offset=2,
+            selection=Selection(),
+            deadline=trio.current_time() + 1,
+        )
+
+    assert holds.add(hold())
+    connection.end()
+    assert len(holds) == 0
+    assert not holds.add(hold())
+    assert len(holds) == 0
+
+
 async def test_without_long_polling_a_pull_waits_one_second(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, long_polling_enable=False) as node:
         await node.send()
