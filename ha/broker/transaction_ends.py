@@ -14,6 +14,7 @@ from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, is_timer, real_message, store_delayed
 from ha.broker.message_queries import find_record
 from ha.broker.put_request import PutRequest
+from ha.broker.queue_times import busy_if_passing
 from ha.broker.refused import RefusedError
 from ha.broker.send_message import take_timer
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
@@ -123,7 +124,8 @@ class TransactionEnds:
                     await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
         await self._store.dispatcher.wait_files_made()
         queue = self._store.queues.get(HALF_TOPIC, 0)
-        entries = [] if queue is None else queue.read(record.queue_offset, 1)
+        with busy_if_passing():
+            entries = [] if queue is None else queue.read(record.queue_offset, 1)
         return bool(entries) and entries[0].physical_offset == record.physical_offset
 
     def _committed(self, record: MessageRecord) -> Message:

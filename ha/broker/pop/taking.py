@@ -27,7 +27,7 @@ from ha.broker.pop.ordered import OrderedBatch, ordered_batch
 from ha.broker.pop.pop_log import PopLog
 from ha.broker.pop.state import PopQueue, PopState, QueueKey
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
-from ha.broker.queue_times import bounds
+from ha.broker.queue_times import bounds, busy_if_passing
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.pop import (
@@ -326,8 +326,9 @@ class Taker:
         if source.flag != NORMAL or init_mode != INIT_MAX or store_queue is None or begin == end:
             return begin
         in_memory_from = self._store.log.max_offset.value - self._options.access_in_memory_bytes_max
-        if begin == 0 and store_queue.read(0, 1)[0].physical_offset >= in_memory_from:
-            return 0  # a small topic is read from its start
+        with busy_if_passing():
+            if begin == 0 and store_queue.read(0, 1)[0].physical_offset >= in_memory_from:
+                return 0  # a small topic is read from its start
         return end - 1
 
     def _follow_offset(self, state: PopState, queue: PopQueue) -> None:
