@@ -161,8 +161,8 @@ class SlaveSync:
             return
         offsets = java_json.read_as(DelayOffsets, bytes(answer.body))
         await self._delay_offsets.replace(offsets)
-        has_timers = any(key < 0 for key in offsets.offset_table)
-        self._delay_offsets.rocketmq_timers = None if has_timers else await self._timer_progress(address)
+        is_told = any(key < 0 for key in offsets.offset_table) or not self._tables.have_timer_messages
+        self._delay_offsets.rocketmq_timers = None if is_told else await self._timer_progress(address)
 
     async def _timer_progress(self, address: str) -> tuple[int, int] | None:
         """Asks a master whose delay offsets say nothing about timers for their progress (60), as RocketMQ's slaves do.

@@ -32,6 +32,7 @@ from ha.protocol.access_bodies import UserTable
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPosition, TopicConfigTable
 from ha.protocol.group_records import TablesRecord
 from ha.protocol.store_files import BROKER_FILE, BrokerFile
+from ha.protocol.topic_names import TIMER_TOPIC
 from ha.store.message_store import MessageStore
 
 FILES = {
@@ -156,6 +157,11 @@ class Tables:
     async def _flush_log(self) -> None:
         if not self.standing.is_slave:  # a slave keeps no state of POP
             await self._store.flusher.flush()
+
+    @property
+    def have_timer_messages(self) -> bool:
+        """Whether the timer topic has messages in this broker's log."""
+        return bool(self._store.queues.not_empty((TIMER_TOPIC,)))
 
     async def clear_deleted_topics(self) -> str:
         """Removes the messages of deleted topics from the queues, as far as they are dispatched. DiskFailed.
