@@ -53,6 +53,8 @@ class StoreRecovery:
         self._lost_from: int | None = None
         self._found_ends: list[tuple[ConsumeQueue, int, int]] = []
         """After a crash: queues, their ends before entries were removed, and where their last records end (bytes)"""
+        self._are_ends_flushed = False
+        """Whether the log was flushed up to the recorded ends of the queues"""
 
     async def run(self) -> RecoverySummary:
         """Recovers. CorruptLog if acknowledged data is damaged (nothing is deleted then). OSError."""
@@ -76,7 +78,13 @@ class StoreRecovery:
             lost_from = queues.lost_from(self._queue_ends)
             if lost_from is not None:
                 await self._dispatch(lost_from)
+            # Without the checkpoint's time it is not known whether the log still has the records.
+            if had_ends_ms and self._are_ends_flushed and log.dispatched_offset.value == log.max_offset.value:
+                await self._restore_ends()
         await self._keep_ends()
+        if not self._is_clean and self._short_queues():
+            # Ends of records that the crash lost: a clean start must not restore them, as others may come.
+            await self._checkpointer.save_truncated()
         if log.segments:
             await run(queues.correct_min, max(log.min_offset, 0))
         await run(queues.limit_open_files, min(open_files_max // 4, _OPEN_QUEUES_MAX))
@@ -115,6 +123,8 @@ class StoreRecovery:
             queued_to = min(queued_to, self._truncate_at)
         if not self._is_clean:
             self._found_ends = [(queue, queue.max_offset, queue.max_physical_offset) for queue in queues]
+        queues_prove = not self._is_clean and await run(self._was_flushed_first)
+        self._are_ends_flushed = self._is_clean or queues_prove
         recovered = await LogRecovery(
             parts,
             segments,
@@ -122,7 +132,7 @@ class StoreRecovery:
             checkpoint,
             is_clean=self._is_clean,
             are_queues_whole=are_queues_whole,
-            queues_prove=not self._is_clean and await run(self._was_flushed_first),
+            queues_prove=queues_prove,
             known_end=known_end,
         ).run()
         if not self._is_clean:
@@ -174,7 +184,7 @@ class StoreRecovery:
             dispatch_from = recovered.scanned_from
         if parts.options.is_slave and recovered.segments and recovered.max_offset <= min_offset:
             await parts.run_blocking(queues.destroy)
-            self._found_ends = []
+            self._found_ends, self._queue_ends = [], {}
         if parts.index is not None:
             indexed_to = await self._recover_index(parts.index, recovered.max_offset)
             dispatch_from = min_offset if indexed_to is None else min(dispatch_from, indexed_to)
@@ -190,6 +200,29 @@ class StoreRecovery:
         log = self._parts.log
         log.dispatched_offset.reset(min(max(begin, log.min_offset, 0), log.max_offset.value))
         await self._parts.dispatcher.catch_up()
+
+    def _short_queues(self) -> list[tuple[str, int, int]]:
+        """Returns topic, queue id and recorded end of each queue that ends before it."""
+        next_queue_offset = self._parts.queues.next_queue_offset
+        ends = ((topic, queue_id, end) for topic, known in self._queue_ends.items() for queue_id, end in known.items())
+        return [(topic, queue_id, end) for topic, queue_id, end in ends if next_queue_offset(topic, queue_id) < end]
+
+    async def _restore_ends(self) -> None:
+        """Restores the recorded ends of queues that lost their files, and whose last records retention has deleted.
+
+        Otherwise the next messages would get queue offsets that consumers have committed as consumed.
+        """
+        log, run = self._parts.log, self._parts.run_blocking
+        min_offset = max(log.min_offset, 1)
+        for topic, queue_id, end in self._short_queues():
+            queue = self._parts.queues.get_or_create(topic, queue_id)
+            if queue.files.starts:
+                is_expired = queue.max_physical_offset <= min_offset
+                await run(queue.keep_end, end, min_offset if is_expired else log.max_offset.value)
+                continue
+            logger.error("queue.end_kept topic=%s queue_id=%d end=%d found=0", topic, queue_id, end)
+            [new] = queue.new_files(end, end + 1)
+            queue.adopt(new, await run(new.make))
 
     async def _keep_ends(self) -> None:
         """Keeps the queue offsets that were given to records before a crash.

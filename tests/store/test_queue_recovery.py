@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trio.testing import MockClock
 
 from ha.protocol.store_files import BLANK_SIZE
 from ha.store.consume_queue import QueueEntry
 from ha.store.message_store import open_message_store
 from ha.store.queue_ends import QUEUE_ENDS_FILE
+from ha.store.store_recovery import FLUSHED_FIRST
 from tests.store.damaged_stores import made, segment
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
@@ -74,6 +76,64 @@ async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
         [result] = await store.log.put([message(99)])
         assert result.queue_offset == 11
         await check_derived(store)
+
+
+@pytest.mark.parametrize("change", ["file size", "no files", "no last file"])
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_queue_whose_messages_are_deleted_keeps_its_end_when_its_files_are_rebuilt(
+    change: str, is_clean: bool, autojump_clock: MockClock
+) -> None:
+    """Consumers have committed its end, and would miss messages with earlier queue offsets."""
+    disk, clock = MemoryDisk(), WallClock()
+    disk.now_ms = clock.now_ms
+    old = ROOT / "consumequeue" / "Old" / "0"
+    async with open_small(disk, clock, flush_mode="SYNC_FLUSH") as store:
+        await store.log.put([message(number, topic="Old") for number in range(20)])
+        await store.flusher.flush()
+        await dispatched(store)
+        early = disk.inodes[old / f"{8 * 20:020d}"]
+        await store.log.put([message(number, size=1000) for number in range(40)])
+        await store.flusher.flush()
+        await dispatched(store)
+        clock.now_ms += 1000 * 3_600_000
+        while await store.retention.clean(at_any_hour=True):
+            pass
+    assert disk.list_dir(old) == [f"{16 * 20:020d}"]
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", FLUSHED_FIRST)
+    if change != "file size":
+        del disk.inodes[old / f"{16 * 20:020d}"]
+    if change == "no last file":
+        disk.inodes[old / f"{8 * 20:020d}"] = early
+    for number in range(20, 23):
+        async with open_small(disk, clock, queue_entry_count=16 if change == "file size" else 8) as store:
+            [result] = await store.log.put([message(1, topic="Old")])
+            assert result.queue_offset == number
+            await dispatched(store)
+            queue = store.queues.get("Old", 0)
+            assert queue is not None
+            assert (queue.min_offset, queue.max_offset) == (20, number + 1)
+
+
+async def test_the_end_of_a_queue_whose_records_a_crash_lost_is_not_restored_later() -> None:
+    """A slave gets these records again from its master, with the same queue offsets."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        await store.log.put([message(number) for number in range(20)])
+        await dispatched(store)
+        end = store.log.max_offset.value
+    ends = disk.read_bytes(ROOT / QUEUE_ENDS_FILE)
+    disk.inodes.clear()
+    async with open_small(disk, clock) as store:
+        await store.log.put([message(number) for number in range(18)])
+        await dispatched(store)
+    disk.write_bytes(ROOT / QUEUE_ENDS_FILE, ends)
+    disk.write_bytes(ROOT / "abort", b"")
+    for _ in range(2):
+        async with open_small(disk, clock, is_slave=True) as store:
+            assert store.log.max_offset.value < end
+            await dispatched(store)
+            assert store.queues.next_queue_offset("T", 0) == 18
 
 
 async def stopped_store() -> tuple[MemoryDisk, WallClock, list[QueueEntry]]:
