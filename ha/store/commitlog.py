@@ -11,7 +11,6 @@ Sources: CommitLog (asyncPutMessage, appendData), MappedFileQueue.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -24,15 +23,13 @@ from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_filler
 from ha.store.checksums import Checksums
 from ha.store.damage import DamageRegistry, FoundBy
-from ha.store.epochs import BACKUP_SUFFIX, EPOCH_FILE
 from ha.store.files import Disk
+from ha.store.log_reset import make_waiting_segment, move_aside
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
 from ha.store.record_maker import NO_ROOM, AppendResult, RecordMaker
 from ha.store.segmented_log import UNLIMITED, LogTail, SegmentedLog
 from ha.store.verified_reads import VerifiedReads
-
-logger = logging.getLogger(__name__)
 
 
 class CommitLog(SegmentedLog):
@@ -75,7 +72,7 @@ class CommitLog(SegmentedLog):
         self.verified = VerifiedReads(self, checksums, options, run_blocking)
         """Checks what comes back from the disk"""
         self.on_reset: Callable[[], None] | None = None
-        """Called while the log is empty, before its files are moved, to forget what is derived from it"""
+        """Called after the files were set aside, while the log is empty, to forget what is derived from it"""
         self.maintenance_lock = trio.Lock()
         """Serializes saving, retention, truncation and reset. Taken before appends are held"""
         self.before_delete: Callable[[int], Awaitable[None]] = _no_note
@@ -301,19 +298,35 @@ class CommitLog(SegmentedLog):
         """Sets everything that the store holds aside and starts empty at the segment of `first_offset`.
 
         Commitlog, consume queues and index are renamed to `NAME.aside-N`; nothing is deleted. Afterwards `max_offset`
-        is the start of the segment that contains `first_offset`. DiskFull if that can't be made: the log is then empty.
+        is the start of the segment that contains `first_offset`. DiskFull or OSError: nothing has changed. DiskFailed:
+        the node must stop, and the next start continues with what it finds. Cancelled, it has either not begun or is
+        complete.
         """
         first_offset -= first_offset % self.segment_size
-        async with self.maintenance_lock, self.appends_held():
+        run, disk, options = self._run_blocking, self._disk, self._options
+        async with self.maintenance_lock, self.appends_held(), self.verified.checksums_held():
             await self.allocator.drop_ready()
-            self._segments = []
-            self.last_store_timestamp_ms = 0
-            self._truncate_memory(0)
-            if self.on_reset is not None:
-                self.on_reset()
-            await self._run_blocking(self._set_aside)
-            self.verified.reset(first_offset)
-            await self._add_segment(first_offset)
+            with trio.CancelScope(shield=True):
+                waiting = await run(make_waiting_segment, disk, options, first_offset)
+                # While files are moved, nothing is derived from the log, and what was under way is not completed.
+                self.truncated = trio.Event()
+                self.generation += 1
+                try:
+                    segment: Segment = await run(move_aside, disk, options, waiting)
+                except OSError:
+                    self.end_truncation()
+                    raise
+                except DiskFailed:
+                    self._torn_to = UNLIMITED  # the store is left to recovery, as after a crash
+                    raise
+                self._segments = []
+                self.last_store_timestamp_ms = 0
+                self._truncate_memory(0)
+                if self.on_reset is not None:
+                    self.on_reset()
+                self.verified.reset(first_offset)
+                self._append_segment(segment)
+                self.end_truncation()
 
     def _truncate_memory(self, end: int) -> None:
         self._maker.forget()
@@ -323,25 +336,6 @@ class CommitLog(SegmentedLog):
     def set_next_queue_offsets(self, next_offsets: dict[tuple[str, int], int]) -> None:
         """Sets the next offsets of queues whose end dispatch has not reached; other queues are looked up."""
         self._maker.set_next_offsets(next_offsets)
-
-    def _set_aside(self) -> None:
-        disk = self._disk
-        number = 1
-        root = self._options.root
-        # The checkpoint first: its offsets describe this log, not the next one.
-        if disk.exists(root / "checkpoint"):
-            disk.unlink(root / "checkpoint")
-        directories = [self._directory, root / "consumequeue", root / "index", root / "checksums"]
-        while any(disk.exists(path.with_name(f"{path.name}.aside-{number}")) for path in directories):
-            number += 1
-        for path in directories:
-            if disk.exists(path):
-                disk.rename(path, path.with_name(f"{path.name}.aside-{number}"))
-            disk.make_dirs(path)
-        for name in (EPOCH_FILE, EPOCH_FILE + BACKUP_SUFFIX):
-            if disk.exists(root / name):
-                disk.rename(root / name, root / f"{name}.aside-{number}")
-        logger.warning("store.set_aside root=%s number=%d", self._options.root, number)
 
     # ---- writing
 
@@ -376,7 +370,7 @@ class CommitLog(SegmentedLog):
     @property
     def is_torn(self) -> bool:
         """Whether part of a refused write may lie behind the end: only recovery after a crash tells it from a record,
-        as no CRC covers a whole record."""
+        as no CRC covers a whole record. Also whether a reset has left files moved."""
         return self._torn_to > self.max_offset.value
 
     def _publish(self, segment: Segment, position: int) -> None:

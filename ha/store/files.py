@@ -554,6 +554,11 @@ def zeros(size: int) -> memoryview:
     return memory
 
 
+def real_path(path: Path) -> Path:
+    """Returns the path without symbolic links; what it leads to need not exist."""
+    return Path(os.path.realpath(path))
+
+
 def is_open_to_others(path: Path) -> bool:
     """Returns whether users other than the file's owner and group may read it. OSError."""
     return bool(os.stat(path).st_mode & stat.S_IROTH)

@@ -23,8 +23,9 @@ from ha.errors import DiskFailed, DiskFull, StoreLocked
 from ha.store.checkpointer import Checkpointer
 from ha.store.damage import DamagedRange, DamageStatistics
 from ha.store.dispatch import Arrival
-from ha.store.files import Disk, OsDisk, is_passing
+from ha.store.files import Disk, OsDisk, is_passing, real_path
 from ha.store.log_repair import LogRepair
+from ha.store.log_reset import waiting_segment
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
 from ha.store.retention import Retention
@@ -394,6 +395,8 @@ def _is_in(raised: BaseException | None, failure: DiskFailed) -> bool:
 
 def _make_directories(disk: Disk, options: StoreOptions) -> None:
     disk.make_dirs(options.root)
-    disk.make_dirs(options.commitlog_path)
+    # During a reset, a symbolic link leads to no directory. Otherwise its disk is not mounted, which is an error.
+    is_resetting = waiting_segment(disk, options) is not None
+    disk.make_dirs(real_path(options.commitlog_path) if is_resetting else options.commitlog_path)
     disk.make_dirs(options.root / "consumequeue")
     disk.make_dirs(options.root / "index")

@@ -15,6 +15,7 @@ from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to
 from ha.store.checkpointer import Checkpointer
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.key_index import KeyIndex
+from ha.store.log_reset import finish_reset
 from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, load_queue_ends
 from ha.store.recovery import LogRecovery, Recovered
 from ha.store.rewrite import write_again
@@ -64,7 +65,7 @@ class StoreRecovery:
         open_files_max = parts.options.open_files_max
         queues.limit_open_files(min(open_files_max * 3 // 4, _OPEN_QUEUES_MAX))
         await parts.epochs.load()
-        self._truncate_at = await run(load_intent, parts.disk, root / INTENT_FILE)
+        self._truncate_at = await run(self._load_intent)
         if self._truncate_at is not None:
             await run(finish_files, parts.disk, parts.options, parts.checksums, self._truncate_at)
         self._is_clean = not parts.disk.exists(root / "abort") and self._truncate_at is None
@@ -103,6 +104,12 @@ class StoreRecovery:
             summary.duration_s,
         )
         return summary
+
+    def _load_intent(self) -> int | None:
+        """Completes an interrupted reset; returns where an interrupted truncation ends the log. Blocking."""
+        disk, options = self._parts.disk, self._parts.options
+        finish_reset(disk, options)
+        return load_intent(disk, options.root / INTENT_FILE)
 
     async def _recover_log(self) -> tuple[Recovered, bool]:
         """Loads checkpoint and queues and finds the end of the log; also returns whether the queues are complete."""

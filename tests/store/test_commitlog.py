@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ha.protocol.record import Filler, Message, decode_record, encode_host, scan
 from ha.protocol.record_encoding import encode_record, record_size
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
+from ha.store.files import OsDisk
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import (
@@ -488,6 +490,101 @@ async def test_reset_waits_for_the_segment_that_is_being_made(autojump_clock: ob
         await slave.log.reset(50 * SEGMENT)
         assert disk.list_dir(ROOT / "commitlog.aside-1") == [f"{0:020d}"]
         assert disk.list_dir(ROOT / "commitlog") == [f"{50 * SEGMENT:020d}"]
+
+
+REFUSED_STEPS = [
+    ("create", f"commitlog.new-{50 * SEGMENT:020d}", errno.ENOSPC),
+    ("create", f"commitlog.new-{50 * SEGMENT:020d}", errno.EACCES),
+    ("rename", "consumequeue", errno.EBUSY),
+    ("rename", "checksums", errno.EACCES),
+    ("rename", "commitlog", errno.EBUSY),
+    ("rename", "checkpoint", errno.EIO),
+    ("rename", f"commitlog.new-{50 * SEGMENT:020d}", errno.ENOSPC),
+]
+
+
+@pytest.mark.parametrize("step", REFUSED_STEPS)
+async def test_a_reset_that_the_disk_refuses_changes_nothing(step: tuple[str, str, int]) -> None:
+    """For example because a directory is a mount point."""
+    *refused, code = step
+    disk = MemoryDisk()
+    async with open_small() as master:
+        await master.log.put([message(number, size=300) for number in range(30)])
+        raw = await all_bytes(master)
+    async with open_small(disk, is_slave=True) as slave:
+        await slave.log.append_raw(0, raw[:SEGMENT])
+        await check_derived(slave)
+        await slave.flusher.flush()
+        await slave.checkpointer.save(with_derived=False)
+        before = set(disk.inodes) - {ROOT / "commitlog" / f"{SEGMENT:020d}"}  # made in advance
+        disk.refuse = lambda operation, path: code if [operation, path.name] == refused else None
+        with pytest.raises(DiskFull if code == errno.ENOSPC and refused[0] == "create" else OSError) as caught:
+            await slave.log.reset(50 * SEGMENT)
+        assert "/store/commitlog" in str(caught.value) or str(ROOT / refused[1]) in str(caught.value)
+        assert set(disk.inodes) == before
+        disk.refuse = lambda operation, path: None
+        assert (slave.log.min_offset, slave.log.max_offset.value) == (0, SEGMENT)
+        await slave.log.append_raw(SEGMENT, raw[SEGMENT : 2 * SEGMENT])
+        await check_derived(slave)
+    async with open_small(disk, is_slave=True) as slave:
+        assert slave.recovery.is_clean
+        await check_derived(slave)
+        await slave.log.reset(50 * SEGMENT)
+        assert slave.log.min_offset == 50 * SEGMENT
+
+
+@pytest.mark.parametrize("begins_at", [0, 50 * SEGMENT])
+async def test_a_reset_that_can_not_be_undone_is_left_to_the_next_start(begins_at: int) -> None:
+    disk = MemoryDisk()
+    with pytest.RaisesGroup(DiskFailed):
+        async with open_small(disk, is_slave=True) as slave:
+            async with open_small() as master:
+                await master.log.put([message(0)])
+                await slave.log.append_raw(0, await all_bytes(master))
+            await dispatched(slave)
+            last = f"commitlog.new-{50 * SEGMENT:020d}" if begins_at else "commitlog"
+            disk.refuse = lambda operation, path: (
+                errno.EIO if operation == "rename" and (path.name == last or "aside" in path.name) else None
+            )
+            await slave.log.reset(50 * SEGMENT)
+    disk.refuse = lambda operation, path: None
+    assert disk.exists(ROOT / "abort")
+    async with open_small(disk, is_slave=True) as slave:
+        assert slave.log.min_offset == begins_at
+        assert bool(slave.log.max_offset.value > begins_at) == (begins_at == 0)
+        await check_derived(slave)
+        assert not [name for name in disk.list_dir(ROOT) if ".new-" in name]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_reset_follows_symbolic_links(tmp_path: Path, is_killed: bool) -> None:
+    """The new log is on the disk of the old one."""
+
+    class DyingDisk(OsDisk):
+        is_dead = False
+
+        def rename(self, old: Path, new: Path) -> None:
+            self.is_dead |= is_killed and ".new-" in old.name
+            if self.is_dead:
+                raise OSError(errno.EIO, "the machine is dead", str(old))
+            super().rename(old, new)
+
+    root, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "log").mkdir()
+    (root / "commitlog").symlink_to(elsewhere / "log")
+    options = small_options(root=root, is_slave=True)
+    with suppress(ExceptionGroup):
+        async with open_message_store(options, disk=DyingDisk()) as slave:
+            await slave.log.append_raw(0, b"")
+            await slave.log.reset(50 * SEGMENT)
+            assert not is_killed
+    async with open_message_store(options) as slave:
+        assert slave.log.min_offset == 50 * SEGMENT
+    assert (root / "commitlog").is_symlink()
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["log", "log.aside-1"]
+    assert [path.name for path in (elsewhere / "log").iterdir()] == [f"{50 * SEGMENT:020d}"]
 
 
 # ---- no room for the next segment

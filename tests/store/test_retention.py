@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from ha.errors import DiskFull, HalogError
 from ha.store.files import OsDisk, OsFile
+from ha.store.log_reset import waiting_segment
 from ha.store.mapped_file import run_in_thread
 from ha.store.message_store import MessageStore, open_message_store
 from tests.store.disks import MemoryDisk
@@ -232,7 +233,9 @@ def test_after_a_crash_during_a_deletion_no_segment_counts_as_missing(is_power_l
     assert begins == {0, 1, 2, 3}
 
 
-def test_after_a_crash_during_a_reset_no_segment_counts_as_missing() -> None:
+@pytest.mark.parametrize("is_power_loss", [False, True])
+def test_after_a_crash_during_a_reset_the_log_is_the_old_one_or_begins_at_the_new_offset(is_power_loss: bool) -> None:
+    """It does not begin elsewhere, and no segment counts as missing."""
     clock = at_hour(4)
 
     async def made() -> bytes:
@@ -250,11 +253,19 @@ def test_after_a_crash_during_a_reset_no_segment_counts_as_missing() -> None:
             return len(disk.steps) - before
 
     async def check(disk: MemoryDisk) -> int:
-        names = disk.list_dir(ROOT / "commitlog")
         async with open_small(disk, clock, is_slave=True) as store:
-            assert store.log.min_offset == (int(names[0]) if names else -1)
             assert not store.damage.open
-            return store.log.min_offset // SEGMENT
+            assert waiting_segment(disk, store.options) is None
+            begin = store.log.min_offset
+            assert store.log.max_offset.value > SEGMENT
+            await check_derived(store)
+            if begin:
+                assert store.log.max_offset.value == begin
+                assert not list(store.queues)
+                await store.log.append_raw(begin, log[:SEGMENT])
+        async with open_small(disk, clock, is_slave=True) as store:
+            assert store.log.min_offset == begin
+            return begin // SEGMENT
 
     log = run_virtually(made)
     begins = set()
@@ -262,8 +273,8 @@ def test_after_a_crash_during_a_reset_no_segment_counts_as_missing() -> None:
         disk = MemoryDisk()
         with suppress(HalogError, OSError, ExceptionGroup):
             run_virtually(life, disk, step)
-        begins.add(run_virtually(check, disk.kill()))
-    assert begins == {0, -1, 5}
+        begins.add(run_virtually(check, disk.power_loss(Random(step)) if is_power_loss else disk.kill()))
+    assert begins == {0, 5}
 
 
 def names_in_log(disk: MemoryDisk) -> list[int]:

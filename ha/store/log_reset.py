@@ -1,0 +1,139 @@
+"""Moves the files of a store aside and begins an empty log at a new offset, as haOutOfRange=resync does.
+
+    the new log's first segment is made beside the log ─▶ queues, index, checksums and terms are moved aside
+      ─▶ the commitlog, then queueends and checkpoint are moved aside ─▶ the segment becomes the commitlog
+
+The segment waits in the file `commitlog.new-OFFSET`. While it exists, a start completes the reset if the commitlog was
+moved, so that the new log never begins elsewhere; before that it removes the segment, and rebuilds from the log what
+was moved. A failure moves everything back.
+
+Moved is `NAME` to `NAME.aside-N`, nothing is deleted. If `NAME` is a symbolic link, the directory that it leads to is
+moved, and made again: the new files are then on the same disk as the old ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ha.errors import DiskFailed, DiskFull
+from ha.protocol.store_files import segment_name, segment_start
+from ha.store.epochs import BACKUP_SUFFIX, EPOCH_FILE
+from ha.store.files import Disk, is_full, real_path
+from ha.store.mapped_file import Segment, segment_starts
+from ha.store.options import StoreOptions
+from ha.store.queue_ends import QUEUE_ENDS_FILE
+
+logger = logging.getLogger(__name__)
+
+_DERIVED = ("consumequeue", "index", "checksums", EPOCH_FILE, EPOCH_FILE + BACKUP_SUFFIX)
+_RECORDS = (QUEUE_ENDS_FILE, "checkpoint")
+"""They describe the log that a start finds: moved after it, and before there is a new one"""
+_HINT = "it must not be a mount point, and the user of the process must be able to write to its parent directory"
+
+
+def waiting_segment(disk: Disk, options: StoreOptions) -> Path | None:
+    """Returns the file of the first segment of an incomplete reset; None if there is none."""
+    directory = real_path(options.commitlog_path)
+    prefix = f"{directory.name}.new-"
+    names: list[str] = []
+    with suppress(PermissionError):  # no segment is made where a start could not find it
+        names = disk.list_dir(directory.parent)
+    for name in names:
+        if name.startswith(prefix) and segment_start(name.removeprefix(prefix)) is not None:
+            return directory.with_name(name)
+    return None
+
+
+def make_waiting_segment(disk: Disk, options: StoreOptions, start: int) -> Path:
+    """Makes the first segment of the new log, beside the log. Blocking. DiskFull or OSError: nothing has changed."""
+    directory = real_path(options.commitlog_path)
+    path = directory.with_name(f"{directory.name}.new-{segment_name(start)}")
+    try:
+        disk.list_dir(directory.parent)
+        disk.create(path, options.segment_size, allocate=options.preallocate)
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull(path, options.segment_size) from error
+        raise _refused(directory, error) from error
+    return path
+
+
+def move_aside(disk: Disk, options: StoreOptions, waiting: Path) -> Segment:
+    """Moves the store aside; returns the first segment of the new log, mapped. Blocking.
+
+    OSError: nothing has changed. DiskFailed if part of it could not be moved back: the process must stop then.
+    """
+    root, log = options.root, real_path(options.commitlog_path)
+    paths = [*(real_path(root / name) for name in _DERIVED), log, *(root / name for name in _RECORDS)]
+    number = _free_number(disk, paths)
+    moved: list[Path] = []
+    path = log
+    try:
+        for path in paths:
+            if disk.exists(path):
+                moved.append(path)
+                disk.rename(path, _aside(path, number))
+        path = log
+        begun = _begin(disk, options, waiting)
+        segment = Segment(int(begun.name), options.segment_size, disk.open(begun))
+        segment.map()
+    except OSError as error:
+        _move_back(disk, moved, number, waiting)
+        raise _refused(path, error) from error
+    logger.warning("store.set_aside root=%s number=%d", root, number)
+    return segment
+
+
+def finish_reset(disk: Disk, options: StoreOptions) -> None:
+    """Completes a reset that a crash interrupted, or removes its segment if the log was not moved. Blocking."""
+    waiting = waiting_segment(disk, options)
+    if waiting is None:
+        return
+    if segment_starts(disk.list_dir(options.commitlog_path)):
+        disk.unlink(waiting)
+        return
+    logger.warning("store.reset_resumed root=%s segment=%s", options.root, waiting.name)
+    for path in (options.root / name for name in _RECORDS):
+        if disk.exists(path):
+            disk.rename(path, _aside(path, _free_number(disk, [path])))
+    _begin(disk, options, waiting)
+
+
+def _begin(disk: Disk, options: StoreOptions, waiting: Path) -> Path:
+    """Makes the waiting segment the log, and returns its new path."""
+    directory = real_path(options.commitlog_path)
+    for path in (directory, *(real_path(options.root / name) for name in ("consumequeue", "index"))):
+        disk.make_dirs(path)
+    path = directory / waiting.name[-len(segment_name(0)) :]
+    disk.rename(waiting, path)
+    return path
+
+
+def _move_back(disk: Disk, moved: list[Path], number: int, waiting: Path) -> None:
+    try:
+        for path in reversed(moved):
+            if disk.exists(_aside(path, number)):
+                disk.rename(_aside(path, number), path)  # replaces a directory that was made again and is empty
+        if disk.exists(waiting):
+            disk.unlink(waiting)
+    except OSError as error:
+        raise DiskFailed(waiting.parent, f"moving *.aside-{number} back", str(error)) from error
+
+
+def _free_number(disk: Disk, paths: Sequence[Path]) -> int:
+    number = 1
+    while any(disk.exists(_aside(path, number)) for path in paths):
+        number += 1
+    return number
+
+
+def _aside(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.aside-{number}")
+
+
+def _refused(path: Path, error: OSError) -> OSError:
+    reason = f"it can't be moved aside for a resync ({error.strerror or error}): {_HINT}"
+    return OSError(error.errno, reason, str(path))
