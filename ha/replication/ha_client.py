@@ -278,8 +278,8 @@ class HAClient:
         logger.warning("ha.resync_started own_end=%d master_first_offset=%d skipped_bytes=%d", own, first, first - own)
         try:
             await self._log.reset(first)
-        except (DiskFull, OSError, trio.TooSlowError) as error:
-            self._set_condition(Condition.APPEND_FAILED, str(error) or "the first segment was not ready in time")
+        except (DiskFull, OSError) as error:
+            self._set_condition(Condition.APPEND_FAILED, str(error))
             return False
         self._resynced_at = trio.current_time()
         self._resync_count += 1

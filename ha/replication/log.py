@@ -59,7 +59,10 @@ class ReplicatedLog(Protocol):
         """Publish `size` bytes of the master that are written at the `tail` of this moment; `began`: trio clock."""
 
     async def reset(self, first_offset: int) -> None:
-        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment."""
+        """Move the whole log aside and restart it empty at `first_offset`, the start of a segment.
+
+        DiskFull or OSError: it is as before. An empty log would start where the master's last segment does.
+        """
 
 
 class ConfirmedLog(Protocol):

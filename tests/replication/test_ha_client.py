@@ -1,5 +1,6 @@
 """HAClient: when it connects, what it reports, what it refuses, and what it does next. Times are virtual and exact."""
 
+import errno
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,11 +18,14 @@ from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.ha_session import BULK_BYTES, REPORT_STEP_BYTES
+from ha.replication.log import ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition, HAClientState
 from tests.replication.master_side import MasterSide, serve_as_rocketmq
-from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog, records
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, open_small
 
 RESYNC = HAOptions(out_of_range="resync")
 FIRST = HAOptions(start_from="first")
@@ -29,7 +33,7 @@ FIRST = HAOptions(start_from="first")
 
 @asynccontextmanager
 async def following(
-    log: MemoryLog,
+    log: ReplicatedLog,
     options: HAOptions | None = None,
     *,
     service: HAService | None = None,
@@ -435,6 +439,26 @@ async def test_resync_moves_the_log_aside_and_starts_at_the_masters_first_offset
         assert service.acknowledged() == [master_log.max_offset.value]
     assert caplog.text.count("ha.slave_out_of_range") == 1
     assert f"ha.resync_started own_end=3 master_first_offset=8192 skipped_bytes={2 * SEGMENT_SIZE - 3}" in caplog.text
+
+
+async def test_a_resync_waits_for_space_and_then_starts_at_the_masters_first_offset(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = records(6 * SEGMENT_SIZE - 50)
+    master_log = MemoryLog(content[2 * SEGMENT_SIZE :], first_offset=2 * SEGMENT_SIZE)
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True) as slave:
+        await slave.log.append_raw(0, content[:1000])
+        disk.refuse = lambda operation, path: errno.ENOSPC if operation == "create" and path.parent == ROOT else None
+        async with following(slave.log, RESYNC, service=HAService(master_log)) as (client, _):
+            await trio.sleep(2)
+            assert "ha.client_append_failed" in caplog.text
+            assert (slave.log.min_offset, slave.log.max_offset.value) == (0, 1000)
+            disk.refuse = lambda operation, path: None
+            await trio.sleep(60)
+            assert client.statistics().resync_count == 1
+            assert slave.log.min_offset == 2 * SEGMENT_SIZE
+            assert slave.log.max_offset.value == master_log.max_offset.value
 
 
 async def test_resync_happens_when_retention_overtakes_a_connected_slave(autojump_clock: MockClock) -> None:
