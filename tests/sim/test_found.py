@@ -572,12 +572,3 @@ def test_a_master_that_is_killed_while_it_starts_has_another_history(outcome: Ou
     The checker compared what it stored then with the logs of its slaves.
     """
     assert any("m INFO store.recovered" in line and "max_offset=0 " in line for line in outcome.trace)
-
-
-def test_a_topic_that_a_flipped_bit_gave_two_names_is_popped(outcome: Outcome) -> None:
-    """A bit flips in the key `topicName` in topics.json on a master, which then read this name as "".
-
-    Consumers that pull were served by the name that they asked for; POP read the queues of the topic "".
-    """
-    assert any("flip_bit /store/config/topics.json at 2846" in line for line in outcome.trace)
-    assert any("config.file_damaged" in line for line in outcome.trace)
