@@ -11,7 +11,7 @@
     │   └── StoreUnreadable    the path is not a store, or can't be read
     ├── AddressInUse           a configured port is in use (exit 69)
     ├── ProtocolError
-    │   ├── LocalProtocolError   halog was about to violate the protocol: a bug
+    │   ├── LocalProtocolError   halog was about to violate the protocol: a bug, or input of a client
     │   ├── RemoteProtocolError  the peer violated the protocol: only its connection is closed
     │   └── HandshakeFailed      the TLS handshake failed: only its connection is closed
     ├── CertificateUnusable    a file with a certificate, key or CAs can't be used
@@ -179,7 +179,7 @@ class ProtocolError(HalogError):
 
 
 class LocalProtocolError(ProtocolError):
-    """halog tried to send something that the protocol forbids, which is a bug."""
+    """halog tried to send or store what the protocol forbids: a bug, or something a client gave, which is refused."""
 
 
 class RemoteProtocolError(ProtocolError):
