@@ -263,8 +263,8 @@ def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIE
     if json:
         print_json(joined)
     else:
-        users = f" and {len(joined.users):,} users" if joined.users else ""
-        print(f"{safe(broker)}: {len(joined.topics):,} topics, {len(joined.groups):,} groups{users} created")
+        users = f"{len(joined.users):,} users, " if joined.users else ""
+        print(f"{safe(broker)}: {users}{len(joined.topics):,} topics and {len(joined.groups):,} groups created")
 
 
 async def join_broker(admin: Admin, name: str) -> Joined:
