@@ -179,7 +179,7 @@ class ProtocolError(HalogError):
 
 
 class LocalProtocolError(ProtocolError):
-    """halog tried to send or store what the protocol forbids: a bug, or something a client gave, which is refused."""
+    """halog tried to send or store something invalid: a bug, or input of a client, which is refused."""
 
 
 class RemoteProtocolError(ProtocolError):

@@ -95,7 +95,7 @@ class AdminTopics:
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """215: deletes a topic, and the topics of its POP retries; the answer is the same if it does not exist."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
-        is_known = self._topics.get(topic) is not None  # under a name that may not be given any more
+        is_known = self._topics.get(topic) is not None  # its name may be longer than a new one may be
         fault = self._system_fault(topic) if is_known else self._fault(topic)
         refuse_if(fault, ResponseCode.INVALID_PARAMETER)
         refuse_on_slave(self._standing, "Can't delete a topic on a slave: it takes over its master's topics")

@@ -267,7 +267,7 @@ class Connection:
     def _watch_deadline(self, deadline: float, opaque: int, timeout_s: float) -> None:
         deadlines = self._deadlines
         # Requests that were answered leave from the front, so the heap stays about as long as what is in flight; those
-        # behind a pending one, such as a long poll, leave now and then.
+        # behind a pending one, such as a long poll, are removed when they are many.
         while deadlines and not self._protocol.is_pending(deadlines[0][1]):
             heapq.heappop(deadlines)
         if len(deadlines) >= self._deadlines_max:

@@ -264,7 +264,7 @@ class Cluster:
 
 
 def _read(kind: type[StructT], answer: RemotingCommand) -> StructT:
-    """Returns the body of an answer. BrokerUnreachable: what a server does wrong is no fault of the client."""
+    """Returns the body of an answer. BrokerUnreachable if it is malformed, as the client is not at fault."""
     try:
         return java_json.read_as(kind, answer.body)
     except RemoteProtocolError as error:

@@ -434,7 +434,7 @@ class PopState:
 
 
 def _record_of(queue: PopQueue, kind: int, offsets: Sequence[int], before: Mapping[int, Batch | None]) -> QueueRecord:
-    """A record about `offsets`: which are in flight, and which were, according to `before`, and are not any more."""
+    """Returns a record of those of `offsets` that are in flight, and of those that were in `before` and are done."""
     done: list[int] = []
     in_flight: dict[Batch, list[int]] = {}
     for batch, group in groupby(offsets, queue.batches.get):
