@@ -41,6 +41,7 @@ def found(
     may_lose: bool = False,
     may_repeat: bool = False,
     clock_is_steady: bool = True,
+    misread_to: int = 0,
 ) -> list[str]:
     image: Any = Image(*records)
     violations = check(
@@ -51,6 +52,7 @@ def found(
         may_lose=may_lose,
         may_repeat=may_repeat,
         clock_is_steady=clock_is_steady,
+        misread_to=misread_to,
     )
     return [text for _, text in violations]
 
@@ -76,6 +78,7 @@ def test_a_message_that_is_not_delivered_is_found() -> None:
     assert "overdue" in text
     assert found(waiting(), now_ms=DUE_MS - 1) == []
     assert found(waiting(), is_acknowledged=False) == []
+    assert found(waiting(), misread_to=1 << 40) == []
 
 
 @pytest.mark.parametrize("may_lose", [True, False])

@@ -258,6 +258,7 @@ class Run:
                 may_lose=self._may_lose(),
                 may_repeat=self._may_repeat(),
                 clock_is_steady=not self.faults.set_back_s,
+                misread_to=self._misread_to(),
             )
         )
 

@@ -572,3 +572,11 @@ def test_a_master_that_is_killed_while_it_starts_has_another_history(outcome: Ou
     The checker compared what it stored then with the logs of its slaves.
     """
     assert any("m INFO store.recovered" in line and "max_offset=0 " in line for line in outcome.trace)
+
+
+def test_a_due_time_that_a_flipped_bit_has_changed_is_not_known(outcome: Outcome) -> None:
+    """A bit flips in the properties of a timer message before their block has a checksum; no CRC covers them.
+
+    The checker expected the delivery of a message whose due time could not be read any more.
+    """
+    assert any("timer.dropped" in line for line in outcome.trace)
