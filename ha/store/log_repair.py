@@ -120,9 +120,10 @@ class LogRepair:
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
         """If `raw`, sent by another node, is what the disk holds here too, corrects its checksum and returns True.
 
-        Then only the checksum was wrong, because another program wrote the log. For one block with a checksum.
+        Then only the checksum was wrong, because another program wrote the log. For one block with a checksum, of which
+        `raw` has all that is damaged: a peer may have only its begin.
         """
-        if not damage.by_checksum or len(raw) > self._block_size:
+        if not damage.by_checksum or len(raw) > self._block_size or damage.begin + len(raw) < damage.end:
             return False
         segment = self._log.segment_at(damage.begin)
         position = damage.begin - segment.start

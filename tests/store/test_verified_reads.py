@@ -185,3 +185,17 @@ async def test_a_damaged_block_that_a_read_skips_is_not_cached(autojump_clock: M
         assert len(await store.log.read(behind.physical_offset, behind.size, "pull")) == behind.size
         with pytest.raises(DamagedBytes):
             await store.log.read(damaged.physical_offset, damaged.size, "pull")
+
+
+async def test_a_peer_with_part_of_a_block_does_not_make_damage_sound() -> None:
+    """What it had equalled the bytes here; all of the block was taken for sound, and sent to slaves."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        results = await store.log.put([message(number, size=400) for number in range(6)])
+        end = results[-1].next_offset
+        await store.flusher.flush()
+        await dispatched(store)
+        damage = store.damage.add(0, end, file="f", reason="r", found_by="scrub", by_checksum=True)
+        raw = bytes(disk.inodes[ROOT / "commitlog" / segment_name(0)].content[:end])
+        assert not await store.repair.agrees(damage, raw[: results[1].physical_offset])
+        assert await store.repair.agrees(damage, raw)
