@@ -382,7 +382,7 @@ class Topics(ConfigTable[TopicConfig]):
             nonlocal before, after
             content = self.snapshot()
             before = after = self._data_version
-            if self._unsaved:  # a version of its own: slaves may copy the table without the changes
+            if self._unsaved:  # slaves may copy the table without the changes under the present version
                 changes.update(self._unsaved)
                 _apply(changes, content.topic_config_table)
                 after = content.data_version = before.next(self._wall_clock_ms())

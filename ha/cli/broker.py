@@ -256,8 +256,8 @@ class Joined(msgspec.Struct, frozen=True):
 def join(broker: str, /, *, json: Json = False, client: ClientFlags = LOCAL_CLIENT) -> None:
     """Create the topics, consumer groups and users of the other brokers on a broker that was added to the cluster.
 
-    Settings, policies and numbers of queues are those of the other brokers. What the broker has stays as it is. Users,
-    if the other brokers have some, can be created by a super user only, as nobody else can read their passwords.
+    Settings, policies and numbers of queues are copied from the other brokers. Existing topics, groups and users don't
+    change. Only a super user can copy users, because nobody else can read their passwords.
     """
     joined = ask(lambda admin, _: join_broker(admin, broker), client)
     if json:

@@ -208,19 +208,20 @@ class Admin(ClientUser):
         broker_names: Sequence[str] | None = None,
     ) -> None:
         """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets, by default on all.
+
         `attributes` are those of RocketMQ 5, for example {"message.type": "PRIORITY"}; others are left as they are."""
-        header = CreateTopicRequest(
-            topic=topic,
-            read_queue_nums=queue_count,
-            write_queue_nums=queue_count,
-            perm=permission,
-            attributes=",".join(f"+{name}={value}" for name, value in attributes.items()) if attributes else None,
+        config = TopicConfig(
+            topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=permission
         )
-        await self._ask_masters(RequestCode.UPDATE_AND_CREATE_TOPIC, header, broker_names=broker_names)
-        self._routes.mark_stale(topic)
+        await self._put_topic(config, attributes, broker_names)
 
     async def change_topic(self, config: TopicConfig, broker_name: str) -> None:
         """Creates or changes a topic on one broker set. Attributes are left as they are."""
+        await self._put_topic(config, None, [broker_name])
+
+    async def _put_topic(
+        self, config: TopicConfig, attributes: Mapping[str, str] | None, broker_names: Sequence[str] | None
+    ) -> None:
         header = CreateTopicRequest(
             topic=config.topic_name,
             read_queue_nums=config.read_queue_nums,
@@ -229,8 +230,9 @@ class Admin(ClientUser):
             topic_filter_type=config.topic_filter_type,
             topic_sys_flag=config.topic_sys_flag,
             order=config.order,
+            attributes=",".join(f"+{name}={value}" for name, value in attributes.items()) if attributes else None,
         )
-        await self._ask_masters(RequestCode.UPDATE_AND_CREATE_TOPIC, header, broker_names=[broker_name])
+        await self._ask_masters(RequestCode.UPDATE_AND_CREATE_TOPIC, header, broker_names=broker_names)
         self._routes.mark_stale(config.topic_name)
 
     async def delete_topic(self, topic: str) -> None:

@@ -308,7 +308,7 @@ class CommitLog(SegmentedLog):
             await self.allocator.drop_ready()
             with trio.CancelScope(shield=True):
                 waiting = await run(make_waiting_segment, disk, options, first_offset)
-                # While files are moved, nothing is derived from the log, and what was under way is not completed.
+                # While files are moved, nothing is derived from the log, and reads under way are not used.
                 self.truncated = trio.Event()
                 self.generation += 1
                 try:

@@ -121,7 +121,7 @@ class LogRepair:
         """If `raw`, sent by another node, is what the disk holds here too, corrects its checksum and returns True.
 
         Then only the checksum was wrong, because another program wrote the log. For one block with a checksum, of which
-        `raw` has all that is damaged: a peer may have only its begin.
+        `raw` has all that is damaged: a peer may have only the first records of it.
         """
         if not damage.by_checksum or len(raw) > self._block_size or damage.begin + len(raw) < damage.end:
             return False

@@ -5,6 +5,7 @@ import logging
 import os
 import zlib
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -640,14 +641,15 @@ async def test_handler_that_is_cancelled_at_the_end_has_not_failed(world: World)
     assert not world.master.committed.get(0)
 
 
+async def handle_badly(world: World, message: ReceivedMessage) -> None:
+    world.inbox.append(message)
+    await clean_up_fails()
+
+
 @on_both_backends(open_world)
 async def test_handler_whose_clean_up_fails_at_its_timeout_has_failed(world: World) -> None:
-    async def handle(message: ReceivedMessage) -> None:
-        world.inbox.append(message)
-        await clean_up_fails()
-
     world.master.put(0, b"x")
-    async with world.consumer(handle, push=msgspec.structs.replace(PUSH, consume_timeout_s=0.1)):
+    async with world.consumer(partial(handle_badly, world), push=msgspec.structs.replace(PUSH, consume_timeout_s=0.1)):
         await until(lambda: len(world.master.given_back) == 1)
         world.master.put(0, b"y")
         await until(lambda: world.bodies == [b"x", b"y"])
@@ -655,12 +657,8 @@ async def test_handler_whose_clean_up_fails_at_its_timeout_has_failed(world: Wor
 
 @on_both_backends(open_world)
 async def test_handler_whose_clean_up_fails_at_the_end_does_not_fail_the_consumer(world: World) -> None:
-    async def handle(message: ReceivedMessage) -> None:
-        world.inbox.append(message)
-        await clean_up_fails()
-
     world.master.put(0, b"x")
-    async with world.consumer(handle, push=msgspec.structs.replace(PUSH, close_grace_s=0.0)):
+    async with world.consumer(partial(handle_badly, world), push=msgspec.structs.replace(PUSH, close_grace_s=0.0)):
         await until(lambda: world.bodies == [b"x"])
 
 

@@ -345,18 +345,23 @@ class Large(Echo):
             yield b"x" * 1_000_000
 
 
+async def call_with_a_large_window(stream: trio.abc.Stream) -> None:
+    """Calls `Large` as a client whose window is as large as possible."""
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
+    client.increment_flow_control_window(2**31 - 1 - 65_535)
+    client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
+    client.send_data(1, framed(b""), end_stream=True)
+    await stream.send_all(client.data_to_send())
+
+
 async def test_answers_to_a_peer_that_does_not_read_are_limited() -> None:
     """However large a window it has opened."""
     service, (ours, theirs) = Large(), trio.testing.lockstep_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(GrpcServer(service).handle, theirs)
-        client = H2Connection(H2Configuration(client_side=True))
-        client.initiate_connection()
-        client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
-        client.increment_flow_control_window(2**31 - 1 - 65_535)
-        client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
-        client.send_data(1, framed(b""), end_stream=True)
-        await ours.send_all(client.data_to_send())
+        await call_with_a_large_window(ours)
         await trio.testing.wait_all_tasks_blocked()
         assert 0 < service.message_count < 5
         nursery.cancel_scope.cancel()
@@ -388,13 +393,7 @@ async def test_peer_that_reads_slowly_is_not_closed(autojump_clock: trio.testing
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve, [MemoryListener()])
         nursery.start_soon(server.handle, theirs)
-        client = H2Connection(H2Configuration(client_side=True))
-        client.initiate_connection()
-        client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
-        client.increment_flow_control_window(2**31 - 1 - 65_535)
-        client.send_headers(1, [(name, "/s/Large" if name == ":path" else value) for name, value in HEADERS])
-        client.send_data(1, framed(b""), end_stream=True)
-        await ours.send_all(client.data_to_send())
+        await call_with_a_large_window(ours)
         for _ in range(150):
             assert await ours.receive_some(8000)
             await trio.sleep(1)
