@@ -7,17 +7,17 @@ docs/configuration.md lists the keys.
 
 from .check import accepted, fields
 from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys, shown
-from .model import GRPC_PORT_DEFAULT, Config, NameServerConfig, ProxyConfig, is_loopback
+from .model import Config, NameServerConfig, OptionalPort, ProxyConfig, is_loopback
 from .options import options_of
 from .secret import SecretStr
 
 __all__ = [
     "ALIASES",
-    "GRPC_PORT_DEFAULT",
     "REFUSED_IF_TRUE",
     "Config",
     "Loaded",
     "NameServerConfig",
+    "OptionalPort",
     "ProxyConfig",
     "SecretStr",
     "accepted",

@@ -39,6 +39,11 @@ HA_BUFFER_SIZE = 4 << 20
 LOOPBACK = "127.0.0.1"
 GRPC_PORT_DEFAULT = 8081
 
+
+class OptionalPort(int):
+    """A port that is the default. A node runs without it if it is in use."""
+
+
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Int = Annotated[int, Meta(ge=0, le=INT_MAX)]
 PositiveInt = Annotated[int, Meta(ge=1, le=INT_MAX)]
@@ -91,7 +96,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """own; derived: listenPort + 2"""
     grpc_listen_port: DerivedPort = _key("grpcListenPort", DERIVED)
     """own; port on bindAddress for RocketMQ 5's gRPC clients; 0 disables it; derived: 8081 on a master whose listenPort
-    is 10911, otherwise 0"""
+    is 10911 (none if that port is in use), otherwise 0"""
     admin_bind_address: Host = _key("adminBindAddress", LOOPBACK)
     """own"""
     broker_ip1: Host = _key("brokerIP1", "")
@@ -340,7 +345,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
                 put(field, self.listen_port + step if self.listen_port else 0)
         if self.grpc_listen_port == DERIVED:
             is_usual = self.listen_port == 10_911 and not slave and not self.is_member
-            put("grpc_listen_port", GRPC_PORT_DEFAULT if is_usual else 0)
+            put("grpc_listen_port", OptionalPort(GRPC_PORT_DEFAULT if is_usual else 0))
         if slave and not self.name_server_addresses:
             put("name_server_addresses", f"{LOOPBACK}:9876")
             if not self.ha_master_address:

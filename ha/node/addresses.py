@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from ha.config import GRPC_PORT_DEFAULT, Config
+from ha.config import Config, OptionalPort
 from ha.errors import AddressInUse, ConfigError
 
 from .options import Advertised
@@ -72,14 +72,14 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 
 
 def _take_grpc_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
-    """Binds grpcListenPort. By default it is optional, so that a node also runs beside a proxy of RocketMQ's."""
+    """Binds grpcListenPort. The default port is optional, so that a node also runs beside a proxy of RocketMQ's."""
     port = config.grpc_listen_port
     if not port:
         return None
     try:
         return bound.enter_context(platform.bind("grpcListenPort", config.bind_address, port))
     except AddressInUse as error:
-        if port != GRPC_PORT_DEFAULT:
+        if not isinstance(port, OptionalPort):
             raise
         hint = "gRPC clients can't connect; set grpcListenPort"
         logger.warning('node.grpc_port_unavailable port=%d reason=%r hint="%s"', port, error.reason, hint)

@@ -1,14 +1,18 @@
 """What a node tells others about where it is, and what a slave makes of what it is told."""
 
 import socket
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
 import trio
 
 from ha.broker.registration import MasterAddresses
+from ha.config import Config, load_config
 from ha.errors import AddressInUse
+from ha.node.addresses import take_ports
 from ha.node.master_address import ask_min_offset, master_broker_address
+from ha.node.platform import Platform, Port
 from ha.node.ports import BoundPort, join, own_address, resolve
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -92,6 +96,19 @@ def test_a_bound_port_is_free_again() -> None:
     with socket.create_server(("127.0.0.1", number)), pytest.raises(AddressInUse) as caught:
         BoundPort("haListenPort", "127.0.0.1", number)
     assert (caught.value.key, caught.value.port) == ("haListenPort", number)
+
+
+def test_a_node_starts_without_the_default_grpc_port_but_not_without_one_that_is_set() -> None:
+    def bind(key: str, host: str, port: int) -> AbstractContextManager[Port]:
+        if port == 8081:
+            raise AddressInUse(key, host, port, "Address already in use")
+        return BoundPort(key, host, 0)
+
+    with ExitStack() as bound:
+        assert take_ports(load_config(Config).config, Platform(bind=bind), bound).grpc is None
+        chosen = load_config(Config, settings=["grpcListenPort=8081"]).config
+        with pytest.raises(AddressInUse, match="grpcListenPort: can't listen on"):
+            take_ports(chosen, Platform(bind=bind), bound)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
