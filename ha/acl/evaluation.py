@@ -102,7 +102,7 @@ class Entry(NamedTuple):
 
     @property
     def priority(self) -> tuple[bool, int, int, bool]:
-        """The smallest one decides."""
+        """Sort key: of the matching entries, the one with the smallest key decides."""
         resource = self.resource
         length = len(resource.name) if resource.pattern == PREFIXED else 0
         return resource.kind == ANY, resource.pattern, -length, not self.is_denied
@@ -152,7 +152,7 @@ def parse_entry(info: PolicyEntryInfo) -> Entry:
 
 
 def canonical(info: PolicyEntryInfo) -> PolicyEntryInfo:
-    """`info` as it is kept and shown. Raises PolicyError."""
+    """Returns `info` in the normalized form in which it is stored and shown. Raises PolicyError."""
     entry = parse_entry(info)
     return PolicyEntryInfo(
         resource=entry.resource.text,
@@ -173,7 +173,7 @@ class Policies:
     __slots__ = ("_by_type",)
 
     def __init__(self, policies: Iterable[PolicyInfo]) -> None:
-        """Raises PolicyError."""
+        """Parses the entries of `policies`. Raises PolicyError."""
         by_type: dict[str, list[Entry]] = {name: [] for name in POLICY_TYPES}
         for policy in policies:
             by_type[policy_type(policy)] += [parse_entry(info) for info in policy.entries or ()]

@@ -64,12 +64,12 @@ class GuardKeys(Protocol):
 
     @property
     def acl_require_tls(self) -> bool:
-        """Of aclRequireTls."""
+        """The value of aclRequireTls."""
         ...
 
     @property
     def acl_admin_from(self) -> str:
-        """Of aclAdminFrom."""
+        """The value of aclAdminFrom."""
         ...
 
 

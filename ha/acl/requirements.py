@@ -113,10 +113,10 @@ class Rule(NamedTuple):
 
     kind: Needs
     rights: str = ""
-    """Of RIGHTS: the text in the documentation"""
+    """With RIGHTS: the text in the documentation"""
     needed: Callable[[RemotingCommand], Needed] | None = None
-    """Yields each resource and the rights of which one is needed; RemoteProtocolError for a malformed request. Of
-    ADMIN and ADMIN_CHANGE: only for ACL 2.0, whose users need no admin then"""
+    """Yields each resource and the rights of which one is needed; RemoteProtocolError for a malformed request. With
+    ADMIN and ADMIN_CHANGE it applies only to users of ACL 2.0, who then need these rights instead of being an admin"""
 
     @property
     def text(self) -> str:

@@ -77,7 +77,7 @@ class UserAccount:
 
 
 class UserAccounts:
-    """The users that `find` returns."""
+    """Accounts of the users that `find` returns."""
 
     def __init__(
         self, find: Callable[[str], UserConfig | None], count: Callable[[], int], cluster: str, *, authorizes: bool

@@ -1,6 +1,6 @@
 """Limits attempts to log in with a wrong adminToken, by the address they come from.
 
-Right tokens are refused, too, while an address is over the limit: a guess must not be told from a mistake. IPv6
+While an address is over the limit, the correct token is refused, too: otherwise an attacker could go on guessing. IPv6
 addresses of one /64 count together.
 """
 

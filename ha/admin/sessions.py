@@ -22,8 +22,8 @@ from hashlib import sha256
 SESSION_S = 12 * 3600
 FORM_S = 3600
 ENDED_COUNT_MAX = 4096
-"""Sessions that were logged out, and form tokens that were used, each until they expire; further ones are forgotten
-from the earliest on."""
+"""Maximum number of logged-out sessions, and of used form tokens, that are remembered until they expire; beyond it the
+earliest ones are forgotten."""
 _NAME_LENGTH = 8
 
 
@@ -46,7 +46,7 @@ class AdminKey:
 
 
 class _Ended:
-    """Values that no longer count, the earliest first."""
+    """Cookie values or form tokens that are no longer valid, oldest first; at most ENDED_COUNT_MAX."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, None] = OrderedDict()

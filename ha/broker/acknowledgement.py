@@ -180,7 +180,7 @@ class Acknowledgements:
             ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
 
     def _make_ack_count(self) -> int:
-        """The replicas that a put waits for; constant while the broker runs."""
+        """The `ack_count` of puts: how many replicas they wait for, or which; constant while the broker runs."""
         policy = self._options.replica_policy
         if self._sync_state is not None:
             return SYNC_STATE_SET

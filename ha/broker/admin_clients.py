@@ -156,7 +156,7 @@ class AdminClients:
     # ---- asked
 
     async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """223: how far each member of a group is, by its own account (221)."""
+        """223: the progress of each member of a group, as the member reports it (221)."""
         request = parse_header(ConsumerStatusRequest, command.ext_fields)
         group = self._clients.consumer_group(request.group)
         if group is None:
@@ -196,7 +196,8 @@ class AdminClients:
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """307: the running information of a consumer, relayed.
 
-        RocketMQ relays the body, too, which tools leave empty and no client reads; it could take a whole frame.
+        RocketMQ also relays the body, which tools leave empty and no client reads. Here it is left out, as it could
+        fill a whole frame.
         """
         request = parse_header(RunningInfoRequest, command.ext_fields)
         return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), b"")
@@ -228,7 +229,7 @@ class AdminClients:
         ext_fields: dict[str, str],
         body: bytes | memoryview,
     ) -> RemotingCommand | None:
-        """Relays a request to one member of a group, and its answer."""
+        """Relays a request to one member of a group, and the member's answer to the requester."""
         name, client_id = request.consumer_group, request.client_id or ""
         client = self._clients.find_consumer(name, client_id)
         if client is None:

@@ -1,4 +1,5 @@
-"""Requests that clean the store at once instead of at its hour: 306, 316, 329. Source: AdminBrokerProcessor."""
+"""Requests that clean the store at once instead of at the configured time: 306, 316, 329. Source: AdminBrokerProcessor.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +42,10 @@ class AdminStore:
         return command.reply(ResponseCode.SUCCESS)
 
     async def clear_unused(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """316: clears the queues of topics that no longer exist, which deleting a topic does as well.
+        """316: clears the queues of topics that no longer exist; deleting a topic also does this.
 
-        Slaves do the same for all of them, also for those that an earlier halog deleted here alone. Refused on a slave,
-        which may not have learned of all topics yet.
+        Slaves clear the queues of these topics, too, including topics deleted by an earlier version of halog, which
+        cleared them only on the master. Refused on a slave, because its table may still lack topics of its master.
         """
         refuse_on_slave(self._standing, "Can't clean topics on a slave")
         queues = self._store.queues

@@ -84,7 +84,7 @@ class AdminUsers:
         }
 
     async def create_user(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """3001: creates a user; Normal and enabled, if the body does not say otherwise."""
+        """3001: creates a user; Normal and enabled, unless the body says otherwise."""
         self._check_change()
         name, info = _user_of(command)
         kind = known_name(info.user_type, USER_TYPES) or NORMAL
@@ -248,7 +248,7 @@ def _refuse_denied(fault: str) -> None:
 
 
 def _user_of(command: RemotingCommand) -> tuple[str, UserInfo]:
-    """The name in the header, which counts, and the body."""
+    """Returns the name in the header, which takes precedence over one in the body, and the body."""
     name = parse_header(UserRequest, command.ext_fields).username
     refuse_if("" if name else "The username is blank", ResponseCode.INVALID_PARAMETER)
     _refuse_denied("" if name.strip() else "username can not be blank")

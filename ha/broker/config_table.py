@@ -132,7 +132,7 @@ class ConfigTable(ABC, Generic[Config]):
                 self._saved_number = number
 
     async def _unchanged(self) -> str:
-        """The result of a change that was made before: why it may still be lost, or ""."""
+        """Returns why a change that is already in the table may still be lost, or ""."""
         return "" if self.journal is None else (await self.journal.logged()).fault
 
     async def _log(self, journal: Journal, changes: Mapping[str, Config | None]) -> str:

@@ -272,7 +272,7 @@ class ConsumeStatistics:
     # ---- queues
 
     async def queue_entries(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """321: entries of a consume queue as they are."""
+        """321: entries of a consume queue, as stored."""
         request = parse_header(QueryQueueRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         if queue is None:

@@ -30,7 +30,9 @@ class BrokerCore(msgspec.Struct, frozen=True, kw_only=True):
     """Set if access control is on"""
 
     def own_message(self, topic: str, body: bytes, properties: bytes = b"") -> Message:
-        """A message of the broker's own, born here and now, for queue 0 of a system topic."""
+        """Returns a message for queue 0 of a system topic, with this broker as its born host and the current time as
+        its born time.
+        """
         host = encode_host(self.options.host, self.options.port)
         return Message(topic, 0, body, properties, born_timestamp_ms=self.world.wall_clock_ms(), born_host=host)
 

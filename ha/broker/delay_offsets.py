@@ -44,8 +44,9 @@ class DelayOffsetTable:
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
         self.rocketmq_timers: tuple[int, int] | None = None
-        """On a slave of a RocketMQ master, what that has delivered of the timer topic: messages before a queue offset
-        that are due until a time (ms). Only for retention: a slave that becomes a master delivers all again"""
+        """On a slave of a RocketMQ master: its master's timer progress. Messages of the timer topic before a queue
+        offset that are due by a time (ms) were delivered. Used only by retention; a slave that becomes master delivers
+        all of them again"""
 
     async def load(self, log_end: int) -> None:
         """Reads the file. `log_end`: end of the log in bytes. Raises CorruptLog if file and `.bak` are damaged."""

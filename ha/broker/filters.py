@@ -93,7 +93,7 @@ class Filters:
 
 
 def _compiled(expression: str) -> Predicate:
-    """Raises FilterSyntaxError."""
+    """Returns the predicate of an SQL92 expression. Raises FilterSyntaxError."""
     found = _compiled_or_fault(expression)
     if isinstance(found, str):
         raise FilterSyntaxError(found)
@@ -119,8 +119,8 @@ async def read_wanted(
 ) -> QueueRead:
     """As `QueueReader.read`, with a predicate on properties.
 
-    Each message has to be read for that. Scans as many messages as a read by tags scans entries, one answer's worth at
-    a time, and yields to other tasks in between.
+    This has to read each message, not just its queue entry. It scans as many messages as a read by tags scans entries,
+    in parts of about the size of one answer, and yields to other tasks in between.
     """
     scan_end = queue_offset + min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
     at = queue_offset

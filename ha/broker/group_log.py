@@ -61,7 +61,9 @@ SNAPSHOT_AFTER_FACTOR = 4
 """A snapshot is due when the changes since the last one exceed both this many bytes and this multiple of its size."""
 
 UNCONFIRMED = Logged(PutStatus.FLUSH_SLAVE_TIMEOUT, "stored, without waiting for the other members")
-"""Outcome of changes whose record nobody waited for: a request that comes to rely on them has to"""
+"""Outcome of changes whose record was stored without waiting for its acknowledgement; a later request that relies on
+them has to wait for it
+"""
 
 
 class GroupLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,7 +428,9 @@ class GroupLog:
         return _RecordPut(messages=(message,), waits=waits, record=record, size=len(body))
 
     def copied(self) -> None:
-        """Records that a slave copied its master's tables, which are in files or newer than the first snapshot here."""
+        """Records that a slave copied its master's tables. They come from the master's files, or are newer than the
+        first snapshot in this log.
+        """
         self.is_copy = True
         self._replica.state = self._tables.state()
         self._replica.mark_incomplete()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 REQUEST_MODE_PREFIX = "halog.request.mode."
-"""Prefix of a topic's name: the attribute with a group's request mode for it (pop/assignments.py)"""
+"""Prefix of the group attributes that contain request modes; the topic's name follows (pop/assignments.py)"""
 
 
 def _read_table(content: bytes) -> GroupTable:

@@ -1,4 +1,4 @@
-"""State of the half messages in RMQ_SYS_TRANS_HALF_TOPIC: which are ended, and up to where all of them are.
+"""State of the half messages in RMQ_SYS_TRANS_HALF_TOPIC: which are ended, and the queue offset before which all are.
 
 An op message in RMQ_SYS_TRANS_OP_HALF_TOPIC, tag d, lists ended half messages by queue offset: 5.x writes several, each
 followed by a comma, 4.9 a single bare one. A half message that stays open after a check is stored again at the end of
@@ -67,7 +67,7 @@ class HalfWindow:
     def move(self, offset: int, to: int) -> list[int]:
         """Records that `to` is a copy of the half message at `offset`.
 
-        Ends the copy if that was ended meanwhile: see `end`.
+        Ends the copy if the half message at `offset` was ended meanwhile: see `end`.
         """
         was_ended = self.is_ended(offset)
         self._mark(offset)
@@ -152,7 +152,9 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProgressMarks:
-    """Progress that is not safe to commit yet: it depends on records that the end of the log might lose."""
+    """Progress that can't be committed safely yet: it depends on records that a crash could remove from the end of the
+    log.
+    """
 
     def __init__(self) -> None:
         self._marks: list[Progress] = []

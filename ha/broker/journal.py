@@ -149,7 +149,8 @@ class Journal:
             self.urgent.set()
 
     async def logged(self, on_logged: Waiter | None = None) -> Logged:
-        """Waits for that outcome. `on_logged` is called with it before anything else is written."""
+        """Waits for the outcome of all earlier changes. `on_logged` is called with it before anything else is written.
+        """
         done = trio.Event()
         found = NO_MASTER
 

@@ -53,9 +53,9 @@ class OffsetProcessor:
         For an empty queue 4.9 answers 0, too. 5.x answers 22, after which a client asks for the queue's end; the group
         misses a message that arrives in between.
 
-        A member that does not know its group's tables yet refuses this, 29 and 30: if it answered that there is no
+        A member that does not know its group's tables yet refuses 14, 29 and 30: if it answered that there is no
         offset, a consumer would start at the end. A 4.9 client mistakes the refusal for that, and then sends 29 or 30.
-        So does a former master that would answer an older offset than as master.
+        A former master refuses them, too, while its offsets may be older than those that it answered as master.
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
@@ -78,7 +78,9 @@ class OffsetProcessor:
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """15: commits an offset of an existing group and topic. In a failover group it is answered later."""
+        """15: commits an offset of an existing group and topic. In a failover group, answered once its record is
+        acknowledged.
+        """
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)

@@ -56,7 +56,7 @@ class ConsumerOffsetTable:
         self._local_commits: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> offset committed to this slave, which its master may not know"""
         self._restored: set[tuple[str, int]] = set()
-        """Those of them from before this start, until the master was reached or is known to be down"""
+        """Keys of `_local_commits` loaded from the file, until the master is first reached or known to be down"""
         self._are_local_commits_dirty = False
         self.journal: Journal | None = None
         """In a failover group: collects changes for its log"""
@@ -263,7 +263,8 @@ class ConsumerOffsetTable:
     def on_master_contact(self, *, is_reachable: bool) -> None:
         """Called with whether the master is reachable.
 
-        At the first call, marks from before this start are dropped if so.
+        The first call decides about marks loaded from the file: they are dropped if the master is reachable, and kept
+        otherwise.
         """
         for mark in self._restored if is_reachable else ():
             self._local_commits.pop(mark, None)

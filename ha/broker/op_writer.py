@@ -1,7 +1,8 @@
-"""Writes op messages, which record that half messages are ended; ends that come together share one op message.
+"""Writes op messages, which record which half messages are ended; half messages that end at about the same time share
+one.
 
-A rollback is answered once its op message is in the log. Otherwise it is written LINGER_S later (RocketMQ 5.x: up to
-3 s); half messages whose op message is lost in a crash are checked once more. Source: TransactionalOpBatchService.
+A rollback is answered once its op message is in the log. Otherwise it is written LINGER_S later (RocketMQ 5.x: up to 3
+s); half messages whose op message is lost in a crash are checked once more. Source: TransactionalOpBatchService.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ LINGER_S = 0.1
 OFFSET_COUNT_MAX = 256
 """Half messages per op message."""
 PENDING_COUNT_MAX = 65_536
-"""Ends waiting to be written. Beyond that the oldest are dropped, and a later process may check them again."""
+"""Maximum number of ended half messages that wait for an op message. Beyond it the oldest are dropped; after a restart
+or a change of master they may be checked again.
+"""
 PAUSE_S = 1.0
 
 _PROPERTIES = encode_properties({WAIT: "true", TAGS: OP_TAG})
@@ -46,7 +49,7 @@ class OpWriter:
         self._log = LimitedLog(logger)
 
     def add(self, offsets: Sequence[int], waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
-        """Queues the ends of the half messages at `offsets`; `waiting` is answered once they are written."""
+        """Queues an op message for half messages (queue offsets); `waiting` is answered once it is written."""
         self._pending.update(dict.fromkeys(offsets))
         while len(self._pending) > PENDING_COUNT_MAX:
             del self._pending[next(iter(self._pending))]

@@ -73,7 +73,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     store_reply_message: bool = True
     replies_in_flight_max: int = 4096
     reply_bytes_max: int = 64 * 1024 * 1024
-    """Of bodies and properties"""
+    """Maximum bytes of the bodies and properties of replies in flight"""
 
     # topics and groups; the limits bound the memory that auto-creation can use
     auto_create_topic: bool = True

@@ -81,7 +81,7 @@ class QueueLocks:
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[QueueBody]) -> None:
-        """Release what `client_id` holds of `queues`; what others hold stays theirs."""
+        """Releases those of `queues` that `client_id` holds; locks of other clients stay."""
         for queue in queues:
             lock = self._locks.get((group, queue))
             if lock is not None and lock[0] == client_id:
@@ -89,7 +89,7 @@ class QueueLocks:
                 self._is_full = False
 
     def clear(self) -> None:
-        """Release all of them."""
+        """Releases all locks."""
         self._locks.clear()
         self._is_full = False
 

@@ -39,7 +39,7 @@ _UNAVAILABLE = "recall failed, broker service not available"
 
 
 class RecallProcessor:
-    """Answers 370."""
+    """Answers request 370."""
 
     def __init__(self, core: BrokerCore, timers: TimerService) -> None:
         self._options = core.options

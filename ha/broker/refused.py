@@ -1,4 +1,4 @@
-"""How a handler refuses a request that it has understood."""
+"""The exception by which a handler refuses a well-formed request."""
 
 from __future__ import annotations
 

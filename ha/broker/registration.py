@@ -102,7 +102,7 @@ class NameServerState(msgspec.Struct, kw_only=True):
     registered_count: int = 0
     failed_count: int = 0
     last_registered_at: float | None = None
-    """Trio clock."""
+    """Time of the last success (Trio's clock)"""
     registered_id: int = -1
     """The broker id registered there; -1 if none, or while it is not known which one"""
     tried_revision: int = -1
@@ -110,9 +110,9 @@ class NameServerState(msgspec.Struct, kw_only=True):
     other_address: str = ""
     """Address of another broker registered under this one's name and id; "" if there was none for two periods."""
     other_seen_at: float = -math.inf
-    """Trio clock, like `looked_at`."""
+    """Time at which it was last found (Trio's clock)"""
     looked_at: float
-    """When another broker with this name and id was last looked up, or when this one started."""
+    """Time at which another broker with this name and id was last looked up, or this one started (Trio's clock)"""
 
 
 class NameServerRegistration:
@@ -251,11 +251,11 @@ class NameServerRegistration:
         state.other_address, state.other_seen_at = other, now
 
     async def _find_replicas(self, address: str) -> dict[int, str]:
-        """Returns the addresses that a name server has by id under this broker's name.
+        """Returns the addresses that a name server has under this broker's name, by broker id.
 
-        They are in the route of the topic that every broker has under its own name. Only without a master it has none,
-        and then in the list of all brokers: if all brokers of a large cluster asked for that, it would cost the name
-        server more than their registrations. RemoteProtocolError if the answer is unusable.
+        Asks for the route of the topic that has the broker's own name, which every broker registers. A set without a
+        master has no such route; only then the list of all brokers is requested, because in a large cluster it costs
+        the name server more than the registrations do. RemoteProtocolError if the answer is unusable.
         """
         name, timeout_s = self._identity.broker_name, self._options.timeout_s
         header = GetRouteInfoRequest(topic=name)

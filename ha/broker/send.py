@@ -36,8 +36,9 @@ from ha.store.record_maker import AppendResult
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 _GATHERED_FROM = 4
-"""Sends in flight on other connections from which on, outside a turn of the poller, the put service collects the sends
-of several connections for one step of the event loop. One append per connection would dominate the cost."""
+"""Outside a turn of the poller: with at least this many sends in flight on other connections, the put service appends
+those of several connections together, in the next step of the event loop. One append per connection would dominate the
+cost."""
 
 
 class _Chunk:
@@ -79,7 +80,7 @@ class SendProcessor:
         self._maker = MessageMaker(core)
         self._in_flight = 0
         self.ack_times = Histogram()
-        """Seconds from the arrival of each send that was put to its answer"""
+        """Seconds from the arrival of each stored send to its response"""
         self.on_answered: Callable[[float, float, Sequence[PutRequest]], None] | None = None
         """Called for sends answered together, with their arrival, the current time (trio clock), and the puts"""
         self.not_master_count = self.flow_control_count = 0

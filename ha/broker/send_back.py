@@ -44,7 +44,7 @@ FIRST_RETRY_LEVEL = 3
 
 
 class SendBackProcessor:
-    """Answers 36."""
+    """Answers request 36."""
 
     def __init__(self, core: BrokerCore) -> None:
         self._store = core.store

@@ -271,7 +271,9 @@ def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:
 
 
 def _check_batch(raw: bytes) -> None:
-    """A batch is stored as one whole, where it was sent to: refuse one that should not be, by its own properties."""
+    """Refuses a batch whose common properties would redirect it to a system topic: half, delayed and timer messages
+    can't be batched.
+    """
     properties = decode_properties(raw)
     if is_half(properties):
         raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch with TRAN_MSG")

@@ -109,7 +109,7 @@ def join(own: bytes, added: bytes) -> bytes:
 
 
 def _unique_key(text: str, raw: bytes) -> str | None:
-    """The UNIQ_KEY in a property string that contains the word, given as text and as bytes."""
+    """Returns the UNIQ_KEY in a property string, given as text and as bytes, that contains "UNIQ_KEY"."""
     at = text.index("UNIQ_KEY\x01")
     end = text.find("\x02", at)
     if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:

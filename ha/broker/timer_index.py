@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 
 BUCKET_MS = 3_600_000
 LEAD_MS = 10_000
-"""How long before an hour begins its messages are sorted."""
+"""How long before the start of an hour its messages are sorted, in ms."""
 RUN_COUNT = 2048
 """Messages sorted at a time."""
 
@@ -29,7 +29,9 @@ Key = tuple[int, int]
 
 
 class _Bucket:
-    """The messages of a later hour. `entries`: code and queue offset of each, in turn, by queue offset."""
+    """The messages of a later hour. `entries`: alternately the code and the queue offset of a message, ordered by queue
+    offset.
+    """
 
     __slots__ = ("entries", "first_code")
 
@@ -39,7 +41,9 @@ class _Bucket:
 
 
 class _Run:
-    """Sorted messages of the current hour. `entries` from `at` on: code and queue offset of each, in turn."""
+    """Sorted messages of the current hour. `entries` from `at` on: alternately the code and the queue offset of a
+    message.
+    """
 
     __slots__ = ("at", "entries", "lowest_offset")
 

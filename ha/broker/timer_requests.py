@@ -49,7 +49,7 @@ class _TimerMetrics(msgspec.Struct, rename="camel", frozen=True):
 
 
 class TimerRequests:
-    """Answers 60 and 61."""
+    """Answers requests 60 and 61."""
 
     def __init__(
         self, core: BrokerCore, timers: TimerService, *, replicated_progress: Callable[[], DelayOffsets | None]
@@ -69,7 +69,7 @@ class TimerRequests:
         }
 
     async def check_point(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """60."""
+        """60: the delivery progress."""
         progress = self._replicated_progress()
         if progress is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, "The checkpoint is null: no progress is replicated yet")
@@ -79,7 +79,7 @@ class TimerRequests:
         return command.reply(ResponseCode.SUCCESS, body=check_point.encode())
 
     async def metrics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """61."""
+        """61: the number of pending messages by topic."""
         async with self._counting:
             if trio.current_time() >= self._counted_at + REMEMBERED_S:
                 counts = await self._timers.count_topics(READ_COUNT_MAX)

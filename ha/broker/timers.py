@@ -72,7 +72,7 @@ PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
 """Back-off between attempts to put messages."""
 HORIZONS_MS = {"1h": 3_600_000, "24h": 86_400_000, "7d": 7 * 86_400_000}
-"""For which pending messages are counted."""
+"""Times until due, in ms, up to which pending messages are counted."""
 RECALL_WAIT_S = 3.0
 """Longest wait for a stored recall to be dispatched."""
 READ_COUNT_MAX = 1024
@@ -131,11 +131,11 @@ class TimerService:
         self._indexed_to = self._progress.get(FIRST)
         """Queue offset of the first message that is not indexed yet"""
         self._is_blocked = False
-        """Whether that message can't be read now"""
+        """Whether the message at `_indexed_to` can't be read now"""
         self._unreadable: dict[int, tuple[int, float]] = {}
         """Queue offset of each due message that can't be read now -> timer code, trio time of the first attempt"""
         self._retry_at = -math.inf
-        """Trio time of the next attempt to read those"""
+        """Trio time of the next attempt to read the messages in `_unreadable`"""
         self._delivering: dict[int, int] = {}
         """Queue offset of each message that is being delivered -> timer code"""
         self._taken_ms = 0
@@ -261,7 +261,7 @@ class TimerService:
             recall.indexed.set()
 
     def _is_pending(self, queue_offset: int, code: int) -> bool:
-        """Whether the progress does not cover a message at or after FIRST."""
+        """Whether a message at or after FIRST still has to be delivered according to the progress."""
         seen, time_ms = self._progress.get(SEEN), self._progress.get(TIME)
         if self._standing.is_slave and self._progress.rocketmq_timers is not None:
             seen, time_ms = self._progress.rocketmq_timers
@@ -469,7 +469,9 @@ class TimerService:
         return counts
 
     def figures(self) -> dict[str, str]:
-        """For 28: messages not indexed yet, seconds by which the first one is overdue, and pending messages."""
+        """For request 28 (runtime statistics): messages not indexed yet, seconds by which the first one is overdue, and
+        pending messages.
+        """
         queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._next_due_ms()
         overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)
         return {

@@ -45,7 +45,7 @@ TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 
 ANNOUNCE_TIMEOUT_S = 2.0
-"""Below the 3 s that clients wait for an answer."""
+"""Maximum wait for the name servers; below the 3 s that clients wait for an answer."""
 
 NO_SEND_TOPICS = frozenset(
     {

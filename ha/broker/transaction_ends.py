@@ -39,7 +39,7 @@ class OnEnded(Protocol):
 
 
 class TransactionEnds:
-    """Answers 37."""
+    """Answers request 37."""
 
     def __init__(self, core: BrokerCore, on_ended: OnEnded) -> None:
         self._store = core.store

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
-"""Unsent bytes from which on a producer is not asked for now."""
+"""A producer with at least this many unsent bytes is not asked at present."""
 OUTBOX_WAIT_S = 1.0
 
 

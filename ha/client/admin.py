@@ -92,8 +92,8 @@ class Broker(msgspec.Struct, frozen=True):
 
 class QueueProgress(msgspec.Struct, frozen=True):
     """A group's progress in one queue: it consumed [0, consumer_offset) of [0, broker_offset). `last_timestamp_ms` is
-    the store time of the last consumed message, 0 if unknown. `in_flight`: messages that its members have got, and not
-    committed or acknowledged."""
+    the store time of the last consumed message, 0 if unknown. `in_flight`: number of messages that its members have
+    received but not committed or acknowledged."""
 
     queue: MessageQueue
     broker_offset: int
@@ -162,8 +162,8 @@ class Admin(ClientUser):
     async def wipe_write_permission(self, broker_name: str) -> int:
         """Makes the name servers tell producers to send to other brokers; returns the number of its topics (205).
 
-        It lasts until the topics of the broker change. The broker still accepts what producers send that don't know it
-        yet: they look up routes every 30 s by default."""
+        It lasts until the topics of the broker change. The broker itself still accepts messages: producers learn of the
+        change when they next look up routes, by default every 30 s."""
         return await self._set_write_permission(RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount", broker_name)
 
     async def add_write_permission(self, broker_name: str) -> int:
@@ -533,10 +533,11 @@ class Admin(ClientUser):
         done: str | None = None,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Asks these masters for a change. `done`: the remark of those that made it in an earlier call.
+        """Sends a request for a change to these masters.
 
-        BrokerError if all refuse so, and at the first that fails otherwise. ConnectionFailed, once all were asked, if a
-        broker set has no master."""
+        `done`: the remark with which a master refuses a change that it made in an earlier call. BrokerError at the
+        first other refusal, or if all masters refuse with `done`. ConnectionFailed, once all were asked, if a broker
+        set has no master."""
         refusals: list[BrokerError] = []
         known = await self.brokers()
         masters = await self._masters(broker_names)

@@ -27,7 +27,7 @@ _PAUSE_S = 1.0
 
 
 class Arrivals:
-    """At most one request per source is waiting, in a task of `tasks`."""
+    """Waits for messages at all sources, with at most one waiting request per source, in a task of `tasks`."""
 
     def __init__(self, requests: PopRequests, subscriptions: Mapping[str, SubscriptionData], tasks: TaskGroup) -> None:
         self._requests = requests
@@ -40,7 +40,7 @@ class Arrivals:
     async def wait(self, sources: Iterable[MessageQueue], timeout_s: float) -> None:
         """Returns when a source has answered, with messages or without, or failed, or after `timeout_s`.
 
-        Tasks wait in turn: otherwise all would ask for the message that one of them gets."""
+        Concurrent calls wait in turn: if all of them returned for one message, each would send a pop for it."""
         with anyio.move_on_after(max(0.0, timeout_s)):
             async with self._turn:
                 if self._answered.is_set():

@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 def failure_of(error: BaseException) -> Exception:
-    """Returns `error`, which a callback has raised in this task, as its failure.
+    """Returns the failure of a callback that has raised `error` in this task: `error` itself if it is an Exception.
 
-    Re-raises a cancellation of this task, and logs what the callback's own tasks have raised besides. A CancelledError
-    may also come from something that the callback has awaited, such as an asyncio task that was cancelled: if it went
-    on, it would end this task without notice."""
+    Re-raises a cancellation of this task; other errors of the callback's own tasks are logged then. A CancelledError
+    may also come from something that the callback awaited, such as an asyncio task that was cancelled: it becomes a
+    RuntimeError, because raised here it would end this task silently."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, BaseExceptionGroup):

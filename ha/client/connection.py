@@ -2,8 +2,8 @@
 
 Any number of tasks may have requests in flight. The writer sends all queued requests with one call, and the reader
 completes all responses of a chunk at once, so a burst of n requests costs two wake-ups here, not 2n. A request that is
-made while no other is in flight doesn't wait for the writer: its own task passes it to the socket, if nothing is in
-between. Knows frames, not what a request means.
+made while no other is in flight doesn't wait for the writer: its own task writes it to the socket, if the socket can be
+written to directly (`_socket_of`). Knows frames, not what a request means.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 * 1024
 _SHORT_CHUNK_SIZE = 64 * 1024
-"""Asked for after a shorter chunk: the C library maps a longer buffer each time."""
+"""Size of the read buffer after a chunk shorter than this. For the full _CHUNK_SIZE, the C library would map new memory
+at each read.
+"""
 _TURNS_TO_READ = 3
 """Turns of the event loop until a task that waits for a socket has read it; asyncio takes the most."""
 _DEADLINES_KEPT = 64
-"""At most this many deadlines of answered requests are kept, or as many as there are pending requests."""
+"""Answered requests' deadlines are removed once there are this many, plus twice the number of pending requests."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
@@ -242,8 +244,8 @@ class Connection:
     async def _expire(self) -> None:
         """Ends requests that got no response in time: one task for all of them. OSError if the server seems to be gone.
 
-        It does if it has accepted everything, and has sent nothing at all since such a request, for as long as requests
-        may take. RocketMQ 5's clients hang up on any request that timed out (clientCloseSocketIfTimeout)."""
+        A server seems to be gone if it has accepted all bytes, but has sent none since such a request, for at least
+        request_timeout_s. RocketMQ 5's clients hang up on any request that timed out (clientCloseSocketIfTimeout)."""
         deadlines, protocol = self._deadlines, self._protocol
         while True:
             now = self._clock()

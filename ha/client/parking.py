@@ -1,6 +1,7 @@
-"""Tasks that wait for a value each and are given theirs all at once, as cheaply as either event loop can.
+"""Wakes many tasks at once, each with its own value, at the lowest cost that asyncio and trio allow.
 
-Beside an `anyio.Event` it saves what runs between a task and its event loop, and the way back to its value.
+Unlike with an `anyio.Event`, a task waits directly on its event loop, and is woken with its value instead of having to
+look it up.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import Any, Protocol, cast
 
 
 class Parking(Protocol):
-    """Places for tasks, numbered from 0 in the order in which they come."""
+    """Tasks that wait for a value each, numbered from 0 in the order of their calls of `wait`."""
 
     def wait(self) -> Awaitable[Any]:
-        """To be awaited at once: takes the next place and returns the value that is given to it.
+        """Waits for the value with the next number, and returns it. Await the result at once.
 
-        Cancelled, its task goes, and the place stays: the value for it is dropped."""
+        If the task is cancelled, its number stays taken, and the value for it is dropped."""
 
     def give(self, values: Iterable[Any]) -> None:
-        """Wakes all tasks, each with the value of its place. To be called once."""
+        """Wakes all tasks, each with the value of its number. Call this only once."""
 
 
 class _AsyncioParking:
@@ -42,14 +43,16 @@ class _AsyncioParking:
 
 
 def clock_here() -> Callable[[], float]:
-    """The clock of the event loop that runs, in seconds: what `anyio.current_time` looks up with each call."""
+    """Returns the clock of the running event loop, in seconds; `anyio.current_time` would look it up at each call."""
     if is_trio():
         return cast(Callable[[], float], sys.modules["trio"].current_time)
     return asyncio.get_running_loop().time
 
 
 def parking_here() -> Callable[[], Parking]:
-    """What makes a `Parking` for the event loop that runs. Programs without trio need not have it."""
+    """Returns a function that makes a `Parking` for the running event loop. Imports trio only if the caller runs in
+    trio.
+    """
     if is_trio():
         from ha.client.trio_parking import TrioParking
 

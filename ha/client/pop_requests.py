@@ -27,7 +27,7 @@ ALL_QUEUES = -1
 _FROM_FIRST, _FROM_LAST = 0, 1
 """initMode: where a group begins that has no offset yet."""
 _BORN_NOW = 0
-"""bornTime: the broker takes its own time, so that a client's wrong clock doesn't shorten a long poll."""
+"""bornTime: 0 makes the broker use its own clock, so that a client's wrong clock doesn't shorten a long poll."""
 _NOTHING_CODES = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 
 

@@ -30,7 +30,7 @@ class Lease:
     Methods raise ReceiptExpired, BrokerError, RequestTimedOut, ConnectionFailed, RouteNotFound, RemoteProtocolError."""
 
     def __init__(self, requests: PopRequests, source: MessageQueue, receipt: ReceiptHandle, message_id: str) -> None:
-        """Begins now: a little later than on the broker, so that an expired lease has expired there, too."""
+        """The lease begins now: a little later than on the broker, so that an expired lease has expired there, too."""
         self._requests = requests
         self._source = source
         self._receipt = receipt

@@ -142,8 +142,10 @@ class Routes:
         raise NameServersUnreachable(servers, f"{servers}: no response before the send's timeout")
 
     async def _find_or_expect(self, topic: str) -> TopicRoute:
-        """A route of a topic that will be created is kept until the next refresh, if it can be sent to: by then the
-        topic is there."""
+        """Returns the route of `topic`, or the one that it will have once a send has created it.
+
+        Such an expected route, if it has queues to write to, is cached until the next refresh, by which time the topic
+        should exist."""
         try:
             return await self.find(topic)
         except RouteNotFound as not_found:

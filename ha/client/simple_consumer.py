@@ -286,7 +286,7 @@ class SimpleConsumer(ClientUser):
         return Lease(self._requests, source, popped.receipt, message_id)
 
     async def _discard(self, message: PoppedMessage) -> None:
-        """Acknowledges a message that the program doesn't get; if that fails, it comes again."""
+        """Acknowledges a message that the program doesn't get; if that fails, it is delivered again."""
         try:
             await message.lease.ack()
         except (ClientError, RemoteProtocolError) as error:

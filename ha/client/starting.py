@@ -1,4 +1,4 @@
-"""`start` and `stop` for programs that can't hold an object open by a block, such as callbacks of a framework.
+"""`start` and `stop` for programs that can't use an `async with` block, such as callbacks of a framework.
 
 The block runs in a separate task, because a task group must be left by the task that entered it, and the callbacks of a
 framework may run in several tasks.
@@ -38,7 +38,8 @@ class Startable(ABC):
     async def start(self) -> Self:
         """Does what entering the block does, from any task; call `stop` at the end. Returns this object.
 
-        Raises the errors of entering the block, and RuntimeError if it is started already. Cancelled, it is closed."""
+        Raises the errors of entering the block, and RuntimeError if it is started already. If the call is cancelled,
+        the object is closed."""
         if self._holder is not None:
             raise RuntimeError("already started: call stop() first")
         holder = self._holder = _Holder(self)
@@ -55,8 +56,8 @@ class Startable(ABC):
     async def stop(self) -> None:
         """Does what leaving the block does, from any task. No effect if it is not started.
 
-        Raises the error that ended it before, if one did. Cancelled, it returns before all is closed: the block may be
-        waiting for this task, a handler of the consumer."""
+        Raises the error that ended the block before, if one did. If cancelled, it returns before everything is closed:
+        the block may be waiting for this very task, for example for a handler of the consumer."""
         holder, self._holder = self._holder, None
         if holder is not None:
             holder.is_closing.set()
@@ -88,7 +89,8 @@ class _Holder:
             self.is_closed.set()
 
     async def wait(self, event: anyio.Event) -> None:
-        """Waits for `event` and raises the error of the block, if any. Cancelled, it cancels the block."""
+        """Waits for `event` and raises the error of the block, if any. If the call is cancelled, it cancels the block.
+        """
         try:
             await event.wait()
         except BaseException:

@@ -1,4 +1,4 @@
-"""`Parking` on trio: see parking.py, which imports this where trio runs."""
+"""`Parking` on trio. Imported by parking.py only where trio runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, w
 
 
 class TrioParking:
-    """Places for tasks of trio."""
+    """`Parking` for trio's tasks."""
 
     __slots__ = ("_tasks",)
 

@@ -1,10 +1,10 @@
-"""The dashboard's actions: a form, a page that says what will happen and asks for confirmation, and the outcome.
+"""The dashboard's actions: a form, a page that shows what will happen and asks for confirmation, and the outcome.
 
-    GET  /dashboard/act/NAME?…    the form, filled in from the query
-    POST /dashboard/act/NAME      the confirmation; with `confirmed`, carries it out
+GET  /dashboard/act/NAME?…    the form, filled in from the query
+POST /dashboard/act/NAME      the confirmation; with `confirmed`, carries it out
 
-Every POST needs a session and a form token of it (sessions.py), which counts once, so that nothing is done twice by a
-page that is sent again. Each action leaves a log line, with its session and without the content of messages.
+Every POST needs a session and a form token of that session (sessions.py). A token can be used once, so submitting a
+page again does nothing. Each action leaves a log line, with its session and without the content of messages.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def parse_time_ms(text: str) -> int | None:
 
 
 def capitalised(text: str) -> str:
-    """A sentence's begin."""
+    """Capitalizes the first letter of a sentence."""
     return text[:1].upper() + text[1:]
 
 

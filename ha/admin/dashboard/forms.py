@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 LOGIN_SIZE_MAX = 4096
 ACTION_SIZE_MAX = 256 * 1024
-"""Bytes of the form of an action, in which the body of a message can take three times its size."""
+"""Maximum bytes of an action's form; its encoding can triple the size of a message body."""
 FIELD_COUNT_MAX = 16
 
 
@@ -34,7 +34,8 @@ async def form_fields(request: Request, size_max: int) -> dict[str, str]:
 def is_from_here(request: Request) -> bool:
     """Whether a browser sent the form from a page of this node, as far as its headers tell.
 
-    Without a referrer, as the pages ask for, Origin is "null". The form token is the proof; this is in addition.
+    Pages ask browsers to send no referrer; Origin is then "null", which is accepted. This check only complements the
+    form token.
     """
     if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False

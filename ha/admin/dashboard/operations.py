@@ -46,7 +46,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an action would do. `warning`: what it can't undo. `table`: a head and rows. `audit`: for the log.
+    """What an action would do. `warning`: what can't be undone. `table`: a head and rows. `audit`: for the log.
 
     `values`: exact values in place of ones such as "last"; the confirmation contains them.
     """

@@ -31,8 +31,8 @@ class Counts(msgspec.Struct, frozen=True):
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     """Another broker of the cluster. Addresses are host:port, "" if unknown.
 
-    `host`: where clients reach it. `url`: of its admin port, "" if unknown or out of reach for who sees this node's.
-    `ha_address`: where slaves reach it. `ha_client_address`: its end of the connection to its own master.
+    `host`: where clients reach it. `url`: of its admin port, "" if it is unknown or a viewer of this node's pages could
+    not open it. `ha_address`: where slaves reach it. `ha_client_address`: its end of the connection to its own master.
     """
 
     broker_name: str
@@ -222,7 +222,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of an action. `text` is a sentence for the user."""
+    """Outcome of an action. `text` is a sentence for the user."""
 
     is_done: bool
     text: str

@@ -1,9 +1,10 @@
 """Acknowledgements of POP consumers: 200051 ACK, 200151 BATCH_ACK, 200053 CHANGE_MESSAGE_INVISIBLETIME.
 
-A handle counts while the message is in flight since the pop time that it states. Acknowledging twice, with a handle
-that has been replaced, or after the message was delivered again, succeeds without effect, as in RocketMQ; and so does
-changing the invisible time, where RocketMQ delivers a message again that was acknowledged before. Each request is
-answered when the record of its change is acknowledged. Sources: AckMessageProcessor, ChangeInvisibleTimeProcessor.
+A handle is valid while its message is in flight since the pop time in the handle. An acknowledgement with an invalid
+handle (the message was acknowledged or delivered again, or the handle was replaced) succeeds without effect, as in
+RocketMQ. So does a change of the invisible time, after which RocketMQ would deliver an acknowledged message again. Each
+request is answered when the record of its change is acknowledged. Sources: AckMessageProcessor,
+ChangeInvisibleTimeProcessor.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class AckRequests:
     def take(
         self, connection: RemotingConnection, commands: list[RemotingCommand], ends_at: float
     ) -> list[RemotingCommand]:
-        """Serves requests of `handlers` until `ends_at` (Trio's clock); returns the others.
+        """Serves requests of `handlers` until `ends_at` (Trio's clock); returns those not served.
 
-        Those are all of them while the POP log is read.
+        Returns all of them while a new master still reads the POP log.
         """
         try:
             state = self._pop_log.ready_state()
@@ -141,7 +142,7 @@ class AckRequests:
         return command.reply(ResponseCode.SUCCESS)
 
     def _change(self, state: PopState, command: RemotingCommand) -> RemotingCommand:
-        """200053: a message becomes visible again at another time, from now on."""
+        """200053: sets when a message becomes visible again, counted from now."""
         request = parse_header(ChangeInvisibleTimeRequest, command.ext_fields)
         self._check_queue(request.topic, request.queue_id, request.consumer_group)
         begin, end = self._bounds(request.topic, request.queue_id)
@@ -172,7 +173,7 @@ class AckRequests:
     def _finish(
         self, state: PopState, queue: PopQueue, offsets: Sequence[int], pop_time_ms: int, *, is_order: bool
     ) -> list[int]:
-        """Returns the messages that were not in flight since then."""
+        """Acknowledges messages popped at `pop_time_ms`; returns those that were not in flight since then."""
         if is_order:
             return [offset for offset in offsets if not self._finish_ordered(state, queue, offset, pop_time_ms)]
         missing = state.acknowledge(queue, offsets, pop_time_ms)
@@ -212,7 +213,9 @@ class AckRequests:
             self._on_order_changed(queue, order)
 
     def _on_order_changed(self, queue: PopQueue, order: OrderedBatch) -> None:
-        """Wakes a request that waits for the queue, or has all of them try again when it is free."""
+        """Wakes a request that waits for the queue; if the queue is still blocked, makes the group's requests try again
+        once it is free.
+        """
         group, topic, _ = queue.key
         due_ms = order.due_ms(self._wall_clock_ms())
         if due_ms is None:
@@ -247,7 +250,9 @@ class AckRequests:
             )
 
     def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The queue's first offset, and its end in the log, which a new master has not dispatched yet."""
+        """Returns the queue's first offset, and its end in the log, including records that a new master has not
+        dispatched yet.
+        """
         begin, end = bounds(self._store.queues.get(topic, queue_id))
         return begin, max(end, self._store.log.next_queue_offset(topic, queue_id))
 

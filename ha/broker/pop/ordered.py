@@ -59,7 +59,9 @@ class OrderedBatch(msgspec.Struct, frozen=True, kw_only=True):
         return message is not None and message.is_acknowledged
 
     def count_of(self, offset: int, *, is_same_attempt: bool) -> int:
-        """How often a message was popped before, seen from the next pop."""
+        """Returns how often a message was popped before the next pop, which may be a retry of this one
+        (`is_same_attempt`).
+        """
         message = self.messages.get(offset)
         return 0 if message is None else message.count + (not is_same_attempt)
 

@@ -48,7 +48,7 @@ class PopHolds(Holds[PopHold]):
         """Topic, or retry topic of one of its groups -> group and topic that it asked for -> its requests"""
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
-        """How many requests of a group wait for this queue id, which may be −1."""
+        """Returns how many requests of a group wait with this queue id (−1: for any queue)."""
         found = self._by_topic.get(topic, {}).get((group, topic))
         return 0 if found is None else len(found.by_queue.get(queue_id, ()))
 

@@ -161,9 +161,11 @@ class PopLog:
         await self._ready.wait()
 
     def call(self, waiter: Waiter, request_count: int = 1, *, since: int | None = None) -> None:
-        """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes.
+        """Calls `waiter`, which answers `request_count` requests, with the outcome of all earlier changes, possibly at
+        once.
 
-        Possibly at once. `since`: the `failure_count` before its changes, if it has waited for something after one.
+        `since`: the `failure_count` when its changes were made. If changes were undone after that, `waiter` gets their
+        failure. Needed only if the caller has awaited something since its changes.
         """
         state = self.state
         if since not in (None, self.failure_count):

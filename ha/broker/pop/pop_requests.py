@@ -338,7 +338,7 @@ class PopRequests:
         return command.reply(code, remark, header.to_ext_fields(), b"".join(bodies))
 
     async def notify(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """200054: waits until there is something to pop, and says so."""
+        """200054: answers when there is a message to pop, or when the wait ends."""
         request = parse_header(NotificationRequest, command.ext_fields)
         self._check_readable("peeking")
         await self._check(request)
@@ -361,7 +361,9 @@ class PopRequests:
         hold.connection.reply(hold.command, hold.command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields()))
 
     def _look(self, state: PopState, request: NotificationRequest, config: TopicConfig) -> tuple[bool, int | None]:
-        """Whether there are messages to pop, and if not, when the first blocked queue is free; None if none is."""
+        """Whether there are messages to pop, and if not, when the first blocked queue is free; None if no queue is
+        blocked.
+        """
         now_ms = self._wall_clock_ms()
         blocked_until_ms = None
         for source in self._taker.sources(request, config, is_order=request.order):

@@ -37,7 +37,8 @@ QueueKey: TypeAlias = tuple[str, str, int]
 """(group, topic, queue id)"""
 
 STALE_COUNT_MIN = 1024
-"""Stale entries of the schedule that are kept at least, beside as many as there are valid ones"""
+"""Minimum number of stale entries in the schedule before they are removed; they also have to outnumber the valid ones
+"""
 _SUSPENDED = 1
 _RUN_SIZE = 24
 _ORDERED_SIZE = 32
@@ -98,7 +99,7 @@ class Undo(msgspec.Struct):
     copied: set[int] = set()
     """Messages that left the state because their copies are in the log"""
     reset_to: int | None = None
-    """Where a reset moved it, as the last one of several"""
+    """Next offset set by a reset, by the last one if there were several; None without a reset"""
     is_new: bool = False
 
     def remember(self, batches: dict[int, Batch | None]) -> None:
