@@ -1,4 +1,6 @@
-"""Requests that clean the store at once instead of at the configured time: 306, 316, 329. Source: AdminBrokerProcessor.
+"""Requests that clean the store at once instead of at the configured time: 306, 316, 329.
+
+Source: AdminBrokerProcessor.
 """
 
 from __future__ import annotations

@@ -151,8 +151,7 @@ class DelayService:
         )
 
     def figures(self) -> dict[str, str]:
-        """For request 28 (runtime statistics): delivery progress and queue end of each level that ever had a message.
-        """
+        """For request 28 (runtime statistics): delivery progress and queue end of each level ever used."""
         queues = self._store.queues
         ids = queues.topics().get(SCHEDULE_TOPIC, ())
         found = [(queue_id + 1, queue) for queue_id in ids if (queue := queues.get(SCHEDULE_TOPIC, queue_id))]

@@ -149,8 +149,7 @@ class Journal:
             self.urgent.set()
 
     async def logged(self, on_logged: Waiter | None = None) -> Logged:
-        """Waits for the outcome of all earlier changes. `on_logged` is called with it before anything else is written.
-        """
+        """Waits for the outcome of all earlier changes. `on_logged` gets it before anything else is written."""
         done = trio.Event()
         found = NO_MASTER
 

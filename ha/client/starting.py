@@ -89,8 +89,7 @@ class _Holder:
             self.is_closed.set()
 
     async def wait(self, event: anyio.Event) -> None:
-        """Waits for `event` and raises the error of the block, if any. If the call is cancelled, it cancels the block.
-        """
+        """Waits for `event` and raises the error of the block, if any. If the call is cancelled, so is the block."""
         try:
             await event.wait()
         except BaseException:

@@ -1,7 +1,7 @@
 """The dashboard's actions: a form, a page that shows what will happen and asks for confirmation, and the outcome.
 
-GET  /dashboard/act/NAME?…    the form, filled in from the query
-POST /dashboard/act/NAME      the confirmation; with `confirmed`, carries it out
+    GET  /dashboard/act/NAME?…    the form, filled in from the query
+    POST /dashboard/act/NAME      the confirmation; with `confirmed`, carries it out
 
 Every POST needs a session and a form token of that session (sessions.py). A token can be used once, so submitting a
 page again does nothing. Each action leaves a log line, with its session and without the content of messages.
