@@ -170,12 +170,14 @@ class NodeStatus(msgspec.Struct, frozen=True):
     role: str
     broker_name: str
     broker_id: Int64
-    is_ready: bool
+    is_ready: bool | None
+    """None: only its remoting port was read, which does not report it"""
     cluster_name: str = ""
     version: str = ""
     pid: Int64 = 0
     uptime_s: float = 0.0
     not_ready_reason: str = ""
+    """Why it is not ready, or why that is unknown"""
     degraded_reason: str | None = None
     """Why sends fail, or reach fewer nodes than configured; or "". None if the node's version does not report it"""
     addresses: dict[str, str | None] = {}
@@ -225,8 +227,6 @@ class Page:
     node: NodeStatus
     clock_ahead_s: float | None
     """Clock difference in whole seconds, positive if the node is ahead; None if unknown"""
-    note: str = ""
-    """Where it comes from, if not from the node's admin port"""
 
 
 @Parameter(name="*")

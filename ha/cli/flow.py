@@ -40,8 +40,10 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     role: str
     remoting: str
-    is_ready: bool
+    is_ready: bool | None
+    """None: unknown"""
     why_not_ready: str
+    """Why it is not ready, or why that is unknown"""
     min_offset: int
     max_offset: int
     unflushed_bytes: int | None
@@ -55,6 +57,14 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     link: str
     """Description of a slave's link to its master"""
     slaves: list[SlaveFlow]
+
+    @property
+    def readiness_problem(self) -> str:
+        """That the node is not ready, or that it can't tell, and why; "" if it is ready."""
+        if self.is_ready:
+            return ""
+        what = f"can't tell whether {self.name} is ready" if self.is_ready is None else f"{self.name} is not ready"
+        return f"{what}: {self.why_not_ready or 'it does not report why'}"
 
 
 class _Sample(NamedTuple):

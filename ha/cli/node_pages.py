@@ -15,7 +15,10 @@ from ha.cli.nodes import BrokerFacts, Facts, gather, uptime_s
 
 ROCKETMQ_ROLE = "MASTER"
 """Role of a master that does not tell its configuration"""
-_REPORTED = ("role", "broker_name", "broker_id", "is_ready", "cluster_name", "version", "uptime_s", "addresses")
+_REPORTED = (
+    *("role", "broker_name", "broker_id", "is_ready", "not_ready_reason"),
+    *("cluster_name", "version", "uptime_s", "addresses"),
+)
 
 
 class NodePages(NamedTuple):
@@ -74,7 +77,7 @@ def _why_no_admin_page(facts: Facts, broker: BrokerFacts) -> str:
 
 
 def remoting_page(broker: BrokerFacts, why: str = "") -> Page:
-    """Returns a page of what the broker's remoting port reported. `why`: the reason to read that one."""
+    """Returns a page of what the broker's remoting port reported. `why`: what is wrong with its admin port, or ""."""
     end = broker.figure("commitLogMaxOffset") or 0
     behind = broker.figure("dispatchBehindBytes")
     version = (broker.figures or {}).get("brokerVersionDesc", "")
@@ -82,7 +85,8 @@ def remoting_page(broker: BrokerFacts, why: str = "") -> Page:
         role=broker.setting("brokerRole") or ("SLAVE" if broker.broker_id else ROCKETMQ_ROLE),
         broker_name=broker.name,
         broker_id=broker.broker_id,
-        is_ready=True,
+        is_ready=None,
+        not_ready_reason=f"only its remoting port ({version}) was read" + (f"; {why}" if why else ""),
         degraded_reason=None if broker.is_master else "",
         cluster_name=broker.cluster,
         version=version,
@@ -99,8 +103,7 @@ def remoting_page(broker: BrokerFacts, why: str = "") -> Page:
     )
     told = {key: getattr(node, key) for key in _REPORTED}
     told |= {"commitlog": node.commitlog, "ha": node.ha, "ha_client": node.ha_client, "read_from": "remoting"}
-    note = f"read from its remoting port ({version})" + (f"; {why}" if why else "")
-    return Page(msgspec.json.encode(told), node, broker.clock_ahead_s, note)
+    return Page(msgspec.json.encode(told), node, broker.clock_ahead_s)
 
 
 def _slaves(broker: BrokerFacts) -> MasterSide:

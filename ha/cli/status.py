@@ -27,7 +27,7 @@ def status(
     sample: Annotated[
         float, Parameter(help="Sampling interval in seconds for rates of slaves that are behind (0 disables).")
     ] = 1.0,
-    check: Annotated[bool, Parameter(negative=(), help="Exit with 1 if sends are degraded, for monitoring.")] = False,
+    check: Annotated[bool, Parameter(negative=(), help="Exit with 1 if sends are degraded, or if that is unknown, for monitoring.")] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print the nodes' status pages as JSON, by address.")] = False,
     cluster: ClusterFlags = LOCAL,
     admins: AdminFlags = LOCAL_ADMINS,
@@ -35,15 +35,15 @@ def status(
 ) -> int:
     """Show nodes, their logs, and the lag of slaves.
 
-    Finds the nodes through the name servers, and on this machine, unless --admin names them. What needs an admin port
-    is missing for nodes whose admin port can't be reached from here, and for RocketMQ's brokers.
+    Finds the nodes through the name servers, and on this machine, unless --admin names them. What needs an admin port,
+    such as readiness, is unknown for nodes whose admin port can't be read from here, and for RocketMQ's brokers.
 
-    With --check, sends are degraded if a master can't store messages, or if fewer slaves of a SYNC_MASTER are in sync
-    than its sends need.
+    With --check, sends are degraded if a master can't store messages, or if fewer nodes are in sync than the sends of a
+    SYNC_MASTER need.
 
-    Exit codes: 0 every node is reachable and ready; 1 with --check, sends are degraded, or a master does not report
-    whether they are; 2 usage; 4 a node is not ready; 69 a registered node, a node given by --admin or a name server
-    given by --servers can't be reached, or there is no node.
+    Exit codes: 0 every node is reachable, and none reports that it is not ready; 1 with --check, sends are degraded, or
+    a node does not report whether they are or whether it is ready; 2 usage; 4 a node is not ready; 69 a registered
+    node, a node given by --admin or a name server given by --servers can't be reached, or there is no node.
     """
     if not 0 <= sample <= 3600:
         raise UsageError("--sample must be from 0 to 3600 s")
@@ -69,20 +69,23 @@ def show_status(
         notices().print(f"ha: {safe(address)}: {safe(reason)}")
     if errors:
         return EXIT_UNREACHABLE
-    if check and (problems := [problem for page in pages.values() if (problem := _problem_of_sends(page))]):
+    nodes = [page.node for page in pages.values()]
+    if check and (problems := [problem for node in nodes if (problem := _problem(node))]):
         for problem in problems:
             notices().print(f"ha: {safe(problem)}")
         return EXIT_REFUSED
-    return EXIT_DONE if all(page.node.is_ready for page in pages.values()) else EXIT_NOT_READY
+    return EXIT_NOT_READY if any(node.is_ready is False for node in nodes) else EXIT_DONE
 
 
-def _problem_of_sends(page: Page) -> str:
-    """Returns why sends to a master are degraded, or that it can't tell; "" if they are not, and for slaves."""
-    node = page.node
+def _problem(node: NodeStatus) -> str:
+    """Returns why sends to a master are degraded, or that this, or a slave's readiness, is unknown; "" for neither."""
+    if node.is_ready is None:
+        what = f"{node.name} is ready" if node.role == "SLAVE" else f"sends to {node.name} are degraded"
+        return f"can't tell whether {what}: {node.not_ready_reason}"
     if node.role == "SLAVE" or node.degraded_reason == "":
         return ""
     if node.degraded_reason is None:
-        return f"can't tell whether sends to {node.name} are degraded: {page.note or 'its version does not report it'}"
+        return f"can't tell whether sends to {node.name} are degraded: its version does not report it"
     return f"sends to {node.name} are degraded: {node.degraded_reason}"
 
 
@@ -108,12 +111,10 @@ def _show(pages: list[Page], flows: list[NodeFlow], event_count: int) -> None:
         console.print(members_table(members))
     if any(flow.slaves for flow in flows):
         console.print(slaves_table(flows))
-    for page, node, flow in zip(pages, nodes, flows, strict=True):
+    for node, flow in zip(nodes, flows, strict=True):
         name = safe(flow.name)
-        if page.note:
-            console.print(f"{name}: {safe(page.note)}")
-        if flow.why_not_ready:
-            console.print(f"{name} is not ready: {safe(flow.why_not_ready)}")
+        if problem := flow.readiness_problem:
+            console.print(safe(problem))
         if node.duplicates:
             console.print(f"{name}: another broker has the same name and ID: {safe(', '.join(node.duplicates))}")
         _show_damage(console, name, node.damage)
@@ -155,7 +156,7 @@ def nodes_table(flows: list[NodeFlow]) -> Table:
             safe(node.name),
             safe(node.role),
             safe(node.remoting),
-            "yes" if node.is_ready else "NO",
+            {True: "yes", False: "NO", None: "unknown"}[node.is_ready],
             f"{sum(slave.counts for slave in node.slaves)} of {len(node.slaves)}" if node.slaves else "–",
             *(f"{offset:,}" for offset in (node.min_offset, node.max_offset)),
             "–" if node.behind_bytes is None else f"{node.behind_bytes:,}",

@@ -80,7 +80,7 @@ def _once(fetch: Callable[[], NodePages], interval_s: float, *, json: bool) -> i
         notices().print(f"ha: {safe(address)}: {safe(reason)}")
     if reported:
         return EXIT_UNREACHABLE
-    return EXIT_DONE if all(node.is_ready for node in flows) else EXIT_NOT_READY
+    return EXIT_NOT_READY if any(node.is_ready is False for node in flows) else EXIT_DONE
 
 
 def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
@@ -93,8 +93,8 @@ def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
             shown.append(Text(f"{node.waiting_sends:,} sends are waiting for a slave of {name}"))
         if node.link:
             shown.append(Text(f"{name} ← {safe(node.master_address or 'no master')}: {safe(node.link)}"))
-        if node.why_not_ready:
-            shown.append(Text(f"{name} is not ready: {safe(node.why_not_ready)}"))
+        if problem := node.readiness_problem:
+            shown.append(Text(safe(problem)))
     shown += [Text(f"{safe(address)}: {safe(reason)}") for address, reason in errors.items()]
     return Group(*shown)
 

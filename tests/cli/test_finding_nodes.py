@@ -38,18 +38,22 @@ def no_local_admins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def registered(
-    *, config: str = "brokerRole=ASYNC_MASTER\n", admin_url: str | None = None, other: str | None = None
+    *,
+    config: str = "brokerRole=ASYNC_MASTER\n",
+    admin_url: str | None = None,
+    broker_id: int = 0,
+    other: str | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """A name server that knows a master, and `other` as its slave. Yields the addresses of both.
+    """A name server that knows a broker, by default a master, and `other` as its slave. Yields the addresses of both.
 
-    The master answers 28, with `admin_url` as halog does, and 26 with `config`, if access control does not reject it.
+    The broker answers 28, with `admin_url` as halog does, and 26 with `config`, if access control does not reject it.
     """
     address = ""
 
     def handle(command: RemotingCommand) -> RemotingCommand:
         match command.code:
             case RequestCode.GET_BROKER_CLUSTER_INFO:
-                addresses = {"0": address} | ({} if other is None else {"1": other})
+                addresses = {str(broker_id): address} | ({} if other is None else {"1": other})
                 group = {"brokerAddrs": addresses, "brokerName": "broker-a", "cluster": "C"}
                 body = {"brokerAddrTable": {"broker-a": group}, "clusterAddrTable": {"C": ["broker-a"]}}
                 return command.reply(0, body=json.dumps(body).encode())
@@ -95,14 +99,33 @@ def test_a_rocketmq_broker_has_what_its_remoting_port_tells(capsys: pytest.Captu
         [row] = [line.split() for line in out.splitlines() if line.startswith(" broker-a:0 ")]
         log = ["1,073,741,824", "5,368,709,120"]
         rest = ["–", "–", "?", "1,024", "1", "d", "2", "h"]
-        assert row == ["broker-a:0", "SYNC_MASTER", broker, "yes", "–", *log, *rest]
-        assert "broker-a:0: read from its remoting port (V4_9_7)\n" in out
+        assert row == ["broker-a:0", "SYNC_MASTER", broker, "unknown", "–", *log, *rest]
+        assert "can't tell whether broker-a:0 is ready: only its remoting port (V4_9_7) was read\n" in out
         assert "broker-a:0: this release does not report its slaves" in out
         page = shown_json(capsys, "--servers", names)[broker]
         assert run(["status", "--check", "--servers", names]) == 1
-        said = "ha: can't tell whether sends to broker-a:0 are degraded: read from its remoting port (V4_9_7)\n"
+        said = "ha: can't tell whether sends to broker-a:0 are degraded: only its remoting port (V4_9_7) was read\n"
         assert capsys.readouterr().err == said
+        assert run(["top", "--once", "--interval", "0.1", "--servers", names]) == 0
+        assert "can't tell whether broker-a:0 is ready: only its" in capsys.readouterr().out
     assert (page["read_from"], page["version"], page["uptime_s"]) == ("remoting", "V4_9_7", 93_784)
+    assert (page["is_ready"], page["not_ready_reason"]) == (None, "only its remoting port (V4_9_7) was read")
+
+
+def test_a_slave_whose_admin_port_can_t_be_read_does_not_pass_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The master's page is read. The slave, which is the same server here, names an admin port that is closed."""
+    with closed_port() as gone, registered(config="brokerRole=SLAVE\n", admin_url=f"http://{gone}", broker_id=1) as (names, _):
+        master = MASTER | {"degraded_reason": "", "broker_name": "broker-b", "addresses": {"remoting": "x:1"}}
+        with admin_port(json.dumps(master).encode()) as admin:
+            monkeypatch.setattr(admin_pages, "DEFAULT_ADMINS", (admin,))
+            assert run(["status", "--servers", names]) == 0
+            assert " broker-a:1 " in (out := capsys.readouterr().out)
+            why = f"only its remoting port (V4_9_7) was read; admin port {gone}: not reachable: Connection refused\n"
+            assert f"can't tell whether broker-a:1 is ready: {why}" in out
+            assert run(["status", "--check", "--servers", names]) == 1
+    assert capsys.readouterr().err == f"ha: can't tell whether broker-a:1 is ready: {why}"
 
 
 def test_a_broker_that_does_not_tell_its_configuration_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
