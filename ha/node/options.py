@@ -131,6 +131,19 @@ def replica_policy(config: Config) -> ReplicaPolicy | None:
     return ReplicaPolicy(in_sync_replicas=wanted or 1, min_in_sync_replicas=least or 1, all_in_sync=all_in_sync)
 
 
+def promised_copies(config: Config) -> int:
+    """Returns how many nodes have a message that a SYNC_MASTER acknowledges, by its configuration.
+
+    Waiting for all slaves or members in sync promises a second node, although sends succeed without one.
+    """
+    policy = replica_policy(config)
+    if policy is None:
+        return 2
+    by_number = max(policy.in_sync_replicas, policy.min_in_sync_replicas)
+    waits_for_all = policy.all_in_sync or (config.is_member and config.in_sync_replicas is None)
+    return max(by_number, 2) if waits_for_all else by_number
+
+
 def ack_count(config: Config) -> int | None:
     """Returns how many members of the sync-state set, including the master, must acknowledge a message; None: all.
 

@@ -16,6 +16,7 @@ from ha.version import __version__
 
 from .member import describe_member
 from .node import Node
+from .options import promised_copies
 
 _OFFSETS = ("min_offset", "max_offset", "flushed_offset", "dispatched_offset")
 
@@ -102,13 +103,13 @@ def degraded_reason(node: Node, ha: HAStatistics) -> str:
         return f"nothing can be stored: {reason}"
     if node.role != "SYNC_MASTER":
         return ""
+    needed = promised_copies(node.config)
+    if ha.in_sync_replicas_nums >= needed:
+        return ""
     if reason := single_copy_reason(node, ha):
         return f"messages are stored on one node only: {reason}"
-    needed = max(node.config.in_sync_replicas or 1, node.config.min_in_sync_replicas or 1)
-    if ha.in_sync_replicas_nums < needed:
-        explanation = node.ha_service.explain(ha.max_offset) or "too few slaves are connected"
-        return f"messages are stored on {ha.in_sync_replicas_nums} of {needed} nodes: {explanation}"
-    return ""
+    explanation = node.ha_service.explain(ha.max_offset) or "too few slaves are connected"
+    return f"messages are stored on {ha.in_sync_replicas_nums} of {needed} nodes: {explanation}"
 
 
 def single_copy_reason(node: Node, ha: HAStatistics) -> str:

@@ -90,7 +90,7 @@ TIMERS = {
         ({"single_copy_reason": "no slave is connected"},
          ["Ready: this node serves as ASYNC_MASTER without slaves, so messages are stored on one node only."]),
         ({"single_copy_reason": "slave s is 9 bytes behind", "ha": master_side(closed_counts={"slave_closed": 1})},
-         ["Messages are stored on one node only: slave s is 9 bytes behind. Sends to an ASYNC_MASTER succeed"]),
+         ["Messages are stored on one node only: slave s is 9 bytes behind. Sends succeed all the same."]),
         ({"member": MEMBER}, ["candidate (now)", "it waits for its turn", "no server answers", "0, 2", "not held"]),
         ({"member": {**MEMBER, "state": "master", "master_id": 0, "lease_remaining_s": 4.2, "sync_state_set": None}},
          ["master (now)", "4.2 s left", "member 0"]),

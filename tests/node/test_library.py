@@ -188,6 +188,12 @@ async def test_a_sync_master_with_a_slave_and_without(tmp_path: Path) -> None:
     ("keys", "degraded", "alone"),
     [
         ({}, "", "no slave is connected"),
+        ({"broker_role": "SYNC_MASTER", "in_sync_replicas": 1}, "", "no slave is connected"),
+        (
+            {"broker_role": "SYNC_MASTER", "all_ack_in_sync_state_set": True},
+            "messages are stored on one node only: no slave is connected",
+            "no slave is connected",
+        ),
         (
             {"broker_role": "SYNC_MASTER", "min_in_sync_replicas": 2, "in_sync_replicas": 3},
             "messages are stored on one node only: no slave is connected",
