@@ -258,7 +258,7 @@ class Agreement(Protocol):
     async def hand_over(
         self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """As master, stop being it: atomically do `change_group`, delete the key, and remove any switch request.
+        """As master, hand over: atomically do `change_group`, delete the master's key, and remove any switch request.
 
         Returns the revision of this change. Outdated, and late execution, as for `change_group`.
         """

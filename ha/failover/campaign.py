@@ -32,7 +32,7 @@ class Campaign:
         self._vacant_since = trio.current_time()
 
     async def run(self, view: GroupView) -> None:
-        """Return when there is a master, or was one meanwhile, or when this member must not become it."""
+        """Return when there is a master, or was one meanwhile, or when this member must not become master."""
         membership = self._membership
         membership.stand(_epoch(view) + 1)
         try:

@@ -266,7 +266,10 @@ class EtcdAgreement:
         group_revision: int,
         is_ours: Callable[[GroupView], bool],
     ) -> int:
-        """Change `group`, which has `group_revision` now. `is_ours`: whether a view shows this change."""
+        """Change the key `group`, whose revision is `group_revision`; return the new revision.
+
+        `is_ours`: whether a view shows this change. Outdated if the group has changed otherwise; AgreementUnavailable.
+        """
         compare = [*compare, is_unchanged(GROUP, group_revision)]
         revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)
         if revision:

@@ -85,7 +85,7 @@ class EtcdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of one client."""
 
     endpoint: str
-    """The one that is tried first now."""
+    """The endpoint that is tried first now."""
     call_count: int
     failed_attempt_count: int
     watch_restart_count: int

@@ -19,7 +19,7 @@ from .agreement import GroupRecord, GroupView, MasterRecord, MemberRecord, Switc
 GROUP, MASTER, MEMBERS, SWITCH = b"group", b"master", b"members/", b"switch"
 
 _DIGITS_MAX = 19
-"""Of an int64"""
+"""Maximum digits of an int64"""
 
 ValueT = TypeVar("ValueT")
 Json = dict[str, Any]

@@ -102,7 +102,7 @@ class MasterLease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until then; 0 if it is over."""
+        """Seconds until the lease ends; 0 if it has ended."""
         return max(0.0, self._deadline.remaining_s) if self.is_held else 0.0
 
     def on_change(self, callback: Callable[[float], None]) -> None:
@@ -110,7 +110,7 @@ class MasterLease:
         self._on_change = callback
 
     def end(self) -> None:
-        """Ends it now, for good."""
+        """Ends the right to act as master now, for good."""
         if not self._is_over:
             self._is_over = True
             self._deadline.unsubscribe(self._on_deadline)

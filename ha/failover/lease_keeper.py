@@ -67,9 +67,9 @@ class BrokerIdState(msgspec.Struct, frozen=True, kw_only=True):
     """Owner of a member's broker id, as far as is known."""
 
     is_owned: bool = False
-    """Its key was written on its own lease, and has not been found on another one since."""
+    """Whether the member's key was written on this process's lease and has not been found on another one since."""
     taken: BrokerIdTaken | None = None
-    """The owner of the key instead; None if there is none, or if it is not known yet."""
+    """The other lease that holds the key; None if there is none, or if it is not known yet."""
 
 
 class LeaseKeeper:
@@ -174,7 +174,9 @@ class LeaseKeeper:
         return held
 
     async def wait_fit(self) -> HeldLease | None:
-        """Wait for a lease with enough time left to start a term, renewing it once if need be; None if it isn't."""
+        """Wait for a lease with enough time left to start a term, renewing it once if need be; None if too little is
+        left.
+        """
         held = await self.wait_held()
         if not held.is_fit:
             self._wake.set()
@@ -198,7 +200,7 @@ class LeaseKeeper:
             await self._agreement.revoke(held.lease, timeout_s=self._options.call_timeout_s)
 
     def _lose_broker_id(self, taken: BrokerIdTaken) -> None:
-        """The key is on another lease: plays no role until that has ended."""
+        """Record that the key is attached to another lease: this member plays no role until that lease has ended."""
         known = self.broker_id.value
         if known.is_owned:
             logger.error("member.id_lost reason=%r hint=%r", str(taken), "this member stops serving")

@@ -25,7 +25,9 @@ NO_LONGER_MASTER = "this member is no longer master"
 
 
 class MasterTerm:
-    """One term: starts with a view in which this member has the master's key, ends by its lease, a view, or itself."""
+    """One term as master. It begins with a view in which this member has the master's key, and ends with the lease,
+    with a view in which the key or the record is another one, or when this member hands over.
+    """
 
     def __init__(self, membership: Membership, lease: MasterLease, view: GroupView) -> None:
         assert view.master is not None
@@ -112,7 +114,10 @@ class MasterTerm:
             self._role.set_live_members(passed_on)
 
     async def _write_set(self, wanted: frozenset[int]) -> GroupRecord:
-        """Return the record once it says `wanted`: as the answer says, or the view if an answer was lost."""
+        """Write `wanted` as the sync-state set; return the group's record that has it.
+
+        If an answer is lost, a later view shows whether the set was written. Waits until cancelled if the term is over.
+        """
         while True:
             current = self._current()
             if current is None:

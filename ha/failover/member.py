@@ -50,7 +50,7 @@ from ha.failover.switchover import SwitchoverRequests
 
 
 class Member:
-    """One member. `run` is its task; `progress`, `known`, `keeper` and `state` are for readers."""
+    """A member of a failover group. `run` is its task; `progress`, `known`, `keeper` and `state` are for readers."""
 
     def __init__(self, agreement: Agreement, role: Role, options: MemberOptions, state: DurableState) -> None:
         """`state.begin` must have returned."""
@@ -68,7 +68,8 @@ class Member:
         self._term: MasterTerm | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Play roles until cancelled. The node's role then stays what it was, without the right to act as master.
+        """Take the roles that the group's views require, until cancelled. The node then keeps its last role, but
+        without the right to act as master.
 
         ConfigError if another process has this member's broker id.
         """
@@ -92,7 +93,9 @@ class Member:
                 await self.keeper.publish()
 
     async def _keep_record(self) -> None:
-        """Store the newest record of the group on disk; publish the own record again if the service was rolled back."""
+        """Store the newest record of the group on disk; publish this member's record again if the service was rolled
+        back.
+        """
         view: GroupView | None = None
         while True:
             before = view
@@ -141,7 +144,7 @@ class Member:
             await self._while_id_is_owned(partial(self._follow, view, view.master))
 
     async def _watch_id(self) -> None:
-        """Check in each view whether the member's key is still on its lease."""
+        """Check in each view whether the member's key is still attached to its lease."""
         async for view in self.known.latest.eventual_values():
             if view is not None:
                 self.keeper.check_view(view)
@@ -269,7 +272,7 @@ async def open_member(
     *,
     leave_timeout_s: float = 3.0,
 ) -> AsyncIterator[Member]:
-    """Run a member while the block runs; at its end let it leave, in at most `leave_timeout_s`."""
+    """Run a member while the block runs; at its end call `Member.leave`, for at most `leave_timeout_s`."""
     member = Member(agreement, role, options, state)
     async with trio.open_nursery() as nursery:
         await nursery.start(member.run)

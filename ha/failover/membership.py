@@ -109,7 +109,7 @@ class Membership:
         await self.known.refresh()
 
     def note_followed(self) -> None:
-        """This member follows a master, or is one, on its present lease."""
+        """Record that this member follows a master, or is one, on its present lease."""
         held = self.keeper.held.value
         if held is not None:
             self._followed_lease_id, self._followed_at = held.lease.id, trio.current_time()

@@ -6,10 +6,11 @@ import math
 
 
 class CaughtUp:
-    """When a slave last had everything that was in the log at that moment (`at`).
+    """Time at which a slave last had everything that was in the log at that moment (`at`).
 
-    A slave of a busy master never reports the log's end. But the offset that it reports now was the log's end earlier:
-    at the latest when an earlier report set the mark. (RocketMQ uses the time of the last send in the same way.)
+    A slave of a busy master never reports the log's end. But the offset that it reports now was the log's end at some
+    earlier time. So the log's end and the time are noted at a report, and `at` is set to that time when a later report
+    reaches that end. (RocketMQ uses the time of the last send in the same way.)
     """
 
     __slots__ = ("_mark_at", "_mark_offset", "at")
@@ -20,7 +21,7 @@ class CaughtUp:
         self._mark_at = -math.inf
 
     def note_report(self, offset: int, end: int, now: float) -> None:
-        """The slave has the log up to `offset`; the log ends at `end`."""
+        """Records a report: the slave has the log up to `offset`; the log ends at `end`."""
         if offset >= end:
             self.at = now
         elif offset >= self._mark_offset:

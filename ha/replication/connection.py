@@ -98,7 +98,7 @@ class HAConnection:
         self._scope = trio.CancelScope()
         self._close_reason: CloseReason | None = None
         self._spoken = trio.Event()
-        """The slave has sent a first message of any kind"""
+        """Set once the slave has sent its first message, of any kind"""
         self._requested = trio.Event()
         self._writer = EagerWriter(self._transport)
 

@@ -34,15 +34,15 @@ TO_FOLLOW = "to follow it nevertheless, stop this node and empty its store"
 
 
 class Terms(Protocol):
-    """The newest term of the group that this node knows: HAClient."""
+    """The newest term of the group that this node knows; implemented by HAClient."""
 
     min_epoch: int
 
     def adopt_epoch(self, epoch: int) -> None:
-        """The group has reached `epoch`."""
+        """Record that the group has reached `epoch`."""
 
     def note_caught_up(self) -> None:
-        """The log here has everything that a master's log had when they connected."""
+        """Record that the log here has everything that a master's log had when they connected."""
 
 
 class EpochFollower:
@@ -160,7 +160,7 @@ class EpochFollower:
         self._master_confirm_offset = max(self._master_confirm_offset, header.confirm_offset)
 
     def note_held(self, offset: int, master_end: int) -> None:
-        """The log here is a prefix of the master's, and may be acknowledged up to `offset`.
+        """Record that the log here is a prefix of the master's, and may be acknowledged up to `offset`.
 
         `master_end`: the end of the master's log at the handshake.
         """

@@ -59,7 +59,7 @@ class AckRequest(msgspec.Struct, frozen=True):
 
 
 class Acknowledgements(Protocol):
-    """What the slaves have acknowledged: `HAService`. Offsets are physical, in bytes."""
+    """What the slaves have acknowledged; implemented by HAService. Offsets are physical, in bytes."""
 
     @property
     def push2_slave_max_offset(self) -> int:
@@ -69,7 +69,7 @@ class Acknowledgements(Protocol):
         """One offset for each slave that is counted now, highest first."""
 
     def acknowledged_in_sync(self) -> list[int]:
-        """The same, of those in sync only."""
+        """One offset for each slave that is in sync now, highest first."""
 
     def acknowledged_by_set(self) -> int | None:
         """The offset up to which the sync-state set has acknowledged; None if this node does not lead its group."""

@@ -95,7 +95,7 @@ class HAClient:
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._connecting = trio.CancelScope()
-        """Of the attempt to connect"""
+        """Cancels the attempt to connect"""
         self._session: HASession | None = None
         self.local_address = ""
         """Local `host:port` of the connection to the master, under which the master sees it; "" without one."""
@@ -135,7 +135,7 @@ class HAClient:
         self._master.value = address
 
     def adopt_epoch(self, epoch: int) -> None:
-        """The group has reached `epoch`: follow no master of an earlier term from now on."""
+        """Record that the group has reached `epoch`; from now on no master of an earlier term is followed."""
         if epoch <= self.min_epoch:
             return
         self.min_epoch = epoch

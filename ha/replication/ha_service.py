@@ -198,7 +198,9 @@ class HAService:
         return False
 
     def _remember(self, progress: SlaveProgress) -> None:
-        """Record a slave's position for retention: it may reconnect. By host: on loopback an identity is a socket."""
+        """Record a slave's position for retention, as it may reconnect. Found by host: on loopback the identity changes
+        with each connection.
+        """
         if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         if progress.transfer_offset >= self._log.min_offset:
@@ -271,7 +273,9 @@ class HAService:
         return sorted((slave.acknowledged_offset for slave in self._counted()), reverse=True)
 
     def acknowledged_in_sync(self, offset: int | None = None) -> list[int]:
-        """Return the same for slaves less than fall_behind_max behind `offset`, by default the log's end."""
+        """Return one acknowledged offset for each slave less than fall_behind_max behind `offset`, by default the log's
+        end.
+        """
         behind = (self._log.max_offset.value if offset is None else offset) - self._options.fall_behind_max_bytes
         return sorted(
             (slave.acknowledged_offset for slave in self._counted() if slave.ack_offset > behind), reverse=True
@@ -356,7 +360,9 @@ class HAService:
         return reasons
 
     def record_table_copy(self, host: str) -> None:
-        """`host` copies this broker's tables, as slaves do: `explain` names it if it has no HA connection."""
+        """Record that `host` copies this broker's tables, as slaves do: `explain` names it if it has no HA
+        connection.
+        """
         self._copied_at[host] = trio.current_time()
         self._copied_at.move_to_end(host)
         if len(self._copied_at) > REMEMBERED_TABLE_COPIES_MAX:

@@ -80,7 +80,8 @@ class HASession:
         follower: EpochFollower | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE while the slave waits so.
+        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE when the slave waits in that
+        condition.
 
         With a `poller`, records that the pump appended are dispatched in one of its turns.
         """

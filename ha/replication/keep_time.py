@@ -15,7 +15,8 @@ async def keep_time(
 ) -> None:
     """Call `wake` when a heartbeat is due; return when nothing was read for longer than the housekeeping interval.
 
-    One timer that checks the latest times when it fires, instead of some that are reset with each frame.
+    A single timer, which compares the latest times when it fires. Separate timers would have to be reset with each
+    frame.
     """
     silence_s = options.housekeeping_interval_s + TICK_S
     woken_until = -math.inf

@@ -95,7 +95,7 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def confirm_set(self, members: Iterable[int]) -> None:
-        """The agreement service has `members` as the set; earlier proposals can no longer take effect."""
+        """Record that the agreement service has `members` as the set; earlier proposals can no longer take effect."""
         if self.sync_state is None:
             return
         self.sync_state.confirm_set(frozenset(members))
@@ -103,7 +103,7 @@ class Leadership:
         self._evaluate()
 
     def set_live_members(self, members: Mapping[int, int]) -> None:
-        """The members with a lease in the agreement service: broker id -> run id, 0 if unknown."""
+        """Set the members with a lease in the agreement service: broker id -> run id, 0 if unknown."""
         if self.sync_state is None:
             return
         self.sync_state.set_live_members(frozenset(members))
@@ -113,7 +113,7 @@ class Leadership:
         self._term_changed.unpark_all()
 
     def _set_run_id(self, broker_id: int, run_id: int) -> None:
-        """Process `run_id` has the broker id now: acknowledgements of any other no longer count."""
+        """Record that process `run_id` has the broker id: acknowledgements of any other process no longer count."""
         known = self._run_ids.get(broker_id, 0)
         if not run_id:
             self._run_ids.pop(broker_id, None)

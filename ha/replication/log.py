@@ -37,7 +37,7 @@ class ReplicatedLog(Protocol):
         """Return up to `size_max` bytes, not beyond the segment, if they are surely in memory; else None."""
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
-        """Return the same bytes, read in a worker and verified if they are cold. At least one byte below max_offset.
+        """Return up to `size_max` bytes, at least one below max_offset; cold bytes are read in a worker and verified.
 
         OffsetGone outside [min_offset, max_offset]. DamagedBytes if the first byte is damaged: it must not leave this
         node.

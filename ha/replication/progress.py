@@ -168,18 +168,20 @@ class SlaveProgress:
         return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
 
     def take_report(self, offset: int, end: int, now: float) -> None:
-        """The slave has the log up to `offset`; `end` is the log's."""
+        """Record a report: the slave has the log up to `offset`, and the log ends at `end`."""
         self.ack_offset = offset
         self.last_report_at = now
         self.caught_up.note_report(offset, end, now)
 
     def note_sent(self, size: int, now: float) -> None:
-        """The slave was sent `size` bytes."""
+        """Record that the slave was sent `size` bytes."""
         self.last_write_at = now
         self.flow.count(size, now)
 
     def behind_s(self, end: int, now: float) -> float:
-        """Return how long it has not had the whole log, which ends at `end`, or been connected; 0 if it has it."""
+        """Return the time since the slave last had the whole log, or connected if it never had; 0 if it has it. `end`:
+        the log's end now.
+        """
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)
 
     @property

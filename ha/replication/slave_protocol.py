@@ -88,7 +88,9 @@ class SlaveProtocol:
         plan: SessionPlan,
         on_condition: Callable[[Condition, str], None],
     ) -> None:
-        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE while the slave waits so."""
+        """`on_condition` is called with CONNECTED when a frame fits, and with OUT_OF_RANGE when the slave waits in that
+        condition.
+        """
         self._log = log
         self._options = options
         self._plan = plan
@@ -166,7 +168,7 @@ class SlaveProtocol:
         return None
 
     def take_body(self, offset: int, chunk: memoryview) -> Piece | SessionEnd | None:
-        """Return the bytes to append of the next bytes of a frame, None if there are none yet."""
+        """Return those of a frame's next bytes that are to be appended; None if there are none yet."""
         check = self._check
         if self.end is not None:
             return self.end
@@ -212,7 +214,9 @@ class SlaveProtocol:
             self.become(SessionState.PREPARING)
 
     def _take_early_heartbeat(self, overlap: Overlap) -> SessionEnd | None:
-        """The master has nothing to send although the end of the log is not compared yet."""
+        """Handle a heartbeat that arrives before the end of the log is compared: the master has nothing to send at this
+        position.
+        """
         at, own = overlap.position, overlap.end
         if at > overlap.start:
             return SessionEnd(Condition.MASTER_BEHIND, f"the log here ends at {own}, the master's at {at}")

@@ -151,7 +151,7 @@ class _Slave:
         self.furthest = UNKNOWN
         """The highest offset that it acknowledged in this term, on any connection."""
         self.advanced_at = now
-        """When that last rose."""
+        """When `furthest` last rose."""
         self.caught_up = CaughtUp()
 
 
@@ -203,7 +203,7 @@ class SyncStateSet:
     # Events
 
     def connect(self, broker_id: int, now: float, *, can_join: bool) -> None:
-        """`broker_id` has a new connection, which replaces any other; it counts after its first report."""
+        """Record a new connection of `broker_id`, which replaces any other; it counts after its first report."""
         assert broker_id != self.own_id
         previous = self._slaves.get(broker_id)
         self.disconnect(broker_id)
@@ -214,7 +214,7 @@ class SyncStateSet:
         self._disconnected.discard(broker_id)
 
     def disconnect(self, broker_id: int) -> None:
-        """Its connection has ended."""
+        """Record that the connection of `broker_id` has ended."""
         if self._slaves.pop(broker_id, None) is not None:
             if any(broker_id in members for members in self._sets):
                 self._disconnected.add(broker_id)
@@ -222,7 +222,7 @@ class SyncStateSet:
             self._update_sets()
 
     def report(self, broker_id: int, offset: int, end: int, now: float) -> None:
-        """It has the log up to `offset`; the log ends at `end`."""
+        """Record a report: `broker_id` has the log up to `offset`; the log ends at `end`."""
         slave = self._slaves[broker_id]
         slave.held = max(slave.held, offset)
         if offset > slave.furthest:
@@ -233,11 +233,11 @@ class SyncStateSet:
             self._update_sets()
 
     def grow(self, broker_id: int, now: float) -> None:
-        """The log grows now, and until now the slave had all of it."""
+        """Record that the log grows now, and that the slave had all of it until now."""
         self._slaves[broker_id].caught_up.at = now
 
     def set_live_members(self, members: Collection[int]) -> None:
-        """`members` are the members that have a lease."""
+        """Set the members that have a lease."""
         self._live = frozenset(members)
 
     def advance(self, end: int) -> bool:
@@ -247,7 +247,7 @@ class SyncStateSet:
         return self.confirm_offset > previous
 
     def confirm_set(self, members: Collection[int]) -> None:
-        """The agreement service has `members` as the set; earlier proposals can no longer take effect."""
+        """Record that the agreement service has `members` as the set; earlier proposals can no longer take effect."""
         assert self.own_id in members, (self.own_id, members)
         self.agreed = frozenset(members)
         self.proposed = None
@@ -322,7 +322,7 @@ class SyncStateSet:
         return "; ".join(text for _, text in self.reasons(offset))
 
     def reasons(self, offset: int) -> list[tuple[Cause, str]]:
-        """Return the same for each member, with the cause for metrics."""
+        """Return why each member keeps a put that ends at `offset` waiting, with the cause for metrics."""
         reasons = []
         for broker_id in sorted(frozenset().union(*self._sets) - {self.own_id}):
             slave = self._slaves.get(broker_id)
@@ -335,7 +335,9 @@ class SyncStateSet:
 
     @property
     def _promised_offset(self) -> int:
-        """Up to here as many members of each set must have the log as an election relies on: all, or ack_count."""
+        """Highest offset that was ever confirmed or acknowledged. A new set must ensure that an election finds
+        everything up to it.
+        """
         return max(self.confirm_offset, self._acknowledged_offset)
 
     def _lost_at(self, broker_id: int, slave: _Slave, end: int, now: float) -> float:

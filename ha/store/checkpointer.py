@@ -1,4 +1,5 @@
-"""Saves queues and index, at intervals and when a store closes, and records up to where the store is durable.
+"""Saves queues and index, at intervals and when a store closes, and records the position up to which the store is
+durable.
 
 Recovery trusts these records after a crash: the checkpoint (checkpoint.py), the checksums of flushed bytes, and the
 ends of the queues. Nothing is recorded before it is on the disk. Source: StoreCheckpoint.
@@ -17,11 +18,11 @@ from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, save_queue_ends
 from ha.store.store_parts import StoreParts
 
 _SYNCED_AT_ONCE = 512
-"""Files of queues; stopping waits for no more than these."""
+"""Maximum number of queue files per sync; when the store stops, it waits for at most one such sync."""
 
 
 class Checkpointer:
-    """One store's. The log's `maintenance_lock` serializes its work with retention and truncation."""
+    """The checkpointer of one store. The log's `maintenance_lock` serializes its work with retention and truncation."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
@@ -109,7 +110,8 @@ class Checkpointer:
     async def _save_queues(self) -> None:
         """Syncs the files of queues written up to now, and records the ends of these queues. OSError.
 
-        In pieces, as one for each of a hundred thousand queues would block the event loop.
+        Syncs _SYNCED_AT_ONCE files at a time: handling those of a hundred thousand queues in one step would block the
+        event loop.
         """
         queues, ends = self._parts.queues, self._saved_ends
         if ends is None:

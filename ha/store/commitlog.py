@@ -87,7 +87,7 @@ class CommitLog(SegmentedLog):
     def read_nowait(self, physical_offset: int, size_max: int) -> memoryview | None:
         """Returns up to `size_max` bytes of one segment for a pull: hot ones, or ones that a recent pull has read.
 
-        None if neither are there.
+        None if the bytes are neither.
         """
         hot = self.read_hot(physical_offset, size_max)
         return hot if hot is not None else self.verified.read_recent(physical_offset, size_max)
@@ -163,8 +163,8 @@ class CommitLog(SegmentedLog):
     async def add_segment(self) -> AppendResult | None:
         """Fills up the last segment and adds the next one; returns why that failed, None if it did not.
 
-        For the one task that appends, when the last segment has no room. Waits for at most `segment_wait_s`. Cancelled,
-        it changes nothing.
+        For the one task that appends, when the last segment has no room. Waits for at most `segment_wait_s`. If
+        cancelled, it changes nothing.
         """
         async with self.appends_held():
             return await self._roll()
@@ -182,8 +182,8 @@ class CommitLog(SegmentedLog):
     async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Appends messages in order, independently, waiting for segments as needed; returns the result of each.
 
-        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. Cancelled,
-        it leaves a prefix of the messages appended. For users of a store without a broker.
+        A message for which no segment was available within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. If
+        cancelled, the first messages may be in the log and the others not. For users of a store without a broker.
         """
         began = trio.current_time()
         await self._lock_appends()
@@ -229,10 +229,11 @@ class CommitLog(SegmentedLog):
     def _store_clock_ms(self) -> int:
         """Returns the wall clock, but never less than the store time of the last record.
 
-        Recovery relies on the order of store times: by comparing them with the checkpoint's it decides what was flushed
-        and what the queues have. RocketMQ relies on it too, but stores whatever the clock says. After the clock was set
-        back its records seem older than the ones before; here they get the time of the last of those until the clock
-        has caught up. A lookup by time finds them either way, off by the step of the clock.
+        Recovery relies on ascending store times: it compares them with the checkpoint's to decide which records were
+        flushed and which have queue entries. RocketMQ relies on them, too, but stores whatever the clock says, so that
+        records stored after the clock was set back seem older than those before. Here such records get the last
+        record's store time until the clock has caught up. A lookup by time finds them in both cases, off by the step of
+        the clock.
         """
         now_ms, last_ms = self._wall_clock_ms(), self.last_store_timestamp_ms
         return now_ms if now_ms > last_ms else last_ms
@@ -295,12 +296,12 @@ class CommitLog(SegmentedLog):
         self.append_times.observe(trio.current_time() - began)
 
     async def reset(self, first_offset: int) -> None:
-        """Sets everything that the store holds aside and starts empty at the segment of `first_offset`.
+        """Sets aside everything that the store holds, and starts empty at the segment of `first_offset`.
 
         Commitlog, consume queues and index are renamed to `NAME.aside-N`; nothing is deleted. Afterwards `max_offset`
         is the start of the segment that contains `first_offset`. DiskFull or OSError: nothing has changed. DiskFailed:
-        the node must stop, and the next start continues with what it finds. Cancelled, it has either not begun or is
-        complete.
+        the node must stop, and the next start continues with what it finds. If cancelled, the reset has either not
+        begun or is complete.
         """
         first_offset -= first_offset % self.segment_size
         run, disk, options = self._run_blocking, self._disk, self._options
@@ -369,8 +370,10 @@ class CommitLog(SegmentedLog):
 
     @property
     def is_torn(self) -> bool:
-        """Whether part of a refused write may lie behind the end: only recovery after a crash tells it from a record,
-        as no CRC covers a whole record. Also whether a reset has left files moved."""
+        """Whether bytes of a refused write may lie behind the log's end, or a reset has left files moved.
+
+        Such bytes may look like a record, because no CRC covers a whole record; only recovery after a crash can tell
+        them apart."""
         return self._torn_to > self.max_offset.value
 
     def _publish(self, segment: Segment, position: int) -> None:

@@ -20,7 +20,7 @@ from ha.store.queue_files import QueueFiles
 logger = logging.getLogger(__name__)
 
 QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
-"""Greater ones are not believed"""
+"""Queue offsets above this limit are treated as damage"""
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
 _NEAR_ENTRIES = 128
@@ -201,8 +201,8 @@ class ConsumeQueue:
         self.append(self.max_offset, [blank] * (queue_offset - self.max_offset))
 
     def keep_end(self, end: int, physical_offset: int) -> None:
-        """Fills the queue with blank entries up to `end`, which it had reached with a record that ends at a physical
-        offset."""
+        """Fills the queue with blank entries up to `end`, its end before entries were lost. The record of the last lost
+        entry ended at `physical_offset`."""
         logger.error(
             "queue.end_kept topic=%s queue_id=%d end=%d found=%d", self.topic, self.queue_id, end, self.max_offset
         )
@@ -322,8 +322,8 @@ class ConsumeQueue:
     def _search(self, physical_offset: int) -> int:
         """Returns the position behind the last entry of a record before a physical offset.
 
-        Entries of zeros do not tell where they belong: a power loss left them at the end of what was written, or damage
-        among others. They count as behind the offset, unless an entry before the offset follows.
+        Zeroed entries have no physical offset: they are what a power loss left at the end, or damage in between. They
+        count as behind the offset, unless an entry before the offset follows.
         """
         if 0 < self.max_physical_offset < physical_offset:
             return self.max_offset

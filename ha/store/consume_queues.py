@@ -74,7 +74,7 @@ class ConsumeQueues:
         return whole
 
     def _queue_ids_of(self, topic: str) -> list[str]:
-        """Returns the names in a topic's directory; none for what is no directory, such as an editor's backup file."""
+        """Returns the names in a topic's directory; none if it is not a directory, such as an editor's backup file."""
         try:
             return self._disk.list_dir(self._directory / topic)
         except NotADirectoryError:
@@ -165,8 +165,8 @@ class ConsumeQueues:
     def destroy(self) -> None:
         """Deletes the files of all queues, for a slave whose log has lost all its records. Blocking.
 
-        The next ones may come from a master that has lost earlier ones, too: its queues then continue before the ends
-        that these have.
+        The master that it follows next may have lost records, too, and continue these queues at lower queue offsets
+        than their present ends.
         """
         for queue in self:
             queue.destroy()

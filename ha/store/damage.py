@@ -44,7 +44,7 @@ class DamagedRange(msgspec.Struct, eq=False):
     healed_ms: int = 0
     healed_from: str = ""
     heal_trouble: str = ""
-    """Why the last attempt to heal it failed"""
+    """Why the last attempt to heal the range failed"""
 
 
 class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):

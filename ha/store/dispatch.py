@@ -40,7 +40,9 @@ _RECORDS_MAX = 1024
 """Records dispatched at once: 0.5 ms of work, or 10 ms if no record is a usual one, or without compiled modules."""
 _PAUSE_S = 1.0
 _FILES_WAIT_S = 3.0
-"""A slave may have a whole log to dispatch; clients wait 5 s or 6 s for most responses."""
+"""Maximum wait for files of queues: a slave may have a whole log to dispatch, and clients wait 5 s or 6 s for most
+responses.
+"""
 _Place = tuple[tuple[int, int, int], int]
 """A record's entry (physical offset, size, tags code) and queue offset"""
 

@@ -44,7 +44,9 @@ _LARGE_BYTES = 32 << 20
 """Deleted files of at least this size are closed by a thread."""
 _HELD_S_MAX = 60.0
 _HELD_CHECK_S = 0.1
-"""Time for which the map of a deleted file is kept, so that no reader has to unmap it, and how often that is checked"""
+"""Interval for checking whether a deleted file is still in use. Its map is kept for at most _HELD_S_MAX, so that no
+reader has to unmap it
+"""
 _OWN_REFERENCES = 2
 """sys.getrefcount of an object that only a list refers to"""
 
@@ -504,7 +506,7 @@ class OpenFiles:
         self._count_max = count_max
         self._files: dict[Path, File] = {}
         self.unsynced: dict[Path, Any] = {}
-        """Files that were written and are not synced, open or not, and whose they are: in the order of writing, so that
+        """Files that were written and are not synced, open or not, with their owner. In the order of writing, so that
         equal runs sync in equal order"""
 
     def get(self, path: Path) -> File:

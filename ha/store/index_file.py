@@ -156,7 +156,8 @@ class IndexFile:
         return 1 + bisect_left(numbers, physical_offset, key=lambda number: self._entry(number)[1])
 
     def truncate(self, number: int, end_timestamp_ms: int) -> None:
-        """Removes the entries from a number (> 1) on; the one before it is of a record stored at that time. Blocking.
+        """Removes the entries from `number` (> 1) on. `end_timestamp_ms`: store time of the record of the entry before
+        it. Blocking.
 
         Only the newest file, whose slots are in memory; a query may be under way in another worker.
         """
@@ -197,7 +198,7 @@ class IndexFile:
         return taken
 
     def give_back(self, unwritten: Unwritten) -> None:
-        """Marks it as not written."""
+        """Takes back what `take_unwritten` returned, because it was not written."""
         self.is_dirty = True
         for page in unwritten.pages:
             self._dirty_pages[page] = 1

@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 _NAME_DIGITS = 17
 _NEW_BYTES_MAX = 128 << 10
-"""New entries that are kept for the worker that writes them; `put` writes what is beyond, and notices a full disk."""
+"""Maximum bytes of new entries kept in memory for the worker that writes them; beyond it, `put` writes them itself and
+notices a full disk.
+"""
 _NEW_BYTES_MAX_SAVING = 16 << 20
 """The same while a worker saves: `put` would have to wait until the file system has allocated the worker's blocks."""
 QUERY_COUNT_MAX = 64
@@ -240,7 +242,8 @@ class KeyIndex:
                 unwritten.file.give_back(unwritten)
 
     def write(self, taken: list[Unwritten]) -> None:
-        """Writes and syncs it, and raises `safe_timestamp_ms`. Blocking; keys may be put meanwhile.
+        """Writes and syncs what `take_unwritten` returned, and raises `safe_timestamp_ms`. Blocking; keys may be put
+        meanwhile.
 
         Removes what is written from the list; if the disk refuses (OSError), pass the rest to `give_back`.
         """
@@ -359,7 +362,9 @@ class KeyIndex:
         return 0 if end is None else end
 
     def _set_indexed_to(self) -> None:
-        """Finds where to continue. The last record of a full file may have more keys, in a file that was deleted."""
+        """Sets the position from which records are indexed. If the last file is full, its last record is indexed again:
+        the rest of its keys may have been in a file that was deleted.
+        """
         end = self.end_physical_offset
         self._indexed_to = -1 if end is None else end
         self._partial = None

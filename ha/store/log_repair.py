@@ -118,10 +118,11 @@ class LogRepair:
             await self._run_blocking(_rewrite, segment, begin - segment.start, raw)
 
     async def agrees(self, damage: DamagedRange, raw: bytes) -> bool:
-        """If `raw`, sent by another node, is what the disk holds here too, corrects its checksum and returns True.
+        """Returns whether `raw`, sent by another node, equals the bytes on the disk here; if so, corrects their
+        checksum.
 
-        Then only the checksum was wrong, because another program wrote the log. For one block with a checksum, of which
-        `raw` has all that is damaged: a peer may have only the first records of it.
+        Then only the checksum was wrong, because another program wrote the log. Only for damage of one block with a
+        checksum, all of which `raw` must contain: a peer may have only the first records of it.
         """
         if not damage.by_checksum or len(raw) > self._block_size or damage.begin + len(raw) < damage.end:
             return False

@@ -7,8 +7,8 @@ The segment waits in the file `commitlog.new-OFFSET`. While it exists, a start c
 moved, so that the new log never begins elsewhere; before that it removes the segment, and rebuilds from the log what
 was moved. A failure moves everything back.
 
-Moved is `NAME` to `NAME.aside-N`, nothing is deleted. If `NAME` is a symbolic link, the directory that it leads to is
-moved, and made again: the new files are then on the same disk as the old ones.
+Nothing is deleted: `NAME` is renamed to `NAME.aside-N`. If `NAME` is a symbolic link, the directory that it leads to is
+renamed and created again, so that the new files are on the same disk as the old ones.
 """
 
 from __future__ import annotations

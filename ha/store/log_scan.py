@@ -80,7 +80,7 @@ class LogScan:
         return head.store_timestamp_ms if head is not None else 0
 
     async def find_end(self, first: int, run_blocking: RunBlocking) -> LogEnd:
-        """Checks records from physical offset `first` on until one is not good."""
+        """Checks records from physical offset `first` on; returns where the good ones end, and why."""
         last_record = -1
         for segment in self.segments:
             if segment.end <= first:
@@ -263,8 +263,9 @@ def _claimed_size(raw: bytes, physical_offset: int) -> int:
 def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
     """Returns whether topic or properties of the good record at `at` contain a zero at the border of a sector.
 
-    Except where its last sector begins, if the next record begins in it: then that sector was written as a whole. A
-    RocketMQ broker that was killed within a record, and takes it for complete at its next start, leaves such zeros.
+    The start of the record's last sector is ignored if the next record begins in that sector, which was then written as
+    a whole. A RocketMQ broker that was killed within a record, and takes it for complete at its next start, leaves such
+    zeros.
     """
     end = at + size
     first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards

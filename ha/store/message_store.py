@@ -38,13 +38,15 @@ from ha.store.undispatched import Undispatched, read_undispatched
 logger = logging.getLogger(__name__)
 
 _CATCH_UP_SHARE = 0.3
-"""Share of the time to stop; a worker may be making files for one more chunk, all of which have to be synced."""
+"""Share of `stop_timeout_s` for dispatching the rest of the log. A worker may be making files for one more chunk then,
+all of which have to be synced.
+"""
 QUERY_WAIT_S = 2.0
 """Time that a query waits for an index that is being rebuilt; then it searches what is there."""
 
 
 class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of a store. Offsets in bytes, ratios 0..1."""
+    """A snapshot of a store. Offsets in bytes, ratios 0..1."""
 
     min_offset: int
     max_offset: int
@@ -119,7 +121,7 @@ class MessageStore:
         self._writable_from = 0
         """A master accepts puts when dispatch has reached this offset: until then the next queue offsets are unknown"""
 
-    # ---- for the rooms above
+    # ---- for the packages above
 
     @property
     def is_writable(self) -> tuple[bool, str]:
@@ -219,8 +221,8 @@ class MessageStore:
         queue's last entry then. Does nothing if the log ends there anyway.
 
         ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing could be begun;
-        DiskFailed if the disk fails in the middle: the node must stop then, and the next start completes it. Cancelled,
-        it has either not begun or is complete.
+        DiskFailed if the disk fails in the middle: the node must stop then, and the next start completes it. If
+        cancelled, the truncation has either not begun or is complete.
         """
         async with self.log.maintenance_lock, self.log.appends_held():
             truncation = Truncation(self._parts, self.checkpointer)
@@ -245,8 +247,8 @@ class MessageStore:
         """Makes the log accept puts, after the last append of a master's bytes.
 
         Removes an incomplete last record. Reads the next queue offsets and the last store time from the records that
-        are not dispatched yet, so that puts need not wait for dispatch. CorruptLog or DamagedBytes if that can't be
-        read; what `truncate` raises.
+        are not dispatched yet, so that puts need not wait for dispatch. Raises CorruptLog or DamagedBytes if these
+        records can't be read, and the errors of `truncate`.
         """
         async with self.log.appends_held():
             end = (await self._read_undispatched()).end

@@ -21,7 +21,7 @@ class QueueFiles:
     def __init__(
         self, disk: Disk, open_files: OpenFiles, directory: Path, file_entries: int, owner: object = None
     ) -> None:
-        """`owner`: whose the files are, as `OpenFiles.unsynced` names it."""
+        """`owner`: stored with the path of each unsynced file in `OpenFiles.unsynced`."""
         self._disk = disk
         self._owner = owner
         self._open_files = open_files
@@ -65,7 +65,9 @@ class QueueFiles:
         return self.file(start).pread(size, (begin - start) * ENTRY_SIZE).ljust(size, b"\0")
 
     def last_data(self) -> list[tuple[int, int]]:
-        """Returns the ranges (bytes) of the last file that may be anything but zeros, which change once it is read."""
+        """Returns the byte ranges of the last file that may contain anything but zeros. Call it before reading the
+        file, as reading adds ranges.
+        """
         return data_ranges(self.file(self.starts[-1]), 0, self._file_size)
 
     def has_data_from(self, offset: int, data: Sequence[tuple[int, int]]) -> bool:

@@ -1,9 +1,9 @@
 """Cache of bytes that were recently read from the disk and verified, with read-ahead.
 
-A reader that continues where it ended gets more read at once than it asked for, and finds it here the next time.
+A reader that continues where it ended gets more bytes read than it asked for, and finds the rest here the next time.
 
-A consumer pulls one queue after the other, and their messages lie interleaved in the log: with four queues each read
-would fetch and verify the bytes of all four.
+It helps a consumer that pulls one queue after the other, whose messages are interleaved in the log: without the cache,
+with four queues, each pull would read and verify the bytes of all four.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ machine stopped; or damage. A torn tail is removed and zeroed. Damage differs fr
   good records end: a flipped bit or a torn page must not fake a record.
 
 A damaged range is listed, the scan continues behind it, and the node serves the rest while the range is healed from a
-peer. So are files that are too short or missing between others: they are completed with zeros, which are damage.
+peer. A file that is too short, or missing between others, is completed with zeros, which count as damage, too.
 
 RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
 acknowledged messages, and slaves never learn of it. halog raises CorruptLog, and deletes nothing, only if it can't
@@ -247,9 +247,10 @@ class LogRecovery:
         return any(each.was_missing and begin < each.end and each.begin < end for each in self._zero_filled)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:
-        """Returns up to where the queues prove that the log was flushed, None if not beyond an end; `first` as above.
+        """Returns up to where the queues prove that the log was flushed, None if not beyond `end`; `first`: start of
+        the scan.
 
-        CorruptLog if that is in a missing file.
+        CorruptLog if that position is in a missing file.
         """
         if not self._queues_prove or self._queues.first_record_from(end.position) is None:
             return None
@@ -278,8 +279,8 @@ class LogRecovery:
     def _newest_ms(self, first: int, end: LogEnd) -> int:
         """Returns the newest store time, of the good records in [`first`, `end`), that the checkpoint covers.
 
-        For an end behind a record that is newer than the checkpoint: one not flushed, or one whose store time is
-        damaged, compared with which all that follow would look like leftovers.
+        Needed if the last record before `end` is newer than the checkpoint: it was not flushed, or its store time is
+        damaged, and compared with that time all later records would look like leftovers.
         """
         if self.scan.claimed_ms(end.position) < 0 and self.scan.next_good_record(end.position, 0) is None:
             return self._flushed_ms

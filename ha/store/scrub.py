@@ -202,7 +202,7 @@ class Scrub:
             size *= 4
 
     async def _heads_or_next(self, position: int, end: int) -> tuple[list[RecordHead], int]:
-        """As `_heads`; where the log is damaged, none, and where sound records go on."""
+        """As `_heads`. Where the log is damaged, returns no records, and the offset at which sound records continue."""
         try:
             return await self._heads(position, end)
         except DamagedBytes as damaged:
@@ -233,7 +233,7 @@ class Scrub:
     async def _resume_after(self, position: int, end: int) -> int:
         """Returns the offset of the next sound record behind damage, at most the segment's end.
 
-        Reads on, and so finds other damage up to there, or to the segment's end.
+        Reads and verifies everything up to there, so that other damage on the way is found, too.
         """
         segment = self._log.segment_at(position)
         at, stop = end, min(segment.end, self._end)
