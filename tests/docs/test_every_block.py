@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 from ha.cli import application
 from tests.docs.pages import ROOT
 
@@ -51,7 +49,6 @@ COMMAND = re.compile(
     r"^(ha|python3?|pip|apt(-get)?|scripts/[\w-]+|bench/run|docker|kubectl|curl|systemctl) ", re.MULTILINE
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def fenced(page: Path) -> Iterator[tuple[str, int, str, str]]:
@@ -62,23 +59,21 @@ def fenced(page: Path) -> Iterator[tuple[str, int, str, str]]:
         yield match[1], text.count("\n", 0, match.start()) + 1, match[2], above
 
 
-@each_page
-def test_blocks_are_run_or_excused(page: Path) -> None:
-    name = str(page.relative_to(ROOT))
-    assert page.read_text().count("\n```") == 2 * len(list(fenced(page))), "unterminated block"
-    for language, line, block, above in fenced(page):
-        if language == "":
-            assert not COMMAND.search(block), f"{name}:{line}: commands belong into a block of sh"
-        is_excused = language in SHOWN or REASON.search(above)
-        assert is_excused or (name, language) in RUN_BY, f"{name}:{line}: no test runs this {language} block"
+def test_blocks_are_run_or_excused() -> None:
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        assert page.read_text().count("\n```") == 2 * len(list(fenced(page))), f"{name}: unterminated block"
+        for language, line, block, above in fenced(page):
+            if language == "":
+                assert not COMMAND.search(block), f"{name}:{line}: commands belong into a block of sh"
+            is_excused = language in SHOWN or REASON.search(above)
+            assert is_excused or (name, language) in RUN_BY, f"{name}:{line}: no test runs this {language} block"
 
 
-@pytest.mark.parametrize(("place", "test"), RUN_BY.items(), ids=str)
-def test_named_test_reads_the_page(place: tuple[str, str], test: str) -> None:
-    name, language = place
-    assert any(found == language for found, *_ in fenced(ROOT / name)), "the page has no such block"
-    source = (ROOT / test).read_text()
-    assert Path(name).name in source or f'"{Path(name).stem}.md"' in source
+def test_named_test_reads_the_page() -> None:
+    for (name, language), test in RUN_BY.items():
+        assert any(found == language for found, *_ in fenced(ROOT / name)), f"{name} has no block of {language}"
+        assert Path(name).name in (ROOT / test).read_text(), (name, test)
 
 
 IN_TEXT = re.compile(r"`((?:ha |python -m |bench/run |scripts/)[^`]+)`")
@@ -112,9 +107,10 @@ def lacks(command: str) -> str:
     return words[0] if words and words[0] not in names else ""
 
 
-@each_page
-def test_commands_in_text_exist(page: Path) -> None:
-    assert {command: lacks(command) for command in commands_in_text(page) if lacks(command)} == {}
+def test_commands_in_text_exist() -> None:
+    commands = [command for page in PAGES for command in commands_in_text(page)]
+    assert {command: lacks(command) for command in commands if lacks(command)} == {}
+    assert len(commands) > 80
 
 
 def test_missing_commands_are_detected() -> None:
@@ -127,12 +123,11 @@ def test_missing_commands_are_detected() -> None:
         "python -m ha.x": "ha.x",
     }
     assert {command: lacks(command) for command in missing} == missing
-    assert len([command for page in PAGES for command in commands_in_text(page)]) > 80
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "ARCHITECTURE.md"], ids=lambda page: page.name)
-def test_named_files_and_tests_exist(page: Path) -> None:
-    for path, function in re.findall(r"`((?:\w+/)+\w+\.py)(?:::(\w+))?`", page.read_text()):
-        sources = [file.read_text() for file in (ROOT / path, ROOT / "ha" / path) if file.exists()]
-        assert sources, path
-        assert not function or re.search(rf"^(async )?def {function}\(", sources[0], re.MULTILINE), function
+def test_named_files_and_tests_exist() -> None:
+    for page in (*PAGES, ROOT / "ARCHITECTURE.md"):
+        for path, function in re.findall(r"`((?:\w+/)+\w+\.py)(?:::(\w+))?`", page.read_text()):
+            sources = [file.read_text() for file in (ROOT / path, ROOT / "ha" / path) if file.exists()]
+            assert sources, (page, path)
+            assert not function or re.search(rf"^(async )?def {function}\(", sources[0], re.MULTILINE), (page, function)
