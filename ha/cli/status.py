@@ -27,7 +27,9 @@ def status(
     sample: Annotated[
         float, Parameter(help="Sampling interval in seconds for rates of slaves that are behind (0 disables).")
     ] = 1.0,
-    check: Annotated[bool, Parameter(negative=(), help="Exit with 1 if sends are degraded, or if that is unknown, for monitoring.")] = False,
+    check: Annotated[
+        bool, Parameter(negative=(), help="Exit with 1 if sends are degraded, or if that is unknown, for monitoring.")
+    ] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print the nodes' status pages as JSON, by address.")] = False,
     cluster: ClusterFlags = LOCAL,
     admins: AdminFlags = LOCAL_ADMINS,

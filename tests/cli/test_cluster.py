@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import trustme
 from ha.cli import run
 from ha.cli.cluster.layout import LocalNode, add_nodes, read_nodes
 from ha.cli.cluster.processes import NodeError, NodeProcess, reserved_exactly
-from ha.cli.cluster.running import locked, runner_of, wait_settled
+from ha.cli.cluster.running import locked, runner_of, stop_nodes, wait_settled
 from ha.cli.exits import UsageError
 from tests.cli.cluster import wait_until
 from tests.cli.doctoring import closed_port
@@ -169,6 +170,51 @@ def test_a_cluster_goes_on_in_the_background(tmp_path: Path, capsys: pytest.Capt
         assert run(["cluster", "down", "--dir", str(tmp_path)]) == 0
     assert not nodes_of(tmp_path)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_a_second_down_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with up(tmp_path, "--groups", "1", "--replicas", "1") as (runner, _):
+        broker = max(nodes_of(tmp_path))
+        os.kill(broker, signal.SIGSTOP)
+        try:
+            for _ in range(2):
+                assert run(["cluster", "down", "--dir", str(tmp_path), "--timeout", "0.5"]) == 69
+                assert "is still stopping after 0.5 s" in capsys.readouterr().err
+        finally:
+            os.kill(broker, signal.SIGCONT)
+        assert run(["cluster", "down", "--dir", str(tmp_path)]) == 0
+        assert runner.wait(TIMEOUT_S) == 0
+    assert "process.stopped" in (tmp_path / "broker-a-0.log").read_text()
+
+
+_COUNT_SIGNALS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda number, frame: print("SIGTERM", flush=True))
+print("READY", flush=True)
+while not pathlib.Path("may-end").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_group_that_stops_gets_no_second_signal(tmp_path: Path) -> None:
+    """Which would end its nodes at once."""
+    node = LocalNode("x", {})
+    command = [sys.executable, "-c", _COUNT_SIGNALS, "--config", "x.conf"]
+    with (
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process,
+        ThreadPoolExecutor() as threads,
+    ):
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"READY\n"
+            first = threads.submit(stop_nodes, tmp_path, [node], 60)
+            assert process.stdout.readline() == b"SIGTERM\n"
+            with pytest.raises(NodeError, match="another ha cluster down is still stopping nodes"):
+                stop_nodes(tmp_path, [node], 0.1)
+        finally:
+            (tmp_path / "may-end").touch()
+        assert (first.result(), process.stdout.read()) == (1, b"")
 
 
 @pytest.mark.processes

@@ -116,7 +116,10 @@ def test_a_slave_whose_admin_port_can_t_be_read_does_not_pass_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The master's page is read. The slave, which is the same server here, names an admin port that is closed."""
-    with closed_port() as gone, registered(config="brokerRole=SLAVE\n", admin_url=f"http://{gone}", broker_id=1) as (names, _):
+    with (
+        closed_port() as gone,
+        registered(config="brokerRole=SLAVE\n", admin_url=f"http://{gone}", broker_id=1) as (names, _),
+    ):
         master = MASTER | {"degraded_reason": "", "broker_name": "broker-b", "addresses": {"remoting": "x:1"}}
         with admin_port(json.dumps(master).encode()) as admin:
             monkeypatch.setattr(admin_pages, "DEFAULT_ADMINS", (admin,))

@@ -148,17 +148,22 @@ def _run(directory: Path, wakeup: int, timeout_s: float, background: Background 
 
 @contextmanager
 def _interruptible() -> Iterator[int]:
-    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe that gets a byte for each START_MISSING."""
+    """Makes SIGTERM raise KeyboardInterrupt like Ctrl-C. Yields a pipe that gets a byte for each START_MISSING.
+
+    SIGTERM is ignored once the cluster stops, so that a second `ha cluster down` waits, too. A second Ctrl-C ends it at
+    once.
+    """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 
     def interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     def wake(_number: int, _frame: object) -> None:
         os.write(writable, b"!")
 
-    handlers = {signal.SIGTERM: interrupt, START_MISSING: wake}
+    handlers = {signal.SIGTERM: interrupt, signal.SIGINT: interrupt, START_MISSING: wake}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield readable

@@ -77,12 +77,31 @@ def stop_runner(descriptor: int, timeout_s: float) -> bool:
         os.close(descriptor)
 
 
+@contextmanager
+def _stopping(directory: Path, timeout_s: float) -> Iterator[None]:
+    """Waits until no other process stops nodes of `directory`, since a second signal ends a node at once. NodeError."""
+    deadline = time.monotonic() + timeout_s
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                what = f"another ha cluster down is still stopping nodes after {timeout_s:g} s"
+                raise NodeError(what, exit_code=os.EX_UNAVAILABLE)
+            time.sleep(_POLL_S)  # flock has no timeout
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def stop_nodes(directory: Path, nodes: Sequence[LocalNode], timeout_s: float) -> int:
     """Stops these nodes of a cluster that runs, in order, and returns how many ran. NodeError if one does not stop."""
     deadline = time.monotonic() + timeout_s
     count = 0
-    for _, stage in groupby(sorted(nodes, key=lambda node: -node.stage), key=lambda node: node.stage):
-        with ExitStack() as stack:
+    with _stopping(directory, timeout_s), ExitStack() as stack:
+        for _, stage in groupby(sorted(nodes, key=lambda node: -node.stage), key=lambda node: node.stage):
             found = {node.name: _process_of(directory, node) for node in stage}
             running = {name: descriptor for name, descriptor in found.items() if descriptor is not None}
             for descriptor in running.values():
@@ -201,22 +220,26 @@ class LocalCluster:
     def close(self) -> None:
         """Stops the nodes in order, each stage within STOP_TIMEOUT_S, and kills those that don't stop."""
         try:
-            by_stage = sorted(self._running.values(), key=lambda each: -each[0].stage)
-            for _, group in groupby(by_stage, key=lambda each: each[0].stage):
-                stage = list(group)
-                for _, process in stage:
-                    process.send_signal(signal.SIGTERM)
-                deadline = time.monotonic() + STOP_TIMEOUT_S
-                for node, process in stage:
-                    try:
-                        process.wait_exit(deadline - time.monotonic())
-                    except NodeError as error:
-                        if (node.name, error.exit_code) != (ETCD, -signal.SIGTERM):  # etcd ends by the signal
-                            self._report(error.what)
+            with _stopping(self._directory, STOP_TIMEOUT_S):
+                self._stop()
         finally:
             for _, process in self._running.values():
                 process.kill()
             self._running.clear()
+
+    def _stop(self) -> None:
+        by_stage = sorted(self._running.values(), key=lambda each: -each[0].stage)
+        for _, group in groupby(by_stage, key=lambda each: each[0].stage):
+            stage = list(group)
+            for _, process in stage:
+                process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for node, process in stage:
+                try:
+                    process.wait_exit(deadline - time.monotonic())
+                except NodeError as error:
+                    if (node.name, error.exit_code) != (ETCD, -signal.SIGTERM):  # etcd ends by the signal
+                        self._report(error.what)
 
 
 def _ending(process: NodeProcess) -> str:
