@@ -53,7 +53,7 @@ _MOVED = ("born_ms", "store_ms", "reconsume_times", "prepared_offset", "body_siz
 
 
 def gather(raw: Bytes, positions: Int64s, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Return the `kind` at each position of `raw`, copied; every position must leave room for one."""
+    """Return a copy of the value of type `kind` at each position of `raw`; every position must leave room for one."""
     width = kind.itemsize
     windows = np.ndarray(shape=(max(len(raw) - width + 1, 0),), dtype=f"V{width}", buffer=raw, strides=(1,))
     return windows[positions].view(kind)
@@ -62,7 +62,7 @@ def gather(raw: Bytes, positions: Int64s, kind: np.dtype[np.void]) -> npt.NDArra
 class Heads:
     """Records at `positions` (bytes from the start of `raw`). `sound` says which of them are records at all.
 
-    What an unsound row's other fields hold means nothing, except `total_size` and `physical_offset` as found.
+    The other fields of an unsound row have no meaning, except `total_size` and `physical_offset`, which are as found.
     """
 
     def __init__(self, raw: Bytes, positions: Int64s, base_offset: int | None, *, check_parts: bool = True) -> None:

@@ -94,7 +94,7 @@ class RecordRun(NamedTuple):
     buffer: memoryview
     """The segment's bytes"""
     positions: Int64s
-    """Of the records in `buffer`"""
+    """Positions of the records in `buffer`"""
     places: Places | None
     """Queue entries of the records; None if they were found by walking the log"""
     options: ReadOptions

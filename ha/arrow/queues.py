@@ -36,7 +36,7 @@ BATCH_ENTRY_DTYPE = np.dtype(
 Entries = npt.NDArray[np.void]
 _PROBE_ENTRIES = 1024
 _PROBE_ENTRIES_AGAIN = 32
-"""Where the end was found before: most queues have few new entries."""
+"""Entries read first when the end of the queue was found before: most queues have few new entries."""
 _SIZE_AT = 8
 _NO_SIZE = bytes(4)
 _UNWRITTEN = np.iinfo(np.int64).max
@@ -132,7 +132,9 @@ class QueueFiles:
         return self.first
 
     def _last_written(self, descriptor: int, room: int) -> int | None:
-        """Return a written entry of a file, at most _PROBE_ENTRIES before its last; None if the first is not."""
+        """Return the number of a written entry of a file, at most _PROBE_ENTRIES before the last written one; None if
+        the first entry is not written.
+        """
 
         def is_written(entry: int) -> bool:
             raw = os.pread(descriptor, len(_NO_SIZE), entry * self.dtype.itemsize + _SIZE_AT)

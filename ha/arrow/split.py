@@ -13,7 +13,9 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Begin, separator and end of each piece `name 0x01 value`; per row the number of pieces before it, and all."""
+    """Begin, separator and end of each piece `name 0x01 value`. For each row, the number of pieces in the rows before
+    it; then their total.
+    """
 
     starts: Int64s
     separators: Int64s

@@ -172,7 +172,11 @@ class CopyFold:
         named: set[int],
         lost: dict[int, tuple[str, int, int]],
     ) -> int:
-        """Return how many of the queue offsets [begin, end), which no record has, their entries account for."""
+        """Examine the entries [begin, end) of a queue, whose queue offsets no record has; return how many point into
+        the audited part of the log.
+
+        One that points into damage is noted in `lost`; one that points to no record of its queue becomes a finding.
+        """
         entries = read_entries(reader, topic, queue_id, begin, end)
         physical = entries["physical_offset"].astype(np.int64)
         size = entries["size"].astype(np.int64)

@@ -358,7 +358,10 @@ def open_directly(request: urllib.request.Request | str, timeout_s: float, tls: 
 
 
 def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float | None:
-    """Returns 0 if HTTP's resolution of one second and the request's duration can explain the difference."""
+    """Returns the distance of a node's clock from ours, from the header Date; None if that is missing or invalid.
+
+    0 if the header's resolution of one second and the duration of the request can explain the difference.
+    """
     if date is None:
         return None
     try:

@@ -48,11 +48,11 @@ class NamedBroker(Protocol):
 
     @property
     def cluster(self) -> str:
-        """Its cluster's name."""
+        """Name of the broker's cluster."""
 
     @property
     def name(self) -> str:
-        """Its own."""
+        """Name of the broker."""
 
 
 def user_topics(topics: Iterable[str], brokers: Iterable[NamedBroker]) -> list[str]:

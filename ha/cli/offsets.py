@@ -33,7 +33,7 @@ class QueueAt(msgspec.Struct, frozen=True):
     end: int
     lag: int
     in_flight: int
-    """Messages that members have got, and not committed or acknowledged"""
+    """Messages that members have received but not committed or acknowledged"""
     last_consumed_ms: int
     """Store time of the last consumed message; 0: unknown"""
 

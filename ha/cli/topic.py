@@ -22,7 +22,7 @@ from ha.protocol.codes import Permission
 app = cyclopts.App(name="topic", help="List, describe, create and delete topics.", help_format="markdown")
 
 QUEUE_COUNT = 8
-"""Of a new topic, on each broker (RocketMQ: mqadmin updateTopic)"""
+"""Number of queues of a new topic on each broker (RocketMQ: mqadmin updateTopic)"""
 _PERMISSIONS = {"rw": Permission.READ | Permission.WRITE, "r": Permission.READ, "w": Permission.WRITE}
 
 
@@ -34,7 +34,7 @@ class Queue(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     last_stored_ms: int
-    """0 if it is empty"""
+    """Store time of the last message; 0 if the queue is empty"""
 
 
 class Described(msgspec.Struct, frozen=True):

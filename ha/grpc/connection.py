@@ -44,10 +44,10 @@ class Call:
         self.method = stream.path.rpartition(b"/")[2].decode("ascii", "replace")
         """Name without its service."""
         self.message = message
-        """Of a streaming call, empty: its messages come through `messages_out`"""
+        """The message; empty for a streaming call, whose messages come through `messages_out`"""
         self.received_at = trio.current_time()
         self.scope: trio.CancelScope | None = None
-        """Of the task that serves it, cancelled when the call ends early"""
+        """Scope of the task that serves the call, cancelled when the call ends early"""
         self.messages_in: trio.MemorySendChannel[bytes] | None = None
         self.messages_out: trio.MemoryReceiveChannel[bytes] | None = None
 
@@ -189,7 +189,7 @@ class GrpcConnection:
         self.cause_detail = ""
         self.protocol = Http2Protocol(options, service.is_streaming)
         self.sessions: dict[str, object] = {}
-        """For the service, by client id"""
+        """State that the service keeps for each client, by client id"""
         self._stream = stream
         self._service = service
         self._options = options

@@ -58,13 +58,13 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one connection. Sizes in bytes."""
 
     message_size_max: int = 5 << 20
-    """Of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
+    """Maximum size of a received message; a larger one fails its call with RESOURCE_EXHAUSTED."""
     partial_bytes_max: int = 32 << 20
-    """Of all messages that have not been received completely; the call that exceeds it fails."""
+    """Maximum size of all messages that have not been received completely; the call that exceeds it fails."""
     header_list_size_max: int = 16_384
-    """Of the headers of a call, 32 more for each; a call with more fails."""
+    """Maximum size of the headers of a call, 32 more for each header; a call with more fails."""
     header_block_size_max: int = 65_536
-    """Of the same headers as encoded; a connection with more ends."""
+    """Maximum size of the same headers as encoded; a connection with more ends."""
     streams_max: int = 1_024
     """Calls at the same time; further ones are refused."""
     resets_max: int = 512
@@ -72,7 +72,7 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
     window_changes_max: int = 1_024
     """Changes of the initial window, each of which visits every stream; a connection with more ends."""
     pending_bytes_max: int = 64 << 20
-    """Of responses that wait for the peer's window or for the system; a connection with more ends."""
+    """Maximum size of responses that wait for the peer's window or for the system; a connection with more ends."""
     window_size: int = 1 << 20
     """Bytes that the peer may send ahead on each stream; the connection's window is four times as large."""
 
@@ -489,7 +489,7 @@ class Http2Protocol:
         self._flush(stream)
 
     def ping(self) -> None:
-        """Asks the peer for a sign of life."""
+        """Sends a PING, which the peer must acknowledge."""
         self._queue(frame(PING, 0, 0, bytes(8)))
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:

@@ -35,7 +35,7 @@ class Stream:
         self.headers = headers
         """The request's headers; of a repeated one, the last"""
         self.owner: object = None
-        """For the connection's user"""
+        """Set and used only by the owner of the connection"""
         self.is_call = True
         """Whether it is a gRPC call, and not another HTTP request"""
         self.is_streaming = False

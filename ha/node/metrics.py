@@ -145,7 +145,7 @@ def _pulls(node: Node) -> Iterator[Sample]:
 
 
 def _detours(node: Node) -> Iterator[Sample]:
-    """Delayed, timer and half messages, which are stored in a system topic first."""
+    """Yields the samples of delayed, timer and half messages, which are stored in a system topic first."""
     delay, halves = node.broker.delay.statistics(), node.broker.transactions.statistics()
     yield "halog_delayed_messages_delivered_total", (), delay.delivered_count
     yield "halog_delayed_messages_dropped_total", (), delay.dropped_count
@@ -198,7 +198,7 @@ def _port(kind: str, server: RemotingServer) -> Iterator[Sample]:
 
 
 def _master(node: Node) -> Iterator[Sample]:
-    """The slaves of a node; a slave can have slaves, too."""
+    """Yields the samples of a node's slaves; a slave can have slaves, too."""
     found = node.ha_service.statistics()
     for state in SlaveState:
         count = sum(slave.state is state for slave in found.slaves)

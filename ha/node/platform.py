@@ -42,7 +42,7 @@ class Port(Protocol):
 
     @property
     def host(self) -> str:
-        """As requested."""
+        """Host, as requested."""
 
     @property
     def port(self) -> int:

@@ -6,11 +6,13 @@ else. _layout.pxd has the constants and the record parser of the compiled twins 
 
     codes.py         request and response codes, languages, put statuses, sysFlag and permission bits
     properties.py    the property string of a message, tag codes (Java's String.hashCode)
-    record.py        commitlog records V1 and V2, filler; record_encoding.py writes them, record_digest.py is for
-    dispatch batch.py         the body of a batch send message_id.py    offset message ids, client-made unique ids
-    ha_frame.py      the default HA protocol: reports and transfer frames remoting.py      remoting frames in both
-    header encodings headers.py       typed request and response fields of remoting commands java_json.py     the JSON
-    dialect of the JVM side (bare integer keys, object keys, $ref) bodies.py        JSON bodies: routes, registration,
-    topics, heartbeats, offsets, HA state store_files.py   consume queue, index, checkpoint and file names of a store
-    directory
+    record.py        commitlog records V1 and V2, filler; record_encoding.py writes them, record_digest.py digests
+    batch.py         the body of a batch send
+    message_id.py    offset message ids, client-made unique ids
+    ha_frame.py      the default HA protocol: reports and transfer frames
+    remoting.py      remoting frames in both header encodings
+    headers.py       typed request and response fields of remoting commands
+    java_json.py     the JSON dialect of the JVM side (bare integer keys, object keys, $ref)
+    bodies.py        JSON bodies: routes, registration, topics, heartbeats, offsets, HA state
+    store_files.py   consume queue, index, checkpoint and file names of a store directory
 """

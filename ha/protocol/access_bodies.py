@@ -71,7 +71,9 @@ class ListAclsRequest(Header):
 
 
 class PolicyEntryInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """Allows or denies actions on one resource, if `source_ips` (addresses, networks) is not empty only from there."""
+    """Allows or denies actions on one resource; if `source_ips` (addresses, networks) is not empty, only for requests
+    from there.
+    """
 
     resource: str | None = None
     actions: list[str] | None = None

@@ -25,7 +25,7 @@ SECURITY_TOKEN = "SecurityToken"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 """An ext field that clients up to 4.9.3 add after signing; later ones sign it."""
 VERSION_QUERIES_UNSIGNED_MAX = 399
-"""V4_9_3"""
+"""The ordinal of V4_9_3, the last version whose clients don't sign _UNIQUE_KEY_QUERY"""
 
 _UNSIGNED = frozenset({SIGNATURE})
 _UNSIGNED_BEFORE = frozenset({SIGNATURE, UNIQUE_KEY_QUERY})

@@ -175,7 +175,9 @@ def _starts(info: str | None) -> dict[tuple[int, int], int]:
 
 
 def _counts(info: str | None) -> dict[str, int]:
-    """Returns earlier attempts by `qo<queue>%<offset>`, and the least of each queue by its id, in order mode."""
+    """In order mode: returns how often each message was popped before, by `qo<queue>%<offset>`, and the lowest number
+    of each queue, by its id.
+    """
     found = {}
     for entry in (info or "").split(";"):
         words = entry.split(" ")

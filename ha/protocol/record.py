@@ -422,6 +422,6 @@ def timer_code(properties: bytes, code: int) -> int:
 
 
 _DUE_DIGITS_MAX = 19
-"""int() refuses more than 4,300."""
+"""Maximum digits of a due time; int() refuses more than 4,300."""
 TIMER_CODE_MIN = 1 << 32
 """Smallest timer code; smaller tags codes in rmq_sys_wheel_timer are hashes, written by RocketMQ."""

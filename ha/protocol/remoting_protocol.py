@@ -144,7 +144,9 @@ class RemotingProtocol(Generic[Waiter]):
         self.has_requested = False
         """Whether the peer has sent a request."""
         self.buffered_bytes = 0
-        """Bytes of the last chunk that completed a frame, with the beginning of that frame."""
+        """Bytes of earlier chunks that were buffered for the first frame that the last chunk completed, and the chunk's
+        bytes of it.
+        """
         self.is_mid_frame = False
         """Whether the last chunk ended within a frame: call `count_partial` when the chunk has been handled."""
         self.partial_bytes = 0
@@ -154,7 +156,7 @@ class RemotingProtocol(Generic[Waiter]):
     # State
 
     def open(self) -> None:
-        """The stream is there. Does nothing if the connection was closed meanwhile."""
+        """Records that the stream is open. Does nothing if the connection was closed meanwhile."""
         if not self.is_closed:
             self._become(ConnectionState.OPEN)
 
@@ -172,7 +174,7 @@ class RemotingProtocol(Generic[Waiter]):
         self.partial_bytes = 0
 
     def finish(self) -> list[Waiter]:
-        """The stream is closed. Returns those whose requests will not be answered."""
+        """Records that the stream is closed. Returns the waiters of requests that will not be answered."""
         self._become(ConnectionState.CLOSED)
         pending, self._pending = self._pending, {}
         return list(pending.values())
@@ -311,11 +313,11 @@ class RemotingProtocol(Generic[Waiter]):
         return batch
 
     def start_send_timeout(self, now: float) -> None:
-        """The driver waits for the system to accept a batch, or the rest of one. Ends with `data_sent`."""
+        """Starts the timeout for the system to accept a batch, or the rest of one. `data_sent` ends it."""
         self._sending_since = now
 
     def data_sent(self, size: int, now: float) -> None:
-        """The system has accepted `size` bytes: all that were waited for, or what it took without waiting."""
+        """Records that the system has accepted `size` bytes, and ends the timeout of `start_send_timeout`."""
         totals = self._totals
         totals.bytes_sent += size
         totals.sends += 1

@@ -134,7 +134,7 @@ _DECODERS: dict[bytes, _Decode] = {
     b"200050": msgspec.json.Decoder(_PopHeader, strict=False).decode,
     b"200051": msgspec.json.Decoder(_AckHeader, strict=False).decode,
 }
-"""By the code"""
+"""Decoder of the JSON header, by request code"""
 _CODE = re.compile(rb'\{"code":(\d+),')
 
 

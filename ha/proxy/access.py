@@ -157,7 +157,9 @@ def _needs_of_settings(settings: Any) -> Needs:
 
 
 def _topic(name: str, right: int) -> tuple[str, int]:
-    """A send to the retry topic of a group needs the right of its consumers, as over remoting."""
+    """Returns a topic and the right that it needs: SUB instead of `right` for a retry topic, to which consumers
+    send.
+    """
     return (name, Right.SUB) if name.startswith(RETRY_PREFIX) else (name, right)
 
 

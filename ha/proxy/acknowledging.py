@@ -93,7 +93,9 @@ class Acknowledging:
         return response
 
     async def change(self, session: Session, request: Any) -> Any:
-        """ChangeInvisibleDuration: from now on; the answer has the new handle. Raises CallRefused."""
+        """ChangeInvisibleDuration: sets the invisible time, counted from now; the answer has the new handle. Raises
+        CallRefused.
+        """
         group, topic = group_name(request.group), topic_name(request.topic)
         receipt = self._valid(session, request.receipt_handle)
         invisible_ms = milliseconds(request.invisible_duration)

@@ -9,14 +9,16 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of calls and clients."""
 
     message_size_max: int = 4 << 20
-    """Of one body."""
+    """Maximum size of one body."""
     properties_size_max: int = 16_384
     """Characters of one message's own properties, tag and keys."""
     property_count_max: int = 128
     delay_ms_max: int = 40 * 86_400_000
     """Longest delay of a message with a delivery time."""
     sessions_per_connection_max: int = 1_024
-    """Client ids that use one connection: a client in Node.js has one for all clients of its process."""
+    """Maximum number of client ids on one connection: a client in Node.js has one connection for all clients of its
+    process.
+    """
     topics_per_producer_max: int = 1_024
     """Topics for whose transactions one client is asked."""
     receive_count_max: int = 32

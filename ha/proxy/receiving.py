@@ -251,7 +251,9 @@ class Receiving:
 
 
 def _filter(given: Any) -> tuple[str, str, frozenset[str]]:
-    """Returns expression, type and, of tags, the tags; none for all messages. Raises CallRefused."""
+    """Returns the filter expression, its type, and the tags that it lists (none for SQL92 and for all messages). Raises
+    CallRefused.
+    """
     expression = given.expression.strip()
     if given.type == SQL:
         return expression, "SQL92", frozenset()
@@ -273,7 +275,8 @@ def _status(code: Code, message: str) -> bytes:
 async def _settle(popped: Popped, request: Awaitable[object]) -> None:
     """Awaits the request that acknowledges a message, or puts it into the dead letters.
 
-    If that fails, the message comes again after its invisible time; those that were popped with it are delivered.
+    If that fails, the message is delivered again after its invisible time; those that were popped with it are
+    delivered.
     """
     try:
         await request

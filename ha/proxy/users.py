@@ -65,9 +65,9 @@ class BrokerUsers:
         self._ask = ask
         self._has_policies = has_policies
         self._known: dict[str, _Known] = {}
-        """In the order of their last use"""
+        """Known users by name, in the order of their last use"""
         self._unknown: dict[str, float] = {}
-        """Name -> until when it is taken for unknown"""
+        """Name -> time until which it counts as unknown"""
         self._first_reads = trio.CapacityLimiter(FIRST_READS_MAX)
         self._log_limiter = LogRateLimiter()
 
@@ -84,9 +84,10 @@ class BrokerUsers:
         return known.user
 
     def doubt(self, name: str) -> None:
-        """Has a user read again at its next call, because a broker has refused it.
+        """Makes the next call of a user read it again, because a broker has refused it.
 
-        It may have been changed or deleted; and brokers close the connection of all clients after a few such requests.
+        The user may have been changed or deleted, and brokers close the connection, which all clients share, after a
+        few such requests.
         """
         if (known := self._known.get(name)) is not None:
             known.is_doubted = True

@@ -22,7 +22,9 @@ OnResponse = Callable[[RemotingCommand | None], None]
 
 OPAQUE_MAX = 0x7FFFFFFF
 HEADER_SIZE_MAX = 16_777_215
-"""Of answers, which are this process's own: that to a batch lists all of its messages in the header."""
+"""Maximum header size of answers, which are this process's own: that to a batch lists all of its messages in the
+header.
+"""
 
 
 class LocalConnection(RemotingConnection):
@@ -108,7 +110,7 @@ class LocalConnection(RemotingConnection):
             self._on_request(msgspec.structs.replace(command, flag=FLAG_ONEWAY))
 
     async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """Requests of handlers to clients that need a response: there are none from a client of another protocol."""
+        """Raises trio.BrokenResourceError: a client of another protocol can't answer remoting requests."""
         raise trio.BrokenResourceError(f"{self!r} answers no requests")
 
     def flush(self) -> None:

@@ -31,7 +31,7 @@ class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxOwner(Protocol):
-    """What the limit of all outboxes needs of a connection."""
+    """The part of a connection that the limit of all outboxes uses."""
 
     @property
     def outbox_bytes(self) -> int:

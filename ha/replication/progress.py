@@ -179,7 +179,7 @@ class SlaveProgress:
         self.flow.count(size, now)
 
     def behind_s(self, end: int, now: float) -> float:
-        """Return the time since the slave last had the whole log, or connected if it never had; 0 if it has it. `end`:
+        """Return the time since the slave last had the whole log, or connected if that is later; 0 if it has it. `end`:
         the log's end now.
         """
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)

@@ -27,7 +27,7 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lag_bytes: int
     """The master's end minus the acknowledged offset (HARuntimeInfo: diff)."""
     lag_s: float
-    """Minimum time since the slave last had the whole log, or connected if it never had; 0 if it has it."""
+    """Minimum time since the slave last had the whole log, or connected if that is later; 0 if it has it."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int

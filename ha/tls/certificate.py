@@ -46,7 +46,9 @@ def not_after_ms(der: bytes) -> int:
 
 
 def _element(der: bytes, position: int) -> tuple[int, bytes, int]:
-    """Returns tag, content and end of the element at `position`. IndexError, ValueError."""
+    """Returns tag, content and end of the element at `position`. IndexError or ValueError if it is incomplete or
+    unsupported.
+    """
     tag, length, start = der[position], der[position + 1], position + 2
     if length & 0x80:
         size = length & 0x7F

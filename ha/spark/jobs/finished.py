@@ -210,5 +210,7 @@ class LogFiles:
 
 
 def task_key(kind: str, *parts: Any) -> bytes:
-    """Return a key of everything that a result of `kind` depends on."""
+    """Return the key of a result of `kind`: a hash of `parts`, on which the result must depend alone, and of halog's
+    version.
+    """
     return hashlib.sha256(msgspec.msgpack.encode((__version__, kind, *parts))).digest()

@@ -47,7 +47,7 @@ _REQUEST_TIMEOUT_S = 10.0
 _NEW_TOPIC_PATIENCE_S = 5.0
 """Timeout for a topic that an earlier attempt may have created"""
 SETTLE_S = 2.5
-"""Slightly more than spark.python.task.killTimeout (2 s)"""
+"""How long a cancelled attempt may continue to send: slightly more than spark.python.task.killTimeout (2 s)"""
 _UNSENT_REQUESTS_MAX = 8
 """Maximum rows that wait for more rows of their topic and queue, in requests"""
 

@@ -76,7 +76,9 @@ class ArchivedSource(LogSource):
         return True
 
     def _is_wanted(self, topic: str | None) -> bool:
-        """Return whether the query may read `topic`: an archive of many topics changes every few seconds."""
+        """Return whether the query may read `topic`. The states of the archive's other topics are left out, as these
+        may change every few seconds.
+        """
         return topic is not None and (not self._named or topic in self._named)
 
     def refresh(self) -> bool:
@@ -118,7 +120,7 @@ class ArchivedSource(LogSource):
         raise OptionError("archive", "archived messages are not searched by time", "startingOffsets, and a filter")
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Return the size: of archived messages the compressed one, in proportion to their number."""
+        """Return the size of [begin, end) in bytes. Archived messages count with a share of their compressed files."""
         split = self._split(queue, begin, end)
         archived = 0
         for _, first, last, size in self._files.get(queue, ()):

@@ -51,12 +51,15 @@ logger = logging.getLogger("ha.spark")
 _LOOK_FREE_S = 0.001
 _LOOK_REST_FACTOR = 4
 _LOOK_REST_MAX_S = 1.0
-"""Spark polls an idle query every 10 ms; examining 256 queues takes as long. After an examination without result, the
-next one is delayed by this multiple of its duration, so that an idle query costs at most about a fifth of a core.
+"""Maximum delay of an examination of the log after one that found nothing. The delay is _LOOK_REST_FACTOR times the
+duration of that examination, so that an idle query costs at most about a fifth of a core. Spark polls an idle query
+every 10 ms, and examining 256 queues takes as long.
 """
 
 _TASKS_EXPECTED = 256
-"""A larger micro-batch without a limit is warned about: none of it counts until all is done."""
+"""Number of tasks above which a micro-batch without a limit causes a warning: nothing of the batch counts until all
+tasks are done.
+"""
 
 
 class StreamPlanner:

@@ -175,7 +175,7 @@ Hits = list[tuple[ArchivedFile, Found]]
 
 
 class _Erasing:
-    """One broker's part of an archive."""
+    """The erasure in one broker's part of an archive."""
 
     def __init__(self, spark: SparkSession, manifest: Manifest, match: Match, progress: Progress) -> None:
         self._spark = spark

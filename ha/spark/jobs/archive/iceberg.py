@@ -60,7 +60,7 @@ except ModuleNotFoundError as error:
     raise OptionError("format", f"PyIceberg is missing ({error})", "pip install 'halog[iceberg]'") from None
 
 _SNAPSHOT_AGE_MS = 3_600_000
-"""Of a new table. Each commit writes a list of all snapshots, some 0.7 kB each."""
+"""Maximum age of snapshots of a new table, in ms. Each commit writes a list of all snapshots, about 0.7 kB each."""
 _EPOCH = date(1970, 1, 1)
 _SCHEMA = Schema(NestedField(1, "topic", StringType()), NestedField(2, "date", DateType()))
 """Of a new table; the first commit adds the columns of the files, as later ones add new columns"""

@@ -49,7 +49,9 @@ TABLE_IN_FOLDER = "."
 """Name of a Delta or Iceberg table that is at the archive's own path"""
 _STATE_EVERY = 64
 _COMMITS_KEPT = 1024
-"""Older ones are in a state file. Readers list the folder for each query, and a commit may come every few seconds."""
+"""Number of commits kept; the state files include older ones. Readers list the folder for each query, and a commit may
+come every few seconds.
+"""
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(1, 32))))
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -49,7 +49,9 @@ logger = logging.getLogger("ha.spark")
 _RANGE_BYTES_MIN = 16 << 20
 _SEGMENT_BYTES_MAX = 1 << 31
 _COMMITS_PER_EXPIRY = 64
-"""While it runs continuously: it reads the file lists of all versions of the table"""
+"""A continuous job deletes old versions of its table once per this many commits; that reads the file lists of all
+versions.
+"""
 
 _LEFT_OUT = (COMMIT_TOPIC,)
 """Topics that an archive of all topics does not hold: what sinks have committed says nothing without their log."""

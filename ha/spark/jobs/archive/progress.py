@@ -15,7 +15,7 @@ from ha.spark.metrics import quoted, replace_metrics
 logger = logging.getLogger("ha.spark")
 
 _LOOK_BYTES = 1 << 20
-"""Part of the log in which the oldest record is looked for"""
+"""Maximum bytes of the log that are read to find the oldest message that is not archived"""
 
 
 class ArchiveLag(msgspec.Struct, frozen=True, kw_only=True):

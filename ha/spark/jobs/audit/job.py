@@ -42,7 +42,7 @@ class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an audit."""
 
     paths: tuple[str, ...]
-    """Store directories; where one copy stands against one, the first counts as right."""
+    """Store directories. If only two copies have a range and differ, the first one counts as right."""
     names: tuple[str, ...] = ()
     """Names of the copies; default: the directories' names, made distinct."""
     broker_name: str | None = None

@@ -33,7 +33,7 @@ CELLS_MAX = 200_000
 interval."""
 _BY_MINUTE_MAX_MS = 3 * HOUR_MS
 _LAST_BYTES = 8 << 20
-"""More than the largest record"""
+"""Bytes read at the start and at the end to find the first and the last record; more than the largest record"""
 ALL_QUEUES = -1
 OTHER_TOPICS = "(other topics)"
 
