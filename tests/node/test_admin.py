@@ -217,7 +217,7 @@ async def test_a_header_has_to_be_whole_in_time_however_it_drips(monkeypatch: py
                     await trio.sleep(0.02)
 
         nursery.start_soon(drip)
-        with trio.fail_after(9):  # below Hypercorn's own limits
+        with trio.fail_after(4):  # below Hypercorn's keep-alive timeout
             assert await is_live(asking)
             with suppress(trio.BrokenResourceError):
                 assert await dripping.receive_some(1) == b""
@@ -288,7 +288,7 @@ async def test_a_connection_ends_after_its_time(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ha.admin.server.CONNECTION_S_MAX", 0.2)
     async with admin() as (port, _), await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(b"GET /live HTTP/1.1\r\n")
-        with trio.fail_after(5):  # far below Hypercorn's own limits
+        with trio.fail_after(4):  # below Hypercorn's keep-alive timeout, and HEADER_S_MAX
             assert await stream.receive_some(1) == b""
 
 
