@@ -76,18 +76,23 @@ class Confirmed:
 
     def _sound_end(self, key: QueueId, end: int) -> int | None:
         """Return the end of the record of the queue's last message; None if there is none that agrees."""
+        found = self.record_of(key, max(self._queues[key].first, end - 1))
+        return None if found is None else found[1]
+
+    def record_of(self, key: QueueId, position: int) -> tuple[int, int] | None:
+        """Return the record of a queue's entry, as physical offsets [begin, end); None if there is none that agrees."""
         queue = self._queues[key]
-        start, entries = queue.read(max(queue.first, end - 1), end)
-        if not len(entries) or entries["size"][-1] == BLANK_SIZE:
+        start, entries = queue.read(position, position + 1)
+        if not len(entries) or entries["size"][0] == BLANK_SIZE:
             return None
-        physical, size = int(entries["physical_offset"][-1]), int(entries["size"][-1])
+        physical, size = int(entries["physical_offset"][0]), int(entries["size"][0])
         raw = self._segments.read(physical, size)
         head = scan_record(raw, 0, len(raw)) if raw is not None else None
         if not isinstance(head, RecordHead) or head.physical_offset != physical or head.total_size != size:
             return None
         is_own = queue.dtype is not ENTRY_DTYPE or key.topic.startswith(LIGHT_QUEUE_PREFIX)
-        is_own = is_own or (head.queue_id, head.queue_offset) == (key.queue_id, start + len(entries) - 1)
-        return physical + size if is_own else None
+        is_own = is_own or (head.queue_id, head.queue_offset) == (key.queue_id, start)
+        return (physical, physical + size) if is_own else None
 
     def _is_before_end(self, queue: QueueFiles, end: int) -> bool:
         """Return whether a queue's last entry needs no record to agree with: it lies before the confirmed end."""

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from ha.arrow.confirmed import Confirmed
+from ha.arrow.deleted import created_at
 from ha.arrow.heads import Heads, Int64s
 from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, RecordRun, is_scheduled, merged_places, queue_places
@@ -139,7 +140,7 @@ class LogReader:
         if self._settled is None:
             confirmed = self._confirm()
             if self._may_change():
-                self._settled = settled_end(self._segments, self._queues, confirmed)
+                self._settled = settled_end(self.path, self._segments, self._queues, confirmed)
             else:
                 self._settled = confirmed.end_offset
         return self._settled
@@ -184,6 +185,11 @@ class LogReader:
         if queue.dtype is BATCH_ENTRY_DTYPE:
             return QueueRange(_batch_offset(queue, begin), _batch_offset(queue, end))
         return QueueRange(begin, end)
+
+    def created_at(self, topic: str, queue_id: int) -> int:
+        """Return a physical offset: the records of a queue before it are of an earlier topic of that name, which was
+        deleted. 0 if there may be none."""
+        return created_at(self._queues, self._confirm(), QueueId(topic, queue_id))
 
     def _first_message(self, queue: QueueFiles, end: int) -> int:
         """Return the position of the first entry of a message still in the log, or of the first unwritten one, as a

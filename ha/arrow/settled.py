@@ -7,13 +7,14 @@ whose entries are not written yet, which a read of that range would miss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from ha.arrow.confirmed import Confirmed
+from ha.arrow.deleted import created_at, is_deleted_by_rocketmq
 from ha.arrow.heads import Heads
-from ha.arrow.queues import BATCH_ENTRY_DTYPE, QueueFiles, QueueId
+from ha.arrow.queues import BATCH_ENTRY_DTYPE, QueueId, Queues
 from ha.arrow.segments import Segments
 from ha.arrow.walking import Walker
 from ha.protocol.codes import SysFlag
@@ -24,12 +25,15 @@ _TAIL_BYTES = 2 << 20
 """The last queued record, and the MiB of records before it"""
 
 
-def settled_end(segments: Segments, queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed) -> int:
+def settled_end(store: Path, segments: Segments, queues: Queues, confirmed: Confirmed) -> int:
     """Return the physical offset before which every visible record is in its queue.
 
-    That is the offset of the first visible record with a usable topic and queue id that is not queued; it is at most 1
-    MiB before the last queued one. Only needed for a node that did not stop cleanly: a clean stop queues all records.
+    That is the offset of the first visible record with a usable topic and queue id that is not queued, although its
+    topic was not deleted; it is at most 1 MiB before the last queued one. Only needed for a node that did not stop
+    cleanly: a clean stop queues all records.
     """
+    created: dict[QueueId, int] = {}
+    deleted: dict[str, bool] = {}
     end = confirmed.end_offset
     begin = max(segments.min_offset, end - _TAIL_BYTES)
     for offsets in Walker(segments, queues, confirmed).walk(begin, end, damages=[]):
@@ -44,14 +48,19 @@ def settled_end(segments: Segments, queues: Mapping[QueueId, QueueFiles], confir
             key = QueueId(
                 str(heads.raw[at : at + size].tobytes(), "utf-8", "replace"), int(heads.field("queue_id")[row])
             )
-            if is_queue_directory(key.topic, key.queue_id) and int(heads.field("queue_offset")[row]) >= _queued_end(
-                queues, confirmed, key
-            ):
+            is_usable = is_queue_directory(key.topic, key.queue_id)
+            if not is_usable or int(heads.field("queue_offset")[row]) < _queued_end(queues, confirmed, key):
+                continue
+            if key not in created:
+                created[key] = created_at(queues, confirmed, key)
+            if key.topic not in deleted:
+                deleted[key.topic] = is_deleted_by_rocketmq(store, key.topic)
+            if not deleted[key.topic] and offsets[row] >= created[key]:
                 return int(offsets[row])
     return end
 
 
-def _queued_end(queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed, key: QueueId) -> int:
+def _queued_end(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
     """Return the queue offset after the queue's last message."""
     queue = queues.get(key)
     end = 0 if queue is None else confirmed.queue_end(key)

@@ -16,16 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow import LogReader
+from ha.arrow.deleted import deleted_topics
 from ha.arrow.heads import Int64s
+from ha.arrow.places import Mask
 from ha.arrow.queues import ENTRY_DTYPE, Entries
 from ha.audit.compare import compare
 from ha.audit.examined import Examined
 from ha.audit.findings import Findings
 from ha.audit.queues import QueueFacts, queue_facts
 from ha.audit.walk import Damaged, RawLog, Walked, walk_range
-from ha.errors import RemoteProtocolError
-from ha.protocol.bodies import TopicConfigTable
-from ha.protocol.java_json import read_as
 from ha.protocol.properties import tags_code
 from ha.protocol.store_files import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -129,9 +128,12 @@ def _examine(task: RangeTask) -> RangeFacts:
         view = Examined(walked, task.copies[group[0]].broker_name)
         examined.append(view)
         for index in group:
-            facts[index] = _facts(view, task.copies[index].name, digests[index])
-            _check_records(view, task.copies[index].name, findings)
-            _check_entries(view, task.copies[index], _open_reader(task.copies[index], task.audit_id), findings)
+            copy = task.copies[index]
+            reader = _open_reader(copy, task.audit_id)
+            is_deleted = is_of_deleted_topic(view, reader)
+            facts[index] = _facts(view, copy.name, digests[index], is_deleted)
+            _check_records(view, copy.name, findings)
+            _check_entries(view, copy, reader, is_deleted, findings)
     for group, view in zip(members[1:], examined[1:], strict=True):
         names = [task.copies[index].name for index in group]
         compare(examined[0], view, [task.copies[index].name for index in members[0]], names, findings)
@@ -154,9 +156,9 @@ def _digest(log: RawLog, begin: int, end: int, read: Walked | None) -> bytes:
     return digest.digest()
 
 
-def _facts(view: Examined, copy: str, digest: bytes) -> CopyFacts:
+def _facts(view: Examined, copy: str, digest: bytes, is_deleted: Mask) -> CopyFacts:
     queues = {}
-    for topic, queue_id, rows in view.groups(np.flatnonzero(view.is_queued)):
+    for topic, queue_id, rows in view.groups(np.flatnonzero(view.is_queued & ~is_deleted)):
         steps = None if view.steps is None else view.steps[rows]
         queues[topic, queue_id] = queue_facts(view.queue_offsets[rows], view.positions[rows], steps, view.hours[rows])
     cells: dict[tuple[str, int], tuple[int, int]] = {}
@@ -231,31 +233,28 @@ def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: 
     return entries if not lacking else np.concatenate([np.zeros(lacking, entries.dtype), entries])
 
 
-def deleted_topics(store: Path) -> dict[str, int]:
-    """Return the topics that halog has deleted, with the physical offset before which their messages are gone.
+def is_of_deleted_topic(view: Examined, reader: LogReader) -> Mask:
+    """Return which records are of topics that were deleted, and maybe created again: no queue has them any more."""
+    found = np.zeros(len(view.positions), np.bool_)
+    deleted = deleted_topics(reader.path)
+    topics = set(reader.topics())
+    for topic, queue_id, rows in view.groups(np.flatnonzero(view.is_queued)):
+        end = max(deleted.get(topic, 0), reader.created_at(topic, queue_id))
+        found[rows] = (view.positions[rows] < end) | (topic not in topics)
+    return found
 
-    {} for a store without this knowledge: RocketMQ deletes the directory of a topic's queues instead.
-    """
-    try:
-        table = read_as(TopicConfigTable, (store / "config" / "topics.json").read_bytes())
-    except (OSError, RemoteProtocolError):
-        return {}
-    return table.deleted_topics or {}
 
-
-def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, findings: Findings) -> None:
+def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, is_deleted: Mask, findings: Findings) -> None:
     """Check that the consume queue of this copy has an entry for each queued record, with the same values."""
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)
-    topics = {queue.topic for queue in reader.queues()}
-    deleted = deleted_topics(reader.path)
     for topic, queue_id, rows in view.groups(np.flatnonzero(is_plain)):
         if not has_plain_entries(reader, topic, queue_id):
             continue
-        is_deleted = (view.positions[rows] < deleted.get(topic, 0)) | (topic not in topics)
-        if is_deleted.any():
-            findings.add(view.finding("topic_deleted", place.name, int(rows[is_deleted][0])), int(is_deleted.sum()))
-            rows = rows[~is_deleted]
+        gone = rows[is_deleted[rows]]
+        if len(gone):
+            findings.add(view.finding("topic_deleted", place.name, int(gone[0])), len(gone))
+            rows = rows[~is_deleted[rows]]
         known = reader.queue_range(topic, queue_id)
         offsets = view.queue_offsets[rows]
         inside = (offsets >= known.begin) & (offsets < known.end)

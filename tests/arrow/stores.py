@@ -1,6 +1,7 @@
 """Store directories written byte by byte as the format says, so that any oddity can be put into one."""
 
 from pathlib import Path
+from shutil import rmtree
 
 from ha.protocol.properties import find_property, tags_code
 from ha.protocol.record import Message, encode_host
@@ -59,6 +60,12 @@ class StoreWriter:
             self.next_queue_offset[key] = queue_offset + 1
             self.queued.setdefault(key, []).append(at)
         return at
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic as RocketMQ does: at once, and a new topic of that name begins at queue offset 0."""
+        rmtree(self.root / "consumequeue" / topic, ignore_errors=True)
+        for key in [key for key in self.next_queue_offset if key[0] == topic]:
+            del self.next_queue_offset[key]
 
     def write_log(self, offset: int, raw: bytes) -> None:
         """Put bytes into the commitlog at a physical offset."""

@@ -14,9 +14,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
+from ha.protocol.record import Message
+from ha.protocol.store_files import BLANK_SIZE, ENTRY
+from ha.spark.jobs.archive import ArchiveOptions, archive
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
+from tests.arrow.stores import StoreWriter
 from tests.protocol.golden import STORES, manifest
-from tests.spark.inline import inline_runner
+from tests.spark.inline import inline_runner, inline_spark
 from tests.unpacking import unpack_store
 
 SEGMENT = 16_384
@@ -433,6 +437,38 @@ def test_a_lost_queue_of_a_topic_is_damage(one: Golden) -> None:
     result = one.audit()
     lost = [r for r in one.records if (r["topic"], r["queueId"]) == ("GoldenTopic", 3)]
     assert found(result) == {("entry_missing", "slave", record["offset"]) for record in lost}
+
+
+@pytest.mark.parametrize("range_bytes", [1024, 1 << 20])
+def test_a_topic_of_rocketmq_that_was_created_again_is_no_damage(tmp_path: Path, range_bytes: int) -> None:
+    """Its queue offsets begin at 0 again, and its new queues have no entries for the records of the earlier topic."""
+
+    def put(count: int, queues: int) -> None:
+        for number in range(count):
+            store.put(Message("again", number % queues, b"%d" % number))
+            store.put(Message("other", 0, b"%d" % number))
+
+    def audit() -> AuditResult:
+        return audit_with(inline_runner(), AuditOptions(paths=(str(store.root),), range_bytes=range_bytes))
+
+    store = StoreWriter(tmp_path / "store")
+    for count, queues in ((30, 3), (20, 2), (40, 2)):
+        store.delete_topic("again")
+        put(count, queues)
+    assert (audit().exit_code, audit().found) == (0, {"topic_deleted": {"store": 50}})
+    archive_folder = tmp_path / "archive"
+    archive(inline_spark(), ArchiveOptions(path=str(store.root), archive=str(archive_folder)))
+    options = AuditOptions(paths=(str(store.root),), archive=str(archive_folder), range_bytes=range_bytes)
+    assert audit_with(inline_runner(), options).found == {"topic_deleted": {"store": 50, "archive": 50}}
+    # Damage in the new topic is damage.
+    lost, wrong = store.queued["again", 0][-2:]
+    begin = store.next_queue_offset["again", 0] - 2
+    store.write_entry("again", 0, begin, ENTRY.pack(0, BLANK_SIZE, 0))
+    store.write_entry("again", 0, begin + 1, ENTRY.pack(wrong, 100, 0))
+    store.write_entry("again", 1, 0, ENTRY.pack(store.queued["again", 1][-1], 100, 0))
+    assert {("entry_missing", "store", lost), ("entry_wrong", "store", wrong)} <= found(audit())
+    store.delete_topic("again")
+    assert audit().found == {"topic_deleted": {"store": 90}}
 
 
 def test_retention_during_an_audit_is_no_damage(one: Golden) -> None:

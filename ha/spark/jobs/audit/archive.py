@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
-from ha.arrow import COLUMNS, ReadOptions, decode_batches
+from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_batches
 from ha.arrow.heads import Int64s
 from ha.audit.examined import Examined
 from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
-from ha.audit.range import CopyPlace, deleted_topics
+from ha.audit.range import CopyPlace, is_of_deleted_topic
 from ha.audit.walk import RawLog, damage_at, walk_range
 from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.record import CRC_MASK
@@ -161,8 +161,11 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
             findings.add(_row_finding("extra", ARCHIVE, rows, row, f"{task.store.name} has no record here"))
     is_erased = np.isin(view.positions, np.array(task.archive.erased, np.int64))
     is_erased |= _of_topics(view, dict(sorted(task.archive.erased_topics, key=lambda erased: erased[1])))
-    is_deleted = _of_topics(view, deleted_topics(Path(task.store.path)))
-    for row in np.flatnonzero(wanted & ~np.isin(view.positions, archived)).tolist():
+    missing = np.flatnonzero(wanted & ~np.isin(view.positions, archived))
+    if len(missing):
+        with LogReader(task.store.path, broker_name=task.store.broker_name) as reader:
+            is_deleted = is_of_deleted_topic(view, reader)
+    for row in missing.tolist():
         kind = "erased" if is_erased[row] else "topic_deleted" if is_deleted[row] else "missing"
         findings.add(view.finding(kind, ARCHIVE, row, f"{task.store.name} has it"))
     mine = np.searchsorted(view.positions, archived[known])

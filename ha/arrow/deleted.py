@@ -1,0 +1,69 @@
+"""Tells the records of deleted topics, which are in no queue, from others.
+
+halog keeps the queues of a deleted topic with their ends, and states in `config/topics.json` up to which physical
+offset its messages are deleted. RocketMQ deletes the directories of the queues, and the topic from that table. If the
+topic is created again, its queue offsets begin at 0 again: only physical offsets tell its messages from earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ha.arrow.confirmed import Confirmed
+from ha.arrow.queues import QueueId, Queues
+from ha.arrow.replicas import stored_broker_name
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import TopicConfigTable
+from ha.protocol.java_json import read_as
+from ha.protocol.store_files import BLANK_SIZE
+
+_ENTRIES_AT_ONCE = 1 << 16
+
+
+def deleted_topics(store: Path) -> Mapping[str, int]:
+    """Return the topics that halog has deleted, with the physical offset before which their messages are gone."""
+    return _topic_table(store).deleted_topics or {}
+
+
+def is_deleted_by_rocketmq(store: Path, topic: str) -> bool:
+    """Return whether neither a queue nor the table of topics of a RocketMQ store has `topic`.
+
+    halog's slaves get their table later than the messages, so it says nothing about a topic that it does not have.
+    """
+    if stored_broker_name(store) is not None or (store / "consumequeue" / topic).exists():
+        return False
+    known = _topic_table(store).topic_config_table
+    return bool(known) and topic not in known
+
+
+def created_at(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
+    """Return a physical offset: the records of a queue before it are of an earlier topic of that name.
+
+    It is that of the queue's first message, or if there is no such queue, of the first message of the topic's other
+    queues. 0 if there is none, or if the record does not agree with its entry.
+    """
+    keys = [key] if key in queues else [QueueId(key.topic, queue_id) for queue_id in queues.of_topic(key.topic)]
+    return min((_first_message(queues, confirmed, each) for each in keys), default=0)
+
+
+def _first_message(queues: Queues, confirmed: Confirmed, key: QueueId) -> int:
+    queue, end = queues[key], confirmed.queue_end(key)
+    at, count = queue.first, 1  # nearly always it is the first one; blank ones may be many
+    while at < end:
+        start, entries = queue.read(at, min(end, at + count))
+        messages = np.flatnonzero(entries["size"] != BLANK_SIZE)
+        if len(messages) or not len(entries):
+            found = confirmed.record_of(key, start + int(messages[0])) if len(messages) else None
+            return 0 if found is None else found[0]
+        at, count = start + len(entries), _ENTRIES_AT_ONCE
+    return 0
+
+
+def _topic_table(store: Path) -> TopicConfigTable:
+    try:
+        return read_as(TopicConfigTable, (store / "config" / "topics.json").read_bytes())
+    except (OSError, RemoteProtocolError):
+        return TopicConfigTable()
