@@ -35,7 +35,7 @@ from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFI
 
 from .group_progress import GroupProgress, topics_of, yield_sometimes
 from .history import History
-from .messages import MessageBrowser, queue_range
+from .messages import MessageBrowser, queue_range, reads_files
 from .node import Node
 from .ports import join
 from .status import describe
@@ -76,6 +76,7 @@ class NodeDashboard(MessageBrowser):
 
     # ---- topics
 
+    @reads_files
     async def topics(self, search: str, *, with_system: bool, begin: int, count: int) -> Topics:
         """`DashboardSource.topics`."""
         wanted = search.casefold()
@@ -92,6 +93,7 @@ class NodeDashboard(MessageBrowser):
                 found.append(await self._topic(config))
         return Topics(found, len(names))
 
+    @reads_files
     async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
         """`DashboardSource.topic`."""
         config = self._tables.topics.get_readable(name)
@@ -145,6 +147,7 @@ class NodeDashboard(MessageBrowser):
         """`DashboardSource.topic_names`."""
         return sorted(name for name in self._tables.topics.table if not self._is_system(name))[:count]
 
+    @reads_files
     async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
         """`DashboardSource.with_key_anywhere`."""
         found: list[MessageLine] = []

@@ -7,12 +7,24 @@ unconfirmed ones are not returned. A search reads at most READ_BYTES_MAX, or one
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from ha.admin.dashboard.source import FoundMessages, MessageDetail, MessageLine, Missing, Queue, QueuePart
+from ha.admin.dashboard.source import (
+    FoundMessages,
+    MessageDetail,
+    MessageLine,
+    Missing,
+    Queue,
+    QueuePart,
+    SourceBusyError,
+)
 from ha.broker.batch_reader import BatchReader
 from ha.broker.message_queries import has_key, read_record
 from ha.broker.queue_read import ReadStatus
 from ha.broker.queue_times import offset_at
+from ha.broker.refused import RefusedError
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import Compression, inflated_begin, kind_of
@@ -21,6 +33,7 @@ from ha.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_records, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.files import is_passing
 from ha.store.message_store import MessageStore
 
 READ_BYTES_MAX = 8 * 1024 * 1024
@@ -38,6 +51,27 @@ _WHY_NONE = {
 }
 
 
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+def reads_files(call: Callable[P, Coroutine[Any, Any, ResultT]]) -> Callable[P, Coroutine[Any, Any, ResultT]]:
+    """Makes a method of `DashboardSource` raise SourceBusyError if no file can be opened at present."""
+
+    @wraps(call)
+    async def reading(*arguments: P.args, **options: P.kwargs) -> ResultT:
+        try:
+            return await call(*arguments, **options)
+        except RefusedError as error:
+            raise SourceBusyError(error.remark) from error
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            raise SourceBusyError(str(error)) from error
+
+    return reading
+
+
 class MessageBrowser:
     """Reads messages of a store."""
 
@@ -45,6 +79,7 @@ class MessageBrowser:
         self._store = store
         self._reader = BatchReader(store)
 
+    @reads_files
     async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
         """`DashboardSource.queue`."""
         queue = self._store.queues.get(topic, queue_id)
@@ -63,6 +98,7 @@ class MessageBrowser:
             reason="" if records else _WHY_NONE.get(read.status, "No message of this queue starts at this offset."),
         )
 
+    @reads_files
     async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
         """`DashboardSource.offset_at`."""
         queue = self._store.queues.get(topic, queue_id)
@@ -70,6 +106,7 @@ class MessageBrowser:
             return Missing(f"Queue {queue_id} of {topic} has no messages on this node.")
         return await offset_at(self._store, queue, at_ms)
 
+    @reads_files
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
         """`DashboardSource.with_key`."""
         offsets = sorted(set(await self._store.query(topic, key, count, 0, _LATEST_MS)), reverse=True)
@@ -87,6 +124,7 @@ class MessageBrowser:
                 found.append(_line(record))
         return FoundMessages(found, is_cut=len(offsets) >= count)
 
+    @reads_files
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
         """`DashboardSource.message`."""
         record = await self._record(physical_offset)
@@ -96,6 +134,7 @@ class MessageBrowser:
             return Missing("Records of the tables are not shown, because they can contain passwords.")
         return self._detail(record, body_size_max)
 
+    @reads_files
     async def message_by_id(self, message_id: str) -> int | Missing:
         """`DashboardSource.message_by_id`."""
         try:

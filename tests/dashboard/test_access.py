@@ -12,6 +12,7 @@ import pytest
 from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.attempts import FAILURE_COUNT_MAX, HOST_COUNT_MAX, WINDOW_S, Attempts
 from ha.admin.dashboard.forms import FIELD_COUNT_MAX
+from ha.admin.dashboard.source import Missing, SourceBusyError
 from ha.admin.sessions import ENDED_COUNT_MAX, FORM_S, SESSION_S, Sessions
 from ha.node.ports import BoundPort
 from tests.dashboard.login import TOKEN, form_token, post_token
@@ -332,3 +333,19 @@ async def assert_withheld(client: httpx.AsyncClient, headers: dict[str, str]) ->
     for answer in (message, search):
         assert BODY.decode() not in answer.text
         assert KEY not in answer.text
+
+
+# ---- a node that can't read its files
+
+
+async def test_a_search_without_file_descriptors_says_so() -> None:
+    class Busy(Source):
+        async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
+            raise SourceBusyError("Too many open files")
+
+    async with dashboard_of(Busy()) as client:
+        for _ in range(2):
+            page = await client.get("/dashboard/queue?topic=t&at=2025-01-01")
+            assert page.status_code == 503
+            assert "The node can&#39;t read its files at present: Too many open files." in page.text
+        assert (await client.get("/dashboard/topics")).status_code == 200

@@ -11,11 +11,21 @@ import pytest
 import trio
 
 import ha
-from ha.admin.dashboard.source import GroupDetail, MessageDetail, Missing, QueuePart, TopicDetail
+from ha.admin.dashboard.source import (
+    GroupDetail,
+    MessageDetail,
+    Missing,
+    QueuePart,
+    SourceBusyError,
+    TopicDetail,
+    Topics,
+)
 from ha.node import Node
 from ha.node.dashboard import NodeDashboard
 from ha.node.history import GROUP_COUNT_MAX, QUEUE_COUNT_MAX, SAMPLE_COUNT_MAX, TOPIC_COUNT_MAX, History
 from ha.node.messages import PREVIEW_BYTES
+from ha.node.platform import Platform
+from ha.node.startup import open_node
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import Compression, compressed
 from ha.protocol.message_id import decode_message_id, encode_message_id
@@ -23,6 +33,7 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
 from ha.replication import healer
 from ha.store.commitlog import UNLIMITED
+from tests.broker.test_queue_read import FewDescriptors
 from tests.node.test_library import config
 from tests.store.stores import reached
 
@@ -50,6 +61,32 @@ async def detail(dashboard: NodeDashboard, physical_offset: int, size_max: int =
     found = await dashboard.message(physical_offset, size_max)
     assert isinstance(found, MessageDetail)
     return found
+
+
+async def test_files_that_cannot_be_opened_now(tmp_path: Path) -> None:
+    disk = FewDescriptors()
+    async with open_node(config(tmp_path), Platform(disk=disk)) as node:
+        dashboard = NodeDashboard(node, history_of(node))
+        await put(node, b"x")
+
+        async def asked() -> list[object]:
+            found = []
+            for ask in (
+                lambda: dashboard.topics("", with_system=False, begin=0, count=9),
+                lambda: dashboard.topic("t", begin=0, count=9, at_ms=1),
+                lambda: dashboard.offset_at("t", 0, 1),
+            ):
+                node.store.queues._files._files.clear()
+                try:
+                    found.append(type(await ask()))
+                except SourceBusyError as error:
+                    found.append(str(error))
+            return found
+
+        disk.is_exhausted = True
+        assert await asked() == ["[Errno 24] Too many open files"] * 3
+        disk.is_exhausted = False
+        assert await asked() == [Topics, TopicDetail, int]
 
 
 async def test_compressed_bodies(tmp_path: Path) -> None:

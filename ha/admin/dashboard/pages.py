@@ -40,7 +40,7 @@ from .lag_chart import lag_chart
 from .live import POLL_S, Flow, LiveView
 from .login import Login
 from .operations import Switch, operations_of
-from .source import DashboardActions, DashboardSource, Missing, Neighbour
+from .source import DashboardActions, DashboardSource, Missing, Neighbour, SourceBusyError
 
 if TYPE_CHECKING:
     from .rendering import Renderer
@@ -267,6 +267,9 @@ class Dashboard:
                 return await handler(request)
             except _InvalidQueryError as error:
                 return self._page(request, "missing.html", 400, title="Invalid address", reason=str(error))
+            except SourceBusyError as error:
+                reason = f"The node can't read its files at present: {error}."
+                return self._page(request, "missing.html", 503, title="Try again later", reason=reason)
 
         return checked
 

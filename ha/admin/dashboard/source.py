@@ -1,8 +1,8 @@
 """The data that the dashboard shows of topics, queues, messages and groups, and the interfaces to the node.
 
 The node implements `DashboardSource` and `DashboardActions`. Results are limited by the arguments, and no call blocks
-the event loop for long. Queue offsets are entries, physical offsets bytes, times ms since the epoch. `Missing` explains
-why there is no result.
+the event loop for long. Calls that read files raise SourceBusyError. Queue offsets are entries, physical offsets bytes,
+times ms since the epoch. `Missing` explains why there is no result.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+
+
+class SourceBusyError(Exception):
+    """The node can't read files at present, for example because too many are open. The text says why."""
 
 
 class Missing(msgspec.Struct, frozen=True):
