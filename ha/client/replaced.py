@@ -19,7 +19,10 @@ CHECK_INTERVAL_S = 0.25
 async def disconnect_replaced_masters(connections: Connections, routes: Routes) -> None:
     """Closes connections to silent masters that have been replaced, until cancelled; pending requests are retried."""
     while True:
+        due = anyio.current_time() + CHECK_INTERVAL_S
         await anyio.sleep(CHECK_INTERVAL_S)
+        if anyio.current_time() > due + CHECK_INTERVAL_S:
+            continue  # the event loop was blocked: responses that arrived meanwhile are not read yet
         for connection in connections.silent(SILENCE_S):
             if await routes.is_replaced(connection.address):
                 connection.hang_up("silent, and replaced by another master")

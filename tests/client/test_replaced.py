@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.client import Client, ClientOptions, Message, MessageQueue, Producer, PullConsumer, replaced
 from ha.errors import ConnectionFailed
@@ -133,6 +136,21 @@ async def test_slow_master_is_not_disconnected() -> None:
         nursery.start_soon(wake)
         assert (await producer.send(Message("T", b"x"), timeout_s=FOR_EVER_S)).queue_offset == 7
         assert w.silent.connection_count == 1
+
+
+async def test_blocked_event_loop_is_not_silence(mock_clock: MockClock) -> None:
+    """A check that comes late would find no response, although it has arrived and is only to be read."""
+    looks: list[float] = []
+    connections: Any = SimpleNamespace(silent=lambda at_least_s: looks.append(trio.current_time()) or [])
+    routes: Any = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(replaced.disconnect_replaced_masters, connections, routes)
+        for pause_s in (0.01, 5.0, 0.01):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(pause_s)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert looks == pytest.approx([0.01, 5.02])
 
 
 async def test_reregistered_master_is_not_replaced() -> None:
