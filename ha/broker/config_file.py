@@ -3,7 +3,8 @@
 Tables may have many thousands of entries, so a worker encodes them from a copy: the event loop only makes the copy.
 
 A crash at any point leaves either the file or the `.bak` intact: new content is written and synced under a third name
-first. A full disk leaves the old version; `save_when_possible` then leaves the write to `catch_up`.
+first, and a damaged file never becomes the `.bak`. A full disk leaves the old version; `save_when_possible` then leaves
+the write to `catch_up`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class ConfigFile:
         """Whether `load` found a file"""
         self.is_backup = False
         """Whether `load` used the `.bak`"""
+        self._is_damaged = False
+        """Whether only the `.bak` is intact"""
 
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
         """Decodes the file, else its `.bak`; None if neither exists or both are empty.
@@ -72,6 +75,7 @@ class ConfigFile:
                 reason = damage.reason if damage is not None else "it is missing or empty"
                 logger.error("config.file_damaged file=%s reason=%r used=%s", self.path, reason, path.name)
             self.is_found, self.is_backup = True, path == self.backup_path
+            self._is_damaged = self.is_backup
             return table
         if damage is not None:
             raise damage
@@ -122,6 +126,7 @@ class ConfigFile:
             with contextlib.suppress(OSError):
                 disk.unlink(fresh_path)  # a partial file would occupy the remaining space
             raise
-        if disk.exists(self.path):
+        if disk.exists(self.path) and not self._is_damaged:
             disk.rename(self.path, self.backup_path)
         disk.rename(fresh_path, self.path)
+        self._is_damaged = False

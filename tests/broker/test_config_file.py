@@ -47,6 +47,12 @@ async def test_backup_is_used_if_the_file_is_damaged(tmp_path: Path, main: str |
     if main is not None:
         file.path.write_text(main)
     assert await file.load(decode) == "old"
+    await file.save(lambda: "newer")
+    file.path.write_text("bad json")
+    assert await file.load(decode) == "old"
+    await file.save(lambda: "newest")
+    await file.save(lambda: "last")
+    assert (file.path.read_text(), file.backup_path.read_text()) == ("last", "newest")
 
 
 async def test_damage_without_a_backup_is_refused(tmp_path: Path) -> None:
