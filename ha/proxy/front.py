@@ -210,6 +210,7 @@ class Front:
     def _end(self, session: Session, *, may_return: bool) -> None:
         """Forgets a client. `may_return`: it may come back over another connection."""
         session.is_ended = True
+        session.settings = None
         self._in_flight.gone(session, may_return=may_return)
         self._producers.remove(session)
         self._brokers.forget(session)

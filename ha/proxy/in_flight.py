@@ -95,8 +95,7 @@ class InFlight:
     def add(self, session: Session, group: str, topic: str, receipt: ReceiptHandle) -> None:
         """Adds a message that the client is about to get. It is released if the session has ended meanwhile."""
         self._add(session, group, topic, receipt, is_undelivered=session.is_ended)
-        if not session.is_ended:
-            self.returned(session)
+        self.returned(session)
 
     def _add(
         self, session: Session, group: str, topic: str, receipt: ReceiptHandle, *, is_undelivered: bool = False
@@ -127,9 +126,9 @@ class InFlight:
                 del self._clients[session.client_id]
 
     def returned(self, session: Session) -> None:
-        """Keeps the messages of a client that has connected again."""
+        """Keeps the messages of a client that has connected again, unless that session has ended meanwhile."""
         client = self._clients.get(session.client_id)
-        if client is not None:
+        if client is not None and not session.is_ended:
             client.session, client.gone_at = session, None
 
     def gone(self, session: Session, *, may_return: bool) -> None:

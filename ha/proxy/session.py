@@ -52,7 +52,9 @@ class Producers:
         return list(self._by_topic)
 
     def add(self, session: Session, topics: Iterable[str]) -> None:
-        """Adds topics for whose transactions the client is asked, up to its limit."""
+        """Adds topics for whose transactions the client is asked, up to its limit, unless its session has ended."""
+        if session.is_ended:
+            return
         mine = self._topics_of.setdefault(session, set())
         for topic in topics:
             if topic not in mine and len(mine) < self._topics_max:

@@ -61,7 +61,10 @@ class Telemetry:
         self._producers = producers
 
     async def serve(self, session: Session, call: Call) -> None:
-        """Answers the messages of a stream until it ends. A later stream of the same client takes its place."""
+        """Answers the messages of a stream until it ends. A later stream of the same client takes its place.
+
+        A client that has announced its end, and sends settings all the same, opens another stream.
+        """
         assert call.messages_out is not None
         session.telemetry = call
         try:
@@ -75,6 +78,8 @@ class Telemetry:
                     except BrokerUnreachable as error:
                         call.finish(Status.INTERNAL, str(error))
                         return
+                    if session.is_ended:
+                        break
             call.finish()
         finally:
             if session.telemetry is call:
@@ -89,14 +94,17 @@ class Telemetry:
         settings = command.settings
         if len(settings.subscription.subscriptions) > SUBSCRIPTION_COUNT_MAX:
             raise CallRefused(Code.BAD_REQUEST, f"more than {SUBSCRIPTION_COUNT_MAX} subscriptions")
+        group = None
+        if is_consumer := settings.HasField("subscription"):
+            group = await self._brokers.group(group_name(settings.subscription.group))
+        if session.is_ended:
+            return
         if settings.HasField("publishing"):
             session.settings = settings
             self._producers.add(session, map(resource_name, settings.publishing.topics))
             self._complete_producer(settings)
-        elif settings.HasField("subscription"):
-            name = group_name(settings.subscription.group)
+        elif is_consumer:
             session.settings = settings
-            group = await self._brokers.group(name)
             self._complete_consumer(settings, group)
             await self._brokers.heartbeat(session)
         else:

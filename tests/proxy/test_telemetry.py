@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,8 +14,9 @@ import trio
 from rocketmq.grpc_protocol import definition_pb2 as definition
 from rocketmq.grpc_protocol import service_pb2 as service
 
+from ha.proxy.front import Front
 from ha.proxy.options import FrontOptions
-from ha.proxy.session import Producers
+from ha.proxy.session import Producers, Session
 from ha.proxy.telemetry import SUBSCRIPTION_COUNT_MAX
 from tests.proxy.site import Chat, Client, Site, message, open_site
 
@@ -151,6 +153,59 @@ async def test_heartbeats_and_the_end_of_a_client(tmp_path: Path) -> None:
             assert site.node.broker.clients.consumer_ids("g") == []
 
 
+async def test_settings_after_the_end_of_a_client(tmp_path: Path) -> None:
+    """They end the stream, and register nothing that would stay for ever. Over another stream the client is back."""
+    async with open_site(tmp_path) as site:
+        client, clients = Client(site.address, "vm@1"), site.node.broker.clients
+        for settings in (consumer("g", "t"), producer("t")):
+            async with chatting(client) as chat:
+                await chat.tell(settings)
+                ending = service.NotifyClientTerminationRequest()
+                assert (await client.call("NotifyClientTermination", ending)).status.code == Code.OK
+                with pytest.raises(trio.EndOfChannel):
+                    await chat.tell(settings)
+            assert chat.error is None
+            assert (clients.consumer_ids("g"), site.front._producers.topics) == ([], [])
+        async with chatting(client) as chat:
+            await chat.tell(consumer("g", "t"))
+            assert clients.consumer_ids("g") == ["vm@1"]
+
+
+async def test_client_that_ends_while_its_settings_wait_for_a_broker() -> None:
+    """They register nothing."""
+
+    class Brokers:
+        def __init__(self) -> None:
+            self.asked, self.goes_on = trio.Event(), trio.Event()
+            self.heartbeats = 0
+
+        async def group(self, group: str) -> None:
+            self.asked.set()
+            await self.goes_on.wait()
+
+        async def heartbeat(self, session: Session) -> None:
+            self.heartbeats += 1
+
+        def forget(self, session: Session) -> None:
+            pass
+
+    brokers: Any = Brokers()
+    front = Front(brokers, FrontOptions(), client_id="front", wall_clock_ms=lambda: 0)
+    connection: Any = SimpleNamespace(peer=("h", 1), sessions={})
+    session = Session(connection, "vm@1", "")
+    connection.sessions["vm@1"] = session
+    call: Any = SimpleNamespace()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            front._telemetry._answer, session, call, service.TelemetryCommand(settings=consumer("g", "t"))
+        )
+        await brokers.asked.wait()
+        front._end_all(connection)
+        brokers.goes_on.set()
+    front._producers.add(session, ["t"])
+    assert (brokers.heartbeats, session.settings, front._producers.topics) == (0, None, [])
+
+
 async def test_lost_connections_end_their_clients(tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
         client = Client(site.address, "vm@1")
@@ -264,9 +319,10 @@ async def test_clients_of_a_connection_are_limited(tmp_path: Path) -> None:
         assert codes == [Code.UNRECOGNIZED_CLIENT_TYPE] * 2 + [Code.CLIENT_ID_REQUIRED]
 
 
-def test_topics_of_a_producer_are_limited() -> None:
+async def test_topics_of_a_producer_are_limited() -> None:
     producers = Producers(2)
-    session: Any = object()
+    connection: Any = SimpleNamespace()
+    session = Session(connection, "vm@1", "")
     producers.add(session, ["a", "b", "c"])
     assert producers.topics == ["a", "b"]
     producers.remove(session)

@@ -15,6 +15,7 @@ from ha.proxy.brokers import BrokerQueues, BrokerUnreachable, Route
 from ha.proxy.front import Front
 from ha.proxy.messages import MessageType
 from ha.proxy.options import FrontOptions
+from ha.proxy.session import Session
 from tests.proxy.site import message
 
 
@@ -52,7 +53,8 @@ async def test_front_stays_registered_while_no_name_server_answers(autojump_cloc
     """Brokers still ask about half messages then, and give up after some checks without an answer."""
     brokers = Brokers()
     front = front_of(brokers)
-    session: Any = object()
+    connection: Any = SimpleNamespace()
+    session = Session(connection, "vm@1", "")
     async with trio.open_nursery() as nursery:
         await nursery.start(front.serve_clients)
         front._producers.add(session, ["t"])
