@@ -36,6 +36,8 @@ class Lease:
         self._receipt = receipt
         self._message_id = message_id
         self._state = LeaseState.HELD
+        self._settling = anyio.Lock(fast_acquire=True)
+        """One request at a time: brokers ignore an acknowledgement with a handle that another request replaces."""
         self.expires_at = anyio.current_time() + receipt.handle.invisible_ms / 1000
 
     @property
@@ -45,21 +47,24 @@ class Lease:
 
     async def ack(self) -> None:
         """Acknowledges the message. No effect if it is acknowledged already."""
-        if self._state is LeaseState.ACKNOWLEDGED:
-            return
-        self._check()
-        await self._requests.ack(self._source, self._receipt)
-        self._state = LeaseState.ACKNOWLEDGED
+        async with self._settling:
+            if self._state is LeaseState.ACKNOWLEDGED:
+                return
+            self._check()
+            await self._requests.ack(self._source, self._receipt)
+            self._state = LeaseState.ACKNOWLEDGED
 
     async def extend(self, invisible_s: float) -> None:
-        """Keeps the message for `invisible_s` from now."""
-        self._receipt = await self._change(invisible_s)
-        self.expires_at = anyio.current_time() + invisible_s
+        """Keeps the message for `invisible_s` from now. If this is cancelled, the next handle may remain unknown."""
+        async with self._settling:
+            self._receipt = await self._change(invisible_s)
+            self.expires_at = anyio.current_time() + invisible_s
 
     async def give_back(self, delay_s: float, *, counts: bool = True) -> None:
         """Makes the message visible after `delay_s`. `counts`: its next delivery counts as a retry."""
-        await self._change(delay_s, suspends=not counts)
-        self._state = LeaseState.RETURNED
+        async with self._settling:
+            await self._change(delay_s, suspends=not counts)
+            self._state = LeaseState.RETURNED
 
     async def _change(self, invisible_s: float, *, suspends: bool = False) -> ReceiptHandle:
         if not 0 <= invisible_s <= INVISIBLE_S_MAX:

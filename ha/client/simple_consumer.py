@@ -14,6 +14,7 @@ from typing import Self
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from ha.client.arrivals import Arrivals
 from ha.client.backoff import Backoff
@@ -91,6 +92,7 @@ class SimpleConsumer(ClientUser):
         self._buffer: deque[PoppedMessage] = deque()
         self._receiving = anyio.Lock()
         self._arrivals: Arrivals | None = None
+        self._tasks: TaskGroup | None = None
 
     async def _begin(self, stack: AsyncExitStack) -> None:
         await stack.enter_async_context(self._waiting())
@@ -99,10 +101,11 @@ class SimpleConsumer(ClientUser):
     async def _waiting(self) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             self._arrivals = Arrivals(self._requests, self._subscriptions, tasks)
+            self._tasks = tasks
             try:
                 yield
             finally:
-                self._arrivals = None
+                self._arrivals = self._tasks = None
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                     await self._give_back(message.lease for message in self._buffer)
@@ -175,9 +178,29 @@ class SimpleConsumer(ClientUser):
         """Makes `message` invisible for `invisible_s` from now, instead of what remains of its time: call it when
         handling takes longer than expected.
 
-        Raises ReceiptExpired if its time is over or it was settled, and BrokerError, RequestTimedOut,
-        ConnectionFailed."""
-        await message.lease.extend(invisible_s)
+        Meanwhile `ack` and `nack` wait. If this is cancelled, it goes on, so that they can use the message's new
+        handle. Raises ReceiptExpired if its time is over or it was settled, and BrokerError, RequestTimedOut,
+        ConnectionFailed. After the last two, if it may have been executed, the message may be delivered again in spite
+        of `ack`."""
+        if self._tasks is None:
+            raise RuntimeError(NOT_OPEN)
+        ended = anyio.Event()
+        failure: Exception | None = ConnectionFailed(message.queue.broker_name, "closed by this client", was_sent=True)
+
+        async def extend() -> None:
+            nonlocal failure
+            try:
+                await message.lease.extend(invisible_s)
+                failure = None
+            except Exception as error:  # raised below
+                failure = error
+            finally:
+                ended.set()
+
+        self._tasks.start_soon(extend)
+        await ended.wait()
+        if failure is not None:
+            raise failure
 
     async def take_buffered(self, max_messages: int, invisible_s: float) -> PoppedMessage:
         """Returns the next message for an iteration; receives more when there are none."""

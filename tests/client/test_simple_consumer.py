@@ -29,6 +29,7 @@ from ha.client import (
 )
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import RequestCode, SysFlag
+from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import Node
 from tests.client.backends import on_both_backends
 from tests.client.our_broker import NAMES, run_with_our_broker
@@ -131,6 +132,62 @@ async def test_ack_and_change_use_the_current_handle(world: PopWorld) -> None:
     assert (changed["invisibleTime"], changed["suspend"]) == ("30000", "false")
     assert acked["extraInfo"] == f"0 {POP_TIME_MS + 1} 30000 5 0 a 0 0"
     assert (acked["topic"], acked["queueId"], acked["offset"], acked["consumerGroup"]) == ("T", "0", "0", "g")
+
+
+@on_both_backends(open_world)
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_ack_during_a_renewal_uses_the_next_handle(world: PopWorld, *, is_cancelled: bool) -> None:
+    """Brokers ignore the handle that the renewal replaces."""
+    renewing, may_answer = anyio.Event(), anyio.Event()
+
+    async def answer_later(command: RemotingCommand) -> RemotingCommand:
+        renewing.set()
+        await may_answer.wait()
+        fields = {"popTime": str(POP_TIME_MS + 1), "invisibleTime": "30000", "reviveQid": "5"}
+        return command.reply(0, ext_fields=fields)
+
+    world.broker.put(b"x")
+    world.broker.overrides[CHANGE] = answer_later
+    async with world.consumer() as consumer, anyio.create_task_group() as tasks:
+        [message] = await consumer.receive()
+        async with anyio.create_task_group() as renewals:
+            renewals.start_soon(consumer.change_invisible_time, message, 30)
+            await renewing.wait()
+            if is_cancelled:
+                renewals.cancel_scope.cancel()
+            tasks.start_soon(message.ack)
+            with anyio.CancelScope(shield=True):
+                await anyio.wait_all_tasks_blocked()
+            assert not world.broker.of(ACK)
+            may_answer.set()
+    [acked] = world.broker.of(ACK)
+    assert acked["extraInfo"] == f"0 {POP_TIME_MS + 1} 30000 5 0 a 0 0"
+
+
+@on_both_backends(open_world)
+async def test_a_renewal_ends_with_the_consumer(world: PopWorld) -> None:
+    async def keep_silent() -> None:
+        stack.cancel_scope.cancel()
+        await anyio.sleep_forever()
+
+    failures: list[ConnectionFailed] = []
+
+    async def renew(message: PoppedMessage) -> None:
+        try:
+            await consumer.change_invisible_time(message, 30)
+        except ConnectionFailed as error:
+            failures.append(error)
+
+    world.broker.put(b"x")
+    world.broker.overrides[CHANGE] = lambda command: keep_silent()
+    async with anyio.create_task_group() as tasks:
+        async with world.consumer() as consumer, anyio.create_task_group() as stack:
+            [message] = await consumer.receive()
+            tasks.start_soon(renew, message)
+            await anyio.sleep_forever()
+        with pytest.raises(RuntimeError, match="not open"):
+            await consumer.change_invisible_time(message, 30)
+    assert [failure.was_sent for failure in failures] == [True]
 
 
 @on_both_backends(open_world)
