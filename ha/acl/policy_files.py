@@ -2,8 +2,8 @@
 
 RocketMQ reads the directory's files first, conf/plain_acl.yml last; for an access key in several files, the first one
 counts. Changes are detected by reading the files every few seconds (RocketMQ: AclFileWatchService, 5 s), as a time
-stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read or are
-empty, this is logged once and the policy stays in force, so that a half-written file has no effect.
+stamp can miss a change, and not every system reports a rename or a mounted secret. If the files can't be read, or one
+is empty that was not, this is logged once and the policy stays in force, so that a half-written file has no effect.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .yaml_file import FILE_SIZE_MAX, AclFileError, parse_acl_file
 
 logger = logging.getLogger(__name__)
 
+Contents = list[tuple[Path, bytes]]
 FILE_COUNT_MAX = 64
 DEPTH_MAX = 4
 SETTLE_S = 0.2
@@ -50,28 +51,26 @@ class AclPolicyFiles:
         self._disk = disk
         self._run_blocking = run_blocking
         self._is_open_to_others = is_open_to_others
-        self._taken = b""
+        self._loaded = b""
         self._seen = b""
+        self._filled: frozenset[Path] = frozenset()
+        """Files of the loaded policy that have accounts or addresses"""
 
     async def load(self) -> AclPolicy:
         """Reads all files. ConfigError, with the file name but no values, if they are missing or invalid."""
-        policy, warnings = await self._run_blocking(self._load)
-        for warning in warnings:
-            logger.warning("acl.file_warning warning=%r", warning)
-        loaded: AclPolicy = policy
-        return loaded
+        self._seen, found = await self._run_blocking(self._read)
+        return await self._load(found)
 
     async def reload(self) -> AclPolicy | None:
         """The policy if the files changed since the last call, else None. ConfigError as `load`."""
-        digest = await self._run_blocking(self._digest)
-        if digest in (self._taken, self._seen):
-            self._seen = digest
+        digest, found = await self._run_blocking(self._read)
+        if digest == self._seen:
             return None
         while digest != self._seen:
             self._seen = digest
             await trio.sleep(SETTLE_S)
-            digest = await self._run_blocking(self._digest)
-        return await self.load()
+            digest, found = await self._run_blocking(self._read)
+        return None if digest == self._loaded else await self._load(found)
 
     async def keep_loaded(self, guard: AclGuard, interval_s: float) -> NoReturn:
         """Updates `guard` when the files have changed, checking every `interval_s`, until cancelled."""
@@ -86,16 +85,29 @@ class AclPolicyFiles:
                 guard.policy = policy
                 logger.info("acl.reloaded file=%s accounts=%d", self.file, len(policy.accounts))
 
-    def _load(self) -> tuple[AclPolicy, list[str]]:
-        contents = self._read()
+    async def _load(self, found: Contents | ConfigError) -> AclPolicy:
+        if isinstance(found, ConfigError):
+            raise found
+        policy, warnings = await self._run_blocking(self._parse, found)
+        for warning in warnings:
+            logger.warning("acl.file_warning warning=%r", warning)
+        loaded: AclPolicy = policy
+        return loaded
+
+    def _parse(self, contents: Contents) -> tuple[AclPolicy, list[str]]:
         accounts: dict[str, Account] = {}
         patterns: list[AddressPattern] = []
         warnings: list[str] = []
+        filled = set()
         for path, content in contents:
             try:
                 found = parse_acl_file(content)
             except AclFileError as error:
                 raise ConfigError("aclFile", f"{path}: {error}", "a file like RocketMQ's plain_acl.yml") from None
+            if found.accounts or found.global_white_hosts:
+                filled.add(path)
+            elif path in self._filled:
+                raise ConfigError("aclFile", f"{path} has no accounts any more", "a file with accounts, or none")
             if self._is_open(path):
                 warnings.append(f"{path}: every user of this machine can read its secret keys; chmod o= {path}")
             patterns += found.global_white_hosts
@@ -110,7 +122,7 @@ class AclPolicyFiles:
                 f"neither {self.file} nor a file in {self.directory} has an account, so nobody would be let in",
                 "a file as RocketMQ's plain_acl.yml",
             )
-        self._taken = _digest_of(contents)
+        self._loaded, self._filled = _digest_of(contents), frozenset(filled)
         return AclPolicy(accounts.values(), patterns), warnings
 
     def _is_open(self, path: Path) -> bool:
@@ -119,14 +131,15 @@ class AclPolicyFiles:
         except OSError:
             return False  # it was just deleted: the next reload notices
 
-    def _digest(self) -> bytes:
-        """A digest of the files; the error's text if they can't be read."""
+    def _read(self) -> tuple[bytes, Contents | ConfigError]:
+        """Returns the files and a digest of them; if they can't be read, the error and a digest of its text."""
         try:
-            return _digest_of(self._read())
+            contents = self._contents()
         except ConfigError as error:
-            return str(error).encode()
+            return repr(error.reason).encode(), error
+        return _digest_of(contents), contents
 
-    def _read(self) -> list[tuple[Path, bytes]]:
+    def _contents(self) -> Contents:
         try:
             paths = [*self._found(self.directory, DEPTH_MAX), self.file]
             if len(paths) > FILE_COUNT_MAX:
@@ -166,7 +179,7 @@ def system_policy_files(file: str, directory: str) -> AclPolicyFiles:
     )
 
 
-def _digest_of(contents: list[tuple[Path, bytes]]) -> bytes:
+def _digest_of(contents: Contents) -> bytes:
     digest = hashlib.sha256()
     for path, content in contents:
         digest.update(b"%d %d " % (len(bytes(path)), len(content)))

@@ -1,7 +1,10 @@
 """The files of a policy, and reloading them when they change, break or vanish."""
 
+import errno
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -146,6 +149,98 @@ async def test_half_written_file_is_not_loaded(autojump_clock: MockClock, tmp_pa
         await trio.sleep(1)
         assert seen == [["account-1"]] * 5
         assert len(guard.policy.accounts) == 5
+        nursery.cancel_scope.cancel()
+
+
+class ChangingDisk(OsDisk):
+    """A disk that calls `change` at the read after the next `reads_left`."""
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        super().__init__()
+        self.change = change
+        self.reads_left = 100
+
+    def read_bytes(self, path: Path) -> bytes:
+        self.reads_left -= 1
+        if self.reads_left == -1:
+            self.change()
+        return super().read_bytes(path)
+
+
+async def test_only_what_was_read_twice_is_loaded(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Not what the file has at a third read."""
+    main = tmp_path / "plain_acl.yml"
+    write(main, "account-1")
+    disk = ChangingDisk(lambda: write(main, "account-2"))
+    files = AclPolicyFiles(main, tmp_path / "acl", disk=disk, run_blocking=run_inline)
+    await files.load()
+    write(main, "account-2", "account-3")
+    disk.reads_left = 2
+    policy = await files.reload()
+    assert policy is not None
+    assert sorted(policy.accounts) == ["account-2", "account-3"]
+
+
+async def test_change_is_loaded_although_a_read_failed(autojump_clock: MockClock, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "plain_acl.yml")
+
+    main = tmp_path / "plain_acl.yml"
+    write(main, "account-1")
+    disk = ChangingDisk(fail)
+    files = AclPolicyFiles(main, tmp_path / "acl", disk=disk, run_blocking=run_inline)
+    await files.load()
+    for reads in range(3):
+        write(main, f"account-{reads}")
+        disk.reads_left = reads
+        policies = []
+        for _ in range(3):
+            with suppress(ConfigError):
+                policies.append(await files.reload())
+        assert [list(policy.accounts) for policy in policies if policy is not None] == [[f"account-{reads}"]]
+
+
+@pytest.mark.parametrize("content", ["", "# to do\n", "accounts:\n"])
+async def test_file_that_became_empty_keeps_the_policy(
+    autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    """It is being written. A file that is removed, or that was empty, is not."""
+    main, other, empty = (tmp_path / name for name in ("plain_acl.yml", "acl/a.yml", "acl/b.yml"))
+    write(main, "account-1")
+    write(other, "account-2")
+    empty.touch()
+    files = files_in(tmp_path)
+    guard = AclGuard(await files.load())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(files.keep_loaded, guard, 5.0)
+        other.write_text(content)
+        await trio.sleep(30)
+        assert sorted(guard.policy.accounts) == ["account-1", "account-2"]
+        assert caplog.text.count("acl/a.yml has no accounts any more") == 1
+        fresh = tmp_path / "fresh"
+        write(fresh, "account-3")
+        fresh.rename(other)
+        await trio.sleep(30)
+        assert sorted(guard.policy.accounts) == ["account-1", "account-3"]
+        other.unlink()
+        await trio.sleep(30)
+        assert sorted(guard.policy.accounts) == ["account-1"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_name_that_is_not_utf_8_ends_no_node(
+    autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "plain_acl.yml", "account-1")
+    files = files_in(tmp_path)
+    guard = AclGuard(await files.load())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(files.keep_loaded, guard, 5.0)
+        (tmp_path / "acl").mkdir()
+        (tmp_path / "acl" / os.fsdecode(b"\xff.yml")).write_bytes(b"#" * ((1 << 20) + 1))
+        await trio.sleep(30)
+        assert list(guard.policy.accounts) == ["account-1"]
+        assert caplog.text.count("acl.reload_failed") == 1
         nursery.cancel_scope.cancel()
 
 
