@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,6 @@ from ha.protocol.record import Message, decode_records
 from ha.remoting import open_remoting_client
 from tests.broker.node import Node, WallClock, open_node
 from tests.broker.pop_client import Popped, ack, ack_fields, bodies, change, pop, pop_messages, popped_of, send
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
-
 
 # ---- pop
 
@@ -505,29 +497,27 @@ async def test_queues_of_all_groups_are_limited(tmp_path: Path, autojump_clock: 
         assert await pop_messages(node) == []
 
 
-async def test_names_that_leave_no_room_for_a_retry_topic_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+async def test_names_that_leave_no_room_for_a_retry_topic_are_refused(node: Node, autojump_clock: object) -> None:
     """The message was dropped when it was due."""
-    async with open_node(tmp_path) as node:
-        group, topic = "g" * 120, "t" * 127
-        await send(node, b"one", b=topic)
-        assert (await pop(node, consumerGroup=group + "g", topic=topic)).code == 29
-        assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
-        await trio.sleep(20)
-        assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
+    group, topic = "g" * 120, "t" * 127
+    await send(node, b"one", b=topic)
+    assert (await pop(node, consumerGroup=group + "g", topic=topic)).code == 29
+    assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
+    await trio.sleep(20)
+    assert bodies(await pop_messages(node, consumerGroup=group, topic=topic)) == [b"one"]
 
 
-async def test_retries_of_a_deleted_topic_are_deleted_with_it(tmp_path: Path, autojump_clock: object) -> None:
+async def test_retries_of_a_deleted_topic_are_deleted_with_it(node: Node, autojump_clock: object) -> None:
     """RocketMQ: clearRetryTopicWhenDeleteTopic. A topic of the same name got them."""
-    async with open_node(tmp_path) as node:
-        await send(node, b"old")
-        assert bodies(await pop_messages(node)) == [b"old"]
-        await trio.sleep(20)
-        assert node.broker.topics.get("%RETRY%g_TT") is not None
-        assert (await node.ask(200, b'{"groupName":"h_TT"}')).code == 0
-        await node.broker.topics.ensure("%RETRY%h_TT", 1)
-        assert bodies(await pop_messages(node, consumerGroup="h")) == [b"old"]
-        assert (await node.ask(215, topic="TT")).code == 0
-        assert node.broker.topics.get("%RETRY%g_TT") is None
-        assert node.broker.topics.get("%RETRY%h_TT") is not None, "of the group h_TT"
-        await send(node, b"new")
-        assert bodies(await pop_messages(node)) == [b"new"]
+    await send(node, b"old")
+    assert bodies(await pop_messages(node)) == [b"old"]
+    await trio.sleep(20)
+    assert node.broker.topics.get("%RETRY%g_TT") is not None
+    assert (await node.ask(200, b'{"groupName":"h_TT"}')).code == 0
+    await node.broker.topics.ensure("%RETRY%h_TT", 1)
+    assert bodies(await pop_messages(node, consumerGroup="h")) == [b"old"]
+    assert (await node.ask(215, topic="TT")).code == 0
+    assert node.broker.topics.get("%RETRY%g_TT") is None
+    assert node.broker.topics.get("%RETRY%h_TT") is not None, "of the group h_TT"
+    await send(node, b"new")
+    assert bodies(await pop_messages(node)) == [b"new"]

@@ -30,7 +30,7 @@ from ha.remoting import RemotingConnection
 from ha.store.commitlog import CommitLog
 from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, StalledSync, open_node, text
-from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages, popped_of
+from tests.broker.pop_client import POP, Popped, ack, ack_fields, change, pop, pop_messages
 
 
 def bodies(messages: list[Popped]) -> list[bytes]:
@@ -56,6 +56,27 @@ def refused_puts(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(service, "_admit", refuse)
+        yield
+
+
+@contextmanager
+def segment_wanted(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    *,
+    is_made: bool = False,
+) -> Iterator[None]:
+    """In the block the next record needs another segment; after `wait` that can't be made, unless `is_made`."""
+    with monkeypatch.context() as patch:
+
+        async def add_segment() -> AppendResult | None:
+            await wait()
+            patch.undo()
+            return None if is_made else AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
+
+        patch.setattr(node.store.log, "append", lambda *_: [])
+        patch.setattr(node.store.log, "add_segment", add_segment)
         yield
 
 
@@ -90,26 +111,25 @@ async def test_state_survives_a_crash_between_pop_and_ack(tmp_path: Path, autoju
         assert await pop_messages(node) == []
 
 
-async def test_requests_at_the_same_time_share_a_record(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await put_many(node, 320)
-        before = record_count(node)
-        messages: list[Popped] = []
+async def test_requests_at_the_same_time_share_a_record(node: Node, autojump_clock: object) -> None:
+    await put_many(node, 320)
+    before = record_count(node)
+    messages: list[Popped] = []
 
-        async def take() -> None:
-            messages.extend(await pop_messages(node))
+    async def take() -> None:
+        messages.extend(await pop_messages(node))
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(take)
-        await node.dispatched()
-        assert len(messages) > 300
-        async with trio.open_nursery() as nursery:
-            for message in messages:
-                nursery.start_soon(partial(ack, node, message))
-        await node.dispatched()
-        assert record_count(node) - before < 40, "RocketMQ would write more than 640"
-        assert node.broker.pop.statistics().in_flight_count == 0
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(take)
+    await node.dispatched()
+    assert len(messages) > 300
+    async with trio.open_nursery() as nursery:
+        for message in messages:
+            nursery.start_soon(partial(ack, node, message))
+    await node.dispatched()
+    assert record_count(node) - before < 40, "RocketMQ would write more than 640"
+    assert node.broker.pop.statistics().in_flight_count == 0
 
 
 async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path, autojump_clock: object) -> None:
@@ -128,17 +148,16 @@ async def test_no_invisible_time_makes_a_record_unreadable(tmp_path: Path, autoj
         assert await pop_messages(node, consumerGroup="h", order=True) == []
 
 
-async def test_record_of_a_pop_is_small(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await put_many(node, 40, 1)
-        await pop_messages(node)
-        await node.dispatched()
-        queue = node.store.queues.get(POP_TOPIC, 0)
-        assert queue is not None
-        [entry] = queue.read(queue.max_offset - 1, 1)
-        assert entry.size < 350
-        record = decode_pop_record(decode_record(await node.store.log.read_all(*entry[:2])).body)
-        assert [change.taken[0].runs for change in record.queues if change.taken] == [[0, 32]]
+async def test_record_of_a_pop_is_small(node: Node, autojump_clock: object) -> None:
+    await put_many(node, 40, 1)
+    await pop_messages(node)
+    await node.dispatched()
+    queue = node.store.queues.get(POP_TOPIC, 0)
+    assert queue is not None
+    [entry] = queue.read(queue.max_offset - 1, 1)
+    assert entry.size < 350
+    record = decode_pop_record(decode_record(await node.store.log.read_all(*entry[:2])).body)
+    assert [change.taken[0].runs for change in record.queues if change.taken] == [[0, 32]]
 
 
 async def test_answers_wait_for_the_disk(tmp_path: Path, autojump_clock: object) -> None:
@@ -166,60 +185,50 @@ async def test_answers_wait_for_the_disk(tmp_path: Path, autojump_clock: object)
 
 
 async def test_pop_that_can_not_be_stored_is_undone(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await put_many(node, 10)
-        standing = node.broker.standing
-        messages = await pop_messages(node, maxMsgNums=3)
+    await put_many(node, 10)
+    standing = node.broker.standing
+    messages = await pop_messages(node, maxMsgNums=3)
 
-        async def refused() -> None:
-            answer = await pop(node)
-            assert answer.code == 14
-            answer = await ack(node, messages[0])
-            assert answer.code == 14
+    async def refused() -> None:
+        answer = await pop(node)
+        assert answer.code == 14
+        answer = await ack(node, messages[0])
+        assert answer.code == 14
 
-        with refused_puts(node, monkeypatch):
-            await refused()
-        assert standing.refusal == ""
-        assert node.broker.pop.statistics().in_flight_count == 3
-        rest = await pop_messages(node)
-        assert bodies(rest + messages) == sorted([b"first", *(b"%d" % number for number in range(10))])
-        assert (await ack(node, messages[0])).code == 0
-        assert node.broker.pop.statistics().in_flight_count == 10
+    with refused_puts(node, monkeypatch):
+        await refused()
+    assert standing.refusal == ""
+    assert node.broker.pop.statistics().in_flight_count == 3
+    rest = await pop_messages(node)
+    assert bodies(rest + messages) == sorted([b"first", *(b"%d" % number for number in range(10))])
+    assert (await ack(node, messages[0])).code == 0
+    assert node.broker.pop.statistics().in_flight_count == 10
 
 
 async def test_changes_after_a_record_that_can_not_be_stored_are_undone_and_refused(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await put_many(node, 10)
-        [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=1000)
-        codes: dict[str, int] = {}
-        has_failed = trio.Event()
+    await put_many(node, 10)
+    [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=1000)
+    codes: dict[str, int] = {}
+    has_failed = trio.Event()
 
-        async def ask(name: str, request: Awaitable[RemotingCommand]) -> None:
-            codes[name] = (await request).code
+    async def ask(name: str, request: Awaitable[RemotingCommand]) -> None:
+        codes[name] = (await request).code
 
-        with monkeypatch.context() as patch:
-
-            async def fail() -> AppendResult:
-                await has_failed.wait()
-                patch.undo()
-                return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
-
-            patch.setattr(node.store.log, "append", lambda *_: [])
-            patch.setattr(node.store.log, "add_segment", fail)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask, "pop", pop(node))
-                await trio.sleep(0.1)
-                nursery.start_soon(ask, "ack", ack(node, message))
-                await trio.sleep(0.1)
-                assert not codes
-                has_failed.set()
-        assert codes["pop"] == codes["ack"] != 0
-        await trio.sleep(2)
-        assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
+    with segment_wanted(node, monkeypatch, has_failed.wait):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "pop", pop(node))
+            await trio.sleep(0.1)
+            nursery.start_soon(ask, "ack", ack(node, message))
+            await trio.sleep(0.1)
+            assert not codes
+            has_failed.set()
+    assert codes["pop"] == codes["ack"] != 0
+    await trio.sleep(2)
+    assert len(await pop_messages(node)) == 11, "the rest, and the one whose acknowledgement was refused"
 
 
 async def test_a_pop_of_which_a_part_was_undone_is_refused(
@@ -239,14 +248,7 @@ async def test_a_pop_of_which_a_part_was_undone_is_refused(
     async with open_node(tmp_path) as node:
         await put_many(node, 10)
         monkeypatch.setattr(QueueReader, "read", read_slowly)
-        with monkeypatch.context() as patch:
-
-            async def fail() -> AppendResult:
-                patch.undo()
-                return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
-
-            patch.setattr(node.store.log, "append", lambda *_: [])
-            patch.setattr(node.store.log, "add_segment", fail)
+        with segment_wanted(node, monkeypatch):
             answer = await pop(node, invisibleTime=1000)
         assert reads > 2
         assert (answer.code, "no room" in (answer.remark or "")) == (1, True)
@@ -292,24 +294,15 @@ async def test_a_disk_that_fails_while_a_record_waits_for_a_segment_ends_the_nod
 
 
 async def test_message_whose_acknowledgement_is_undone_is_delivered_in_time(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its redelivery slept without a deadline meanwhile, as nothing was in flight."""
-    async with open_node(tmp_path) as node:
-        await node.send(b"0")
-        [message] = await pop_messages(node, invisibleTime=3000)
-        with monkeypatch.context() as patch:
-
-            async def fail() -> AppendResult:
-                await trio.sleep(2)
-                patch.undo()
-                return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="no room")
-
-            patch.setattr(node.store.log, "append", lambda *_: [])
-            patch.setattr(node.store.log, "add_segment", fail)
-            assert (await ack(node, message)).code != 0
-        await trio.sleep(2)
-        assert node.broker.pop.statistics().revived_count == 1
+    await node.send(b"0")
+    [message] = await pop_messages(node, invisibleTime=3000)
+    with segment_wanted(node, monkeypatch, partial(trio.sleep, 2)):
+        assert (await ack(node, message)).code != 0
+    await trio.sleep(2)
+    assert node.broker.pop.statistics().revived_count == 1
 
 
 async def test_pops_and_acks_of_a_turn_are_one_record_at_its_end(tmp_path: Path, autojump_clock: object) -> None:
@@ -435,19 +428,18 @@ async def test_reset_of_the_offset_survives_a_restart_before_the_next_pop(
 
 
 async def test_reset_of_the_offset_is_repeated_if_it_can_not_be_stored(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await node.send(b"0")
-        await node.send(b"1")
-        for message in await pop_messages(node):
-            await ack(node, message)
-        with refused_puts(node, monkeypatch):
-            assert node.broker.offsets.reset("g", "TT", 0, 1)
-            assert (await pop(node)).code == 14
-        await trio.sleep(1)
-        assert node.broker.offsets.get("g", "TT", 0) == 1
-        assert bodies(await pop_messages(node)) == [b"1"]
+    await node.send(b"0")
+    await node.send(b"1")
+    for message in await pop_messages(node):
+        await ack(node, message)
+    with refused_puts(node, monkeypatch):
+        assert node.broker.offsets.reset("g", "TT", 0, 1)
+        assert (await pop(node)).code == 14
+    await trio.sleep(1)
+    assert node.broker.offsets.get("g", "TT", 0) == 1
+    assert bodies(await pop_messages(node)) == [b"1"]
 
 
 async def with_many_runs(node: Node) -> Popped:
@@ -519,27 +511,19 @@ async def test_deleted_topic_and_group_leave_no_state(tmp_path: Path, autojump_c
 
 
 async def test_group_deleted_while_a_record_waits_keeps_no_offset(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await put_many(node, 8)
-        await pop_messages(node, maxMsgNums=1)
-        is_deleted = trio.Event()
-        with monkeypatch.context() as patch:
-
-            async def add() -> None:
-                await is_deleted.wait()
-                patch.undo()
-
-            patch.setattr(node.store.log, "append", lambda *_: [])
-            patch.setattr(node.store.log, "add_segment", add)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(pop, node)
-                await trio.sleep(0.1)
-                assert (await node.ask(207, groupName="g", cleanOffset=True)).code == 0
-                is_deleted.set()
-        await trio.sleep(1)
-        assert node.broker.offsets.topics_of("g") == []
+    await put_many(node, 8)
+    await pop_messages(node, maxMsgNums=1)
+    is_deleted = trio.Event()
+    with segment_wanted(node, monkeypatch, is_deleted.wait, is_made=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pop, node)
+            await trio.sleep(0.1)
+            assert (await node.ask(207, groupName="g", cleanOffset=True)).code == 0
+            is_deleted.set()
+    await trio.sleep(1)
+    assert node.broker.offsets.topics_of("g") == []
 
 
 async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
@@ -559,22 +543,20 @@ async def test_long_queues_of_unacknowledged_messages_keep_memory_bounded(
         assert len(state._schedule) == 0
 
 
-async def test_acknowledged_messages_leave_nothing_in_the_schedule(tmp_path: Path, autojump_clock: object) -> None:
+async def test_acknowledged_messages_leave_nothing_in_the_schedule(node: Node, autojump_clock: object) -> None:
     """Handles with long invisible times that are acknowledged at once do not fill the memory."""
-    async with open_node(tmp_path) as node:
-        await put_many(node, 1200, 1)
-        state = node.broker.pop._pop_log.state
-        assert state is not None
-        for _ in range(1150):
-            [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=40_000_000)
-            await ack(node, message)
-        assert len(state._schedule) <= 1030
+    await put_many(node, 1200, 1)
+    state = node.broker.pop._pop_log.state
+    assert state is not None
+    for _ in range(1150):
+        [message] = await pop_messages(node, maxMsgNums=1, invisibleTime=40_000_000)
+        await ack(node, message)
+    assert len(state._schedule) <= 1030
 
 
-async def test_topic_of_the_records_is_hidden_and_read_only(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        assert (await node.send(b"x", b=POP_TOPIC)).code == 16
-        assert (await node.ask(215, topic=POP_TOPIC)).code != 0
+async def test_topic_of_the_records_is_hidden_and_read_only(node: Node, autojump_clock: object) -> None:
+    assert (await node.send(b"x", b=POP_TOPIC)).code == 16
+    assert (await node.ask(215, topic=POP_TOPIC)).code != 0
 
 
 async def test_slave_refuses(tmp_path: Path, autojump_clock: object) -> None:
@@ -612,33 +594,20 @@ async def _never(*_: object) -> bool:
     raise AssertionError
 
 
-async def test_popped_messages_that_wait_are_limited(tmp_path: Path, autojump_clock: object) -> None:
-    sync = StalledSync()
-    async with open_node(tmp_path, flush_sync=True, run_blocking=sync, pop_waiting_bytes_max=1000) as node:
-        for _ in range(3):
-            await node.send(bytes(2000))
-        sync.stall_s = 3.0
-        answers = []
-
-        async def take() -> None:
-            answers.append((await pop(node, maxMsgNums=1)).code)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(take)
-                await trio.sleep(0.1)
-        assert sorted(answers) == [0, 2, 2]
-        assert await pop_messages(node, maxMsgNums=1)
-
-
-async def test_requests_that_wait_are_limited(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bytes_max", "count_max", "popped_count"), [(1000, 100, 1), (1 << 20, 2, 2)])
+async def test_pops_that_wait_are_limited(
+    tmp_path: Path,
+    autojump_clock: object,
+    monkeypatch: pytest.MonkeyPatch,
+    bytes_max: int,
+    count_max: int,
+    popped_count: int,
 ) -> None:
-    monkeypatch.setattr(pop_log, "WAITING_COUNT_MAX", 2)
+    monkeypatch.setattr(pop_log, "WAITING_COUNT_MAX", count_max)
     sync = StalledSync()
-    async with open_node(tmp_path, flush_sync=True, run_blocking=sync) as node:
+    async with open_node(tmp_path, flush_sync=True, run_blocking=sync, pop_waiting_bytes_max=bytes_max) as node:
         for _ in range(4):
-            await node.send()
+            await node.send(bytes(2000))
         sync.stall_s = 3.0
         answers = []
 
@@ -649,12 +618,5 @@ async def test_requests_that_wait_are_limited(
             for _ in range(4):
                 nursery.start_soon(take)
                 await trio.sleep(0.1)
-        assert sorted(answers) == [0, 0, 2, 2]
+        assert sorted(answers) == [0] * popped_count + [2] * (4 - popped_count)
         assert await pop_messages(node, maxMsgNums=1)
-
-
-async def test_popped_of_an_empty_answer(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        await node.send(b"a")
-        await pop_messages(node)
-        assert popped_of(await pop(node)) == []

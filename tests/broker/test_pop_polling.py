@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,6 @@ from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.broker.node import Node, open_node, text
 from tests.broker.pop_client import POP, ack, bodies, pop, pop_messages, send
-
-
-@pytest.fixture
-async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
-    async with open_node(tmp_path) as node:
-        yield node
 
 
 async def test_poll_ends_exactly(node: Node, autojump_clock: object) -> None:

@@ -49,13 +49,12 @@ async def pending_message(folder: Path, delay_s: int) -> AsyncIterator[tuple[Nod
         yield node, sent.ext_fields["recallHandle"]
 
 
-async def test_an_answer_to_a_timer_message_has_its_handle(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        due_ms = WallClock()() + 60_000
-        answer = await node.send(b"later", i=properties(UNIQ_KEY="K1", TIMER_DELIVER_MS=due_ms), e=0)
-        words = base64.urlsafe_b64decode(answer.ext_fields["recallHandle"]).decode()
-        assert words == f"v1 TT b0 {due_ms + 1} K1"
-        assert answer.ext_fields["transactionId"] == "K1"
+async def test_an_answer_to_a_timer_message_has_its_handle(node: Node, autojump_clock: object) -> None:
+    due_ms = WallClock()() + 60_000
+    answer = await node.send(b"later", i=properties(UNIQ_KEY="K1", TIMER_DELIVER_MS=due_ms), e=0)
+    words = base64.urlsafe_b64decode(answer.ext_fields["recallHandle"]).decode()
+    assert words == f"v1 TT b0 {due_ms + 1} K1"
+    assert answer.ext_fields["transactionId"] == "K1"
 
 
 @pytest.mark.parametrize(
@@ -68,34 +67,31 @@ async def test_an_answer_to_a_timer_message_has_its_handle(tmp_path: Path, autoj
         {"TIMER_DELAY_SEC": 60, "TIMER_OUT_MS": 1_000, "REAL_TOPIC": "TT"},
     ],
 )
-async def test_other_messages_have_no_handle(tmp_path: Path, autojump_clock: object, asked: dict[str, object]) -> None:
+async def test_other_messages_have_no_handle(node: Node, autojump_clock: object, asked: dict[str, object]) -> None:
     """The last one was delivered as a timer message and is sent on: it is an ordinary message."""
-    async with open_node(tmp_path) as node:
-        answer = await node.send(i=properties(**asked))
-        assert answer.code == 0
-        assert "recallHandle" not in answer.ext_fields
-        assert node.store.queues.get(TIMER_TOPIC, 0) is None
+    answer = await node.send(i=properties(**asked))
+    assert answer.code == 0
+    assert "recallHandle" not in answer.ext_fields
+    assert node.store.queues.get(TIMER_TOPIC, 0) is None
 
 
-async def test_a_retry_has_no_handle(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        answer = await node.send(b="%RETRY%g", i=properties(TIMER_DELAY_SEC=60), e=0)
-        assert (answer.code, "recallHandle" in answer.ext_fields) == (0, False)
+async def test_a_retry_has_no_handle(node: Node, autojump_clock: object) -> None:
+    answer = await node.send(b="%RETRY%g", i=properties(TIMER_DELAY_SEC=60), e=0)
+    assert (answer.code, "recallHandle" in answer.ext_fields) == (0, False)
 
 
-async def test_a_recalled_message_is_not_delivered(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        due_ms = WallClock()() + 60_000
-        first = await node.send(b"no", i=properties(UNIQ_KEY="K1", TIMER_DELIVER_MS=due_ms), e=0)
-        await node.send(b"yes", i=properties(UNIQ_KEY="K2", TIMER_DELIVER_MS=due_ms), e=0)
-        answer = await recall(node, first.ext_fields["recallHandle"])
-        assert (answer.code, answer.ext_fields["msgId"]) == (0, "K1")
-        again = await recall(node, first.ext_fields["recallHandle"])
-        assert again.code == 0
-        [(_, record)] = await node.arrivals()
-        assert record.body == b"yes"
-        statistics = node.broker.timers.statistics()
-        assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
+async def test_a_recalled_message_is_not_delivered(node: Node, autojump_clock: object) -> None:
+    due_ms = WallClock()() + 60_000
+    first = await node.send(b"no", i=properties(UNIQ_KEY="K1", TIMER_DELIVER_MS=due_ms), e=0)
+    await node.send(b"yes", i=properties(UNIQ_KEY="K2", TIMER_DELIVER_MS=due_ms), e=0)
+    answer = await recall(node, first.ext_fields["recallHandle"])
+    assert (answer.code, answer.ext_fields["msgId"]) == (0, "K1")
+    again = await recall(node, first.ext_fields["recallHandle"])
+    assert again.code == 0
+    [(_, record)] = await node.arrivals()
+    assert record.body == b"yes"
+    statistics = node.broker.timers.statistics()
+    assert (statistics.delivered_count, statistics.recalled_count, statistics.pending_count) == (1, 1, 0)
 
 
 async def test_the_recall_in_the_log_is_that_of_rocketmq(tmp_path: Path, autojump_clock: object) -> None:
@@ -133,15 +129,14 @@ async def test_the_recall_in_the_log_is_that_of_rocketmq(tmp_path: Path, autojum
     ],
 )
 async def test_what_can_not_be_recalled_is_refused(
-    tmp_path: Path, autojump_clock: object, handle: Any, changes: dict[str, Any], code: int, remark: str
+    node: Node, autojump_clock: object, handle: Any, changes: dict[str, Any], code: int, remark: str
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await node.send()
-        await node.send(b="other")
-        text = handle if isinstance(handle, str) else handle_of(WallClock()() + 60_000, **(handle or {}))
-        answer = await recall(node, text, **changes)
-        assert (answer.code, answer.remark) == (code, remark)
-        assert node.store.queues.get(TIMER_TOPIC, 0) is None
+    await node.send()
+    await node.send(b="other")
+    text = handle if isinstance(handle, str) else handle_of(WallClock()() + 60_000, **(handle or {}))
+    answer = await recall(node, text, **changes)
+    assert (answer.code, answer.remark) == (code, remark)
+    assert node.store.queues.get(TIMER_TOPIC, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -213,18 +208,17 @@ async def test_a_recall_that_is_not_dispatched_is_not_answered_with_success(
 
 
 async def test_a_recall_that_a_slave_does_not_have_is_not_answered_with_success(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        await node.send()
-        settle = node.broker.put_service.settle
+    await node.send()
+    settle = node.broker.put_service.settle
 
-        async def without_slave(puts: list[PutRequest]) -> None:
-            await settle(puts)
-            puts[0].status = PutStatus.FLUSH_SLAVE_TIMEOUT
+    async def without_slave(puts: list[PutRequest]) -> None:
+        await settle(puts)
+        puts[0].status = PutStatus.FLUSH_SLAVE_TIMEOUT
 
-        monkeypatch.setattr(node.broker.put_service, "settle", without_slave)
-        assert (await recall(node, handle_of(WallClock()() + 60_000))).code == 12
+    monkeypatch.setattr(node.broker.put_service, "settle", without_slave)
+    assert (await recall(node, handle_of(WallClock()() + 60_000))).code == 12
 
 
 async def test_a_restart_keeps_recalls(tmp_path: Path, autojump_clock: object) -> None:
@@ -238,38 +232,36 @@ async def test_a_restart_keeps_recalls(tmp_path: Path, autojump_clock: object) -
         assert node.broker.timers.statistics().recalled_count == 1
 
 
-async def test_a_committed_half_message_can_be_recalled(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_committed_half_message_can_be_recalled(node: Node, autojump_clock: object) -> None:
     """Its producer gets no handle, as with RocketMQ, and can make one from the delivery time that it asked for."""
-    async with open_node(tmp_path) as node:
-        due_ms = WallClock()() + 60_000
-        half = properties(UNIQ_KEY="K1", TRAN_MSG="true", PGROUP="pg", TIMER_DELIVER_MS=due_ms)
-        sent = await node.send(b"no", i=half, f=4, e=0)
-        assert sent.code == 0, sent.remark
-        offset = int(sent.ext_fields["msgId"][16:], 16)
-        ended = await node.ask(
-            37,
-            producerGroup="pg",
-            tranStateTableOffset=sent.ext_fields["queueOffset"],
-            commitLogOffset=offset,
-            commitOrRollback=8,
-            fromTransactionCheck=False,
-            msgId="K1",
-            transactionId="K1",
-        )
-        assert ended.code == 0, ended.remark
-        assert (await recall(node, handle_of(due_ms, unique_key="K1"))).code == 0
-        await trio.sleep(100)
-        statistics = node.broker.timers.statistics()
-        assert (statistics.delivered_count, statistics.recalled_count) == (0, 1)
+    due_ms = WallClock()() + 60_000
+    half = properties(UNIQ_KEY="K1", TRAN_MSG="true", PGROUP="pg", TIMER_DELIVER_MS=due_ms)
+    sent = await node.send(b"no", i=half, f=4, e=0)
+    assert sent.code == 0, sent.remark
+    offset = int(sent.ext_fields["msgId"][16:], 16)
+    ended = await node.ask(
+        37,
+        producerGroup="pg",
+        tranStateTableOffset=sent.ext_fields["queueOffset"],
+        commitLogOffset=offset,
+        commitOrRollback=8,
+        fromTransactionCheck=False,
+        msgId="K1",
+        transactionId="K1",
+    )
+    assert ended.code == 0, ended.remark
+    assert (await recall(node, handle_of(due_ms, unique_key="K1"))).code == 0
+    await trio.sleep(100)
+    statistics = node.broker.timers.statistics()
+    assert (statistics.delivered_count, statistics.recalled_count) == (0, 1)
 
 
 @pytest.mark.parametrize(("key", "group"), [("k", "a\x02b"), ("a\x02b", "pg")])
 async def test_names_that_no_record_can_hold_are_refused(
-    tmp_path: Path, autojump_clock: object, key: str, group: str
+    node: Node, autojump_clock: object, key: str, group: str
 ) -> None:
     """They ended the broker."""
-    async with open_node(tmp_path) as node:
-        await node.send()
-        handle = handle_of(WallClock()() + 60_000, unique_key=key)
-        assert (await recall(node, handle, producerGroup=group)).code == 1
-        assert (await node.send()).code == 0
+    await node.send()
+    handle = handle_of(WallClock()() + 60_000, unique_key=key)
+    assert (await recall(node, handle, producerGroup=group)).code == 1
+    assert (await node.send()).code == 0

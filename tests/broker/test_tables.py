@@ -512,13 +512,10 @@ async def test_user_whose_deletion_was_cancelled_does_not_come_back(tmp_path: Pa
         assert node.broker.tables.users.get("mallory") is None
 
 
-async def test_long_names_of_groups_make_no_topic_that_name_servers_refuse(
-    tmp_path: Path, autojump_clock: object
-) -> None:
-    async with open_node(tmp_path) as node:
-        for length, is_accepted in ((248, True), (249, False)):
-            group = "%RETRY%".ljust(length, "g")
-            assert (await node.broker.groups.find_or_create(group) is not None) == is_accepted
-        assert "longer than 255 bytes" in str(await node.broker.topics.ensure("%RETRY%".ljust(256, "t"), 1))
-        assert await node.broker.topics.ensure("%RETRY%".ljust(255, "t"), 1) != ""
-        assert max(map(len, node.broker.topics.table)) == 255
+async def test_long_names_of_groups_make_no_topic_that_name_servers_refuse(node: Node, autojump_clock: object) -> None:
+    for length, is_accepted in ((248, True), (249, False)):
+        group = "%RETRY%".ljust(length, "g")
+        assert (await node.broker.groups.find_or_create(group) is not None) == is_accepted
+    assert "longer than 255 bytes" in str(await node.broker.topics.ensure("%RETRY%".ljust(256, "t"), 1))
+    assert await node.broker.topics.ensure("%RETRY%".ljust(255, "t"), 1) != ""
+    assert max(map(len, node.broker.topics.table)) == 255

@@ -24,30 +24,28 @@ async def check_point(node: Node) -> tuple[int, ...]:
     return struct.unpack(">7q", answer.body)
 
 
-async def test_the_check_point_is_the_replicated_progress(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        assert (await check_point(node))[:4] == (0, 0, 0, 0)
-        due_ms = WallClock()() + 5_500
-        await node.send(b"due", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
-        await node.send(b"later", i=properties(TIMER_DELIVER_MS=due_ms + HOUR_MS), e=0)
-        await node.arrivals()
-        await trio.sleep(1)
-        assert (await check_point(node))[:4] == (0, 0, 0, 0), "the delivered message is not flushed"
-        await node.store.flusher.flush()
-        read_ms, flushed, own_offset, master_offset, *_ = await check_point(node)
-        assert read_ms == due_ms // 1000 * 1000, "what is due in this second may be delivered again by a slave"
-        assert (flushed, own_offset, master_offset) == (0, 2, 2)
+async def test_the_check_point_is_the_replicated_progress(node: Node, autojump_clock: object) -> None:
+    assert (await check_point(node))[:4] == (0, 0, 0, 0)
+    due_ms = WallClock()() + 5_500
+    await node.send(b"due", i=properties(TIMER_DELIVER_MS=due_ms), e=0)
+    await node.send(b"later", i=properties(TIMER_DELIVER_MS=due_ms + HOUR_MS), e=0)
+    await node.arrivals()
+    await trio.sleep(1)
+    assert (await check_point(node))[:4] == (0, 0, 0, 0), "the delivered message is not flushed"
+    await node.store.flusher.flush()
+    read_ms, flushed, own_offset, master_offset, *_ = await check_point(node)
+    assert read_ms == due_ms // 1000 * 1000, "what is due in this second may be delivered again by a slave"
+    assert (flushed, own_offset, master_offset) == (0, 2, 2)
 
 
 async def test_the_check_point_is_not_ahead_of_slaves(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_node(tmp_path) as node:
-        acknowledgements = type(node.broker.put_service.acknowledgements)
-        monkeypatch.setattr(acknowledgements, "replicated_offset", property(lambda self: 0))
-        await node.send(b"due", i=properties(TIMER_DELAY_SEC=5), e=0)
-        await node.arrivals()
-        assert (await check_point(node))[:4] == (0, 0, 0, 0)
+    acknowledgements = type(node.broker.put_service.acknowledgements)
+    monkeypatch.setattr(acknowledgements, "replicated_offset", property(lambda self: 0))
+    await node.send(b"due", i=properties(TIMER_DELAY_SEC=5), e=0)
+    await node.arrivals()
+    assert (await check_point(node))[:4] == (0, 0, 0, 0)
 
 
 async def metrics(node: Node) -> dict[str, int]:
@@ -59,16 +57,15 @@ async def metrics(node: Node) -> dict[str, int]:
     return {topic: timing["count"] for topic, timing in found["timingCount"].items()}
 
 
-async def test_pending_messages_are_counted_by_topic(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        assert await metrics(node) == {}
-        for topic, delay_s in (("TT", 5), ("TT", 500), ("other", 600), ("TT", 700)):
-            await node.send(b"x", b=topic, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        await node.dispatched()
-        await trio.sleep(1)
-        assert await metrics(node) == {}, "the last answer is remembered for 10 s"
-        await trio.sleep(10)
-        assert await metrics(node) == {"TT": 2, "other": 1}
+async def test_pending_messages_are_counted_by_topic(node: Node, autojump_clock: object) -> None:
+    assert await metrics(node) == {}
+    for topic, delay_s in (("TT", 5), ("TT", 500), ("other", 600), ("TT", 700)):
+        await node.send(b"x", b=topic, i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+    await node.dispatched()
+    await trio.sleep(1)
+    assert await metrics(node) == {}, "the last answer is remembered for 10 s"
+    await trio.sleep(10)
+    assert await metrics(node) == {"TT": 2, "other": 1}
 
 
 async def test_counts_are_estimates_if_more_are_pending(
@@ -95,12 +92,11 @@ async def test_counts_are_estimates_if_more_are_pending(
         assert counts["TT"] == pytest.approx(150, abs=20)
 
 
-async def test_the_broker_status_has_the_figures_of_timers(tmp_path: Path, autojump_clock: object) -> None:
-    async with open_node(tmp_path) as node:
-        for delay_s in (5, 500):
-            await node.send(b"x", i=properties(TIMER_DELAY_SEC=delay_s), e=0)
-        await node.arrivals()
-        table = json.loads(bytes((await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body))["table"]
-        assert (table["timerCongestNum"], table["timerOffsetBehind"], table["timerReadBehind"]) == ("1", "0", "0")
-        statistics = node.broker.timers.statistics()
-        assert statistics.due_counts == {"1h": 1, "24h": 0, "7d": 0, "later": 0}
+async def test_the_broker_status_has_the_figures_of_timers(node: Node, autojump_clock: object) -> None:
+    for delay_s in (5, 500):
+        await node.send(b"x", i=properties(TIMER_DELAY_SEC=delay_s), e=0)
+    await node.arrivals()
+    table = json.loads(bytes((await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body))["table"]
+    assert (table["timerCongestNum"], table["timerOffsetBehind"], table["timerReadBehind"]) == ("1", "0", "0")
+    statistics = node.broker.timers.statistics()
+    assert statistics.due_counts == {"1h": 1, "24h": 0, "7d": 0, "later": 0}
