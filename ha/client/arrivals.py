@@ -33,6 +33,8 @@ class Arrivals:
         self._requests = requests
         self._subscriptions = subscriptions
         self._tasks = tasks
+        self.drained: set[MessageQueue] = set()
+        """Sources whose last pop left no messages, and that have announced none since"""
         self._watched: set[MessageQueue] = set()
         self._answered = anyio.Event()
         self._turn = anyio.Lock()
@@ -60,4 +62,5 @@ class Arrivals:
                 await anyio.sleep(_PAUSE_S)
         finally:
             self._watched.discard(source)
+            self.drained.discard(source)
             self._answered.set()

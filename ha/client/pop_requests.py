@@ -18,7 +18,7 @@ from ha.client.subscription import SQL92
 from ha.protocol.bodies import SubscriptionData
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import Header, parse_header
-from ha.protocol.pop import NotificationRequest, NotificationResponse, PopMessageRequest
+from ha.protocol.pop import NotificationRequest, NotificationResponse, PopMessageRequest, PopMessageResponse
 from ha.protocol.popped import Popped, ReceiptHandle, read_popped
 from ha.protocol.remoting import RemotingCommand
 
@@ -57,8 +57,9 @@ class PopRequests:
         message_count_max: int,
         invisible_ms: int,
         wait_s: float,
-    ) -> list[Popped]:
-        """Takes messages (200050), once; none after `wait_s` without any, or when the broker holds too many polls.
+    ) -> tuple[list[Popped], bool]:
+        """Takes messages (200050), once, and returns them and whether the broker has more; none after `wait_s` without
+        any, or when the broker holds too many polls.
 
         If the connection is lost, or this is cancelled, messages may have been taken; they become visible again. In
         order mode the next call for the same source gets them."""
@@ -79,8 +80,10 @@ class PopRequests:
             )
             answered = await self._wait(source, RequestCode.POP_MESSAGE, header, wait_s)
             if answered.answer.code in _NOTHING_CODES:
-                return []
-            return read_popped(self._successful(answered, source.topic), source.broker_name)
+                return [], False
+            answer = self._successful(answered, source.topic)
+            has_more = parse_header(PopMessageResponse, answer.ext_fields).rest_num > 0
+            return read_popped(answer, source.broker_name), has_more
 
     @contextmanager
     def _attempt(self, source: MessageQueue) -> Iterator[str | None]:

@@ -224,17 +224,22 @@ class SimpleConsumer(ClientUser):
     # ---- sources: all queues of one topic on one broker
 
     async def _receive_once(self, max_messages: int, invisible_s: float, end: float) -> list[PoppedMessage]:
-        """Asks each source once, then waits for all of them until `end`. Raises the last error if all are unavailable.
+        """Asks each source once, unless its last pop left nothing, then waits for all of them until `end`. Raises the
+        last error if all are unavailable.
 
         A single source in order mode is asked until `end` instead: if this is cancelled, the next pop gets the messages
         that the broker takes for this one. Otherwise they would stay invisible."""
-        sources = await self._sources()
+        sources, arrivals = await self._sources(), self._arrivals
+        if arrivals is None:
+            raise RuntimeError(NOT_OPEN)
         is_polled = self._is_ordered and len(sources) == 1
         failures: list[ClientError] = []
         for source in sources:
+            if source in arrivals.drained and anyio.current_time() < end:
+                continue
             wait_s = max(0.0, end - anyio.current_time()) if is_polled else 0.0
             try:
-                popped = await self._requests.pop(
+                popped, has_more = await self._requests.pop(
                     source,
                     self._subscriptions[source.topic],
                     message_count_max=max_messages,
@@ -246,14 +251,14 @@ class SimpleConsumer(ClientUser):
                     raise
                 failures.append(error)
                 continue
+            if not (has_more or self._is_ordered):  # in order mode they may be blocked by others
+                arrivals.drained.add(source)
             if messages := await self._kept(source, popped):
                 return messages
         if len(failures) == len(sources):
             raise failures[-1]
         if not is_polled:
-            if self._arrivals is None:
-                raise RuntimeError(NOT_OPEN)
-            await self._arrivals.wait(sources, end - anyio.current_time())
+            await arrivals.wait(sources, end - anyio.current_time())
         return []
 
     async def _sources(self) -> list[MessageQueue]:

@@ -243,6 +243,27 @@ async def test_none_after_the_wait(world: PopWorld) -> None:
 
 
 @on_both_backends(open_world)
+async def test_a_drained_broker_is_asked_once_it_has_messages(world: PopWorld) -> None:
+    """Unless there is no time to wait."""
+
+    async def put_when_waiting() -> None:
+        while not world.broker.of(RequestCode.NOTIFICATION):
+            await anyio.lowlevel.checkpoint()
+        world.broker.put(b"2")
+
+    for number in range(2):
+        world.broker.put(b"%d" % number)
+    async with world.consumer() as consumer, anyio.create_task_group() as tasks:
+        assert bodies(await consumer.receive(1)) == [b"0"]
+        assert bodies(await consumer.receive(1)) == [b"1"]
+        tasks.start_soon(put_when_waiting)
+        assert bodies(await consumer.receive(1)) == [b"2"]
+        assert await consumer.receive(1, wait_s=0) == []
+    codes = [command.code for command in world.broker.requests]
+    assert codes == [POP, POP, RequestCode.NOTIFICATION, POP, POP]
+
+
+@on_both_backends(open_world)
 async def test_none_after_the_wait_in_order(world: PopWorld) -> None:
     async with world.consumer(mode=ConsumeMode.ORDERLY) as consumer:
         assert await consumer.receive(wait_s=0) == []
