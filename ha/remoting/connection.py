@@ -317,6 +317,9 @@ class RemotingConnection:
                 await trio.sleep_forever()
             requests, self._untaken = self._untaken, None
             if requests is None:
+                if protocol.outbox_bytes > self._options.outbox_high_bytes:
+                    await self.is_ready()
+                    protocol.restart_timeouts(trio.current_time())
                 requests = self._receive_and_take(chunk)
             if requests:
                 await self._handle(handler, requests)

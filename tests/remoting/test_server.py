@@ -1,6 +1,7 @@
 """Requests and responses of the remoting server over memory streams, and its timeouts in virtual time."""
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import RemotingConnection, RemotingServerOptions, each_request
-from tests.remoting.wire import Peer, Recorder, Wire, open_wire, request
+from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions, each_request
+from ha.remoting.handlers import TIME_SLICE_S
+from tests.remoting.wire import MemoryListener, Peer, Recorder, Wire, open_wire, request
 
 
 async def test_the_requests_of_a_chunk_are_one_call_and_their_responses_one_send() -> None:
@@ -54,6 +56,54 @@ async def test_a_malformed_request_is_refused_and_the_connection_stays_open() ->
         await peer.send(request(1), request(2), request(3))
         answers = [await peer.expect() for _ in range(3)]
         assert [(a.opaque, a.code, a.remark) for a in answers] == [(1, 0, None), (2, 1, "no topic"), (3, 0, None)]
+
+
+async def test_expensive_requests_of_one_chunk_let_other_tasks_run() -> None:
+    passes = handled = 0
+
+    @each_request
+    async def busy(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        nonlocal handled
+        handled += 1
+        ends = time.perf_counter() + TIME_SLICE_S / 2
+        while time.perf_counter() < ends:
+            pass
+        return command.reply(0)
+
+    async def others() -> None:
+        nonlocal passes
+        while handled < 50:
+            passes += bool(handled)
+            await trio.lowlevel.checkpoint()
+
+    async with open_wire(busy) as wire, trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        peer = wire.connect()
+        await peer.send(*(request(n) for n in range(50)))
+        assert [(await peer.expect()).opaque for _ in range(50)] == list(range(50))
+    assert passes >= 15, "at least one for every two or three requests"
+
+
+async def test_requests_of_a_peer_that_does_not_read_are_not_served_until_it_does() -> None:
+    served = 0
+
+    @each_request
+    async def handler(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        nonlocal served
+        served += 1
+        return command.reply(0, body=bytes(400))
+
+    async with open_wire(handler, RemotingServerOptions(outbox_high_bytes=1000)) as wire:
+        peer = wire.connect(lockstep=True)
+        await peer.send(*(request(n) for n in range(20)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert served == 2  # responses of 550 bytes: the second exceeds 1000
+        assert [(await peer.expect()).opaque for _ in range(20)] == list(range(20))
+        await peer.send(*(request(n) for n in range(20)))
+        await trio.testing.wait_all_tasks_blocked()
+        await peer.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert served == 22, "none for a peer that is gone"
 
 
 async def test_a_response_too_long_for_a_frame_becomes_an_error_of_that_request() -> None:
@@ -152,6 +202,33 @@ async def test_requests_are_not_read_while_too_much_waits_to_be_sent() -> None:
                 assert answer.opaque == n
         await trio.testing.wait_all_tasks_blocked()
         assert wire.server.statistics().outbox_bytes == 0
+
+
+async def test_requests_that_need_no_wait_are_not_served_while_too_much_waits_to_be_sent() -> None:
+    taken = []
+
+    def take(connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        for command in commands:
+            taken.append(command.opaque)
+            connection.reply(command, command.reply(0, body=command.body))
+        return []
+
+    listener = MemoryListener()
+    options = RemotingServerOptions(outbox_high_bytes=1000, outbox_bytes_max=3000)
+    async with trio.open_nursery() as nursery:
+        server: RemotingServer = await nursery.start(RemotingServer(Recorder(), options, take=take).serve, [listener])
+        peer = Peer(listener.connect(lockstep=True))
+
+        async def send() -> None:
+            for n in range(10):
+                await peer.send(request(n, bytes(400)))
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(taken) == 2  # responses of 550 bytes: the second exceeds 1000
+        assert [(await peer.expect()).opaque for _ in range(10)] == list(range(10))
+        assert server.statistics().closed == {}
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_fullest_outbox_is_closed_not_the_one_that_exceeds_the_limit() -> None:
