@@ -14,7 +14,7 @@ Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -25,7 +25,7 @@ from ha.acl import NAME_SERVER_RULES
 from ha.errors import RemoteProtocolError
 from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.admin_requests import BrokerNameRequest, TopicRequest
-from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicRouteData, decode_compressed
+from ha.protocol.bodies import DataVersion, TopicRouteData
 from ha.protocol.codes import DUPLICATE_BROKERS, VERSION_STANDARD_JSON, RequestCode, ResponseCode
 from ha.protocol.config_body import change_fault, encode_config
 from ha.protocol.headers import (
@@ -41,6 +41,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection
 
 from .options import NameServerOptions
+from .registrations import Topics, read_unusual, read_usual
 from .routes import NAME_LENGTH_MAX, Registration, RouteTable
 from .settings import ORDER_TOPIC_CONFIG, Settings
 
@@ -48,6 +49,15 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_MIN_S = 1.0
 """A broker with a shorter timeout would be dropped before it has its response."""
+
+BODY_SIZE_MAX = 262_144
+"""Maximum bytes of a request's body, except of a registration."""
+
+LARGE_COUNT = 500
+"""Answers with more brokers or topics than this are encoded in a worker. 1,000 brokers take 7 ms."""
+
+RunBlocking = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments, without blocking the event loop."""
 
 
 class SettingRequest(Header):
@@ -71,7 +81,7 @@ class HeartbeatRequest(Header):
     broker_addr: str
 
 
-Answer = Callable[[RemotingConnection, RemotingCommand], RemotingCommand]
+Answer = Callable[[RemotingConnection, RemotingCommand], RemotingCommand | Awaitable[RemotingCommand]]
 
 
 class NameServerProcessor:
@@ -83,9 +93,14 @@ class NameServerProcessor:
         settings: Settings,
         options: NameServerOptions,
         expect_expiry: Callable[[float], None],
+        run_blocking: RunBlocking,
     ) -> None:
         """`expect_expiry` is called with the deadline (trio clock) of each registered broker."""
         self._expect_expiry = expect_expiry
+        self._run_blocking = run_blocking
+        # A worker reads one body at a time, and encodes one answer, so that waiting requests hold no decoded tables.
+        self._reading = trio.Lock()
+        self._encoding = trio.Lock()
         self._routes = routes
         self._settings = settings
         self._options = options
@@ -125,15 +140,30 @@ class NameServerProcessor:
         answer = self._answers.get(request.code)
         if answer is None:
             return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
-        return answer(connection, request)
+        if len(request.body) > BODY_SIZE_MAX and request.code != RequestCode.REGISTER_BROKER:
+            raise RemoteProtocolError(f"a body of {len(request.body)} bytes; the maximum is {BODY_SIZE_MAX}")
+        response = answer(connection, request)
+        return response if isinstance(response, RemotingCommand) else await response
+
+    async def _encode(self, entry_count: int, get: Callable[[], Any], *, bare_integer_keys: bool = True) -> bytes:
+        """Encodes what `get` returns, about `entry_count` brokers or topics; b"" if that is None."""
+
+        def encode(value: Any) -> bytes:
+            return b"" if value is None else dumps(value, bare_integer_keys=bare_integer_keys)
+
+        if entry_count <= LARGE_COUNT:
+            return encode(get())
+        async with self._encoding:
+            encoded: bytes = await self._run_blocking(encode, get())
+            return encoded
 
     # Brokers
 
-    def _register(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+    async def _register(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(RegisterBrokerRequest, request.ext_fields)
         if header.body_crc32 and crc32(request.body) & 0x7FFFFFFF != header.body_crc32:
             raise RemoteProtocolError("crc32 not match")
-        wrapper = self._registered_body(request.body, is_compressed=header.compressed).topic_config_serialize_wrapper
+        data_version, topics = await self._registered(request.body, is_compressed=header.compressed)
         timeout_ms = header.heartbeat_timeout_millis
         timeout_s = self._options.broker_timeout_s if timeout_ms is None else max(TIMEOUT_MIN_S, timeout_ms / 1000)
         now = trio.current_time()
@@ -145,8 +175,8 @@ class NameServerProcessor:
                 broker_id=header.broker_id,
                 broker_address=header.broker_addr,
                 ha_address=header.ha_server_addr,
-                data_version=wrapper.data_version,
-                topics=self._accepted_topics(header.broker_name, wrapper.topic_config_table, now),
+                data_version=data_version,
+                topics=self._accepted_topics(header.broker_name, topics, now),
                 timeout_s=timeout_s,
                 acting_master=header.enable_acting_master,
                 channel=connection,
@@ -162,7 +192,7 @@ class NameServerProcessor:
                 header.broker_addr,
                 header.ha_server_addr,
                 header.cluster_name,
-                len(wrapper.topic_config_table),
+                len(topics),
             )
         self._expect_expiry(now + timeout_s)
         self._watch(connection)
@@ -172,7 +202,7 @@ class NameServerProcessor:
             ResponseCode.SUCCESS, None, response.to_ext_fields(), dumps({"table": order}) if order else b""
         )
 
-    def _accepted_topics(self, broker_name: str, topics: dict[str, TopicConfig], now: float) -> dict[str, TopicConfig]:
+    def _accepted_topics(self, broker_name: str, topics: Topics, now: float) -> Topics:
         """Leaves out topics whose names are too long: one of them must not take a broker's other topics away."""
         if max(map(len, topics), default=0) <= NAME_LENGTH_MAX:
             return topics
@@ -203,13 +233,18 @@ class NameServerProcessor:
                     times,
                 )
 
-    def _registered_body(self, body: bytes | memoryview, *, is_compressed: bool) -> RegisterBrokerBody:
-        """Decodes the body of 103, which is absent for a broker without topics."""
+    async def _registered(self, body: bytes | memoryview, *, is_compressed: bool) -> tuple[DataVersion, Topics]:
+        """Returns the version and topics in the body of 103, which is absent for a broker without topics."""
         if not body:
-            return RegisterBrokerBody()
-        if is_compressed:
-            return decode_compressed(body, topic_count_max=self._options.topics_max)
-        return read_as(RegisterBrokerBody, body)
+            return DataVersion(), {}
+        if not is_compressed and (found := read_usual(body)) is not None:
+            if len(found[1]) > LARGE_COUNT:  # registering them takes as long as reading them
+                await trio.lowlevel.checkpoint()
+            return found
+        read = partial(read_unusual, is_compressed=is_compressed, topic_count_max=self._options.topics_max)
+        async with self._reading:
+            version, topics = await self._run_blocking(read, body)
+        return version, topics
 
     def _watch(self, connection: RemotingConnection) -> None:
         if connection in self._watched:
@@ -261,33 +296,41 @@ class NameServerProcessor:
 
     # Clients
 
-    def _route(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+    async def _route(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(GetRouteInfoRequest, request.ext_fields)
-        route = self._routes.route(header.topic)
-        if route is None:
-            return request.reply(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"No topic route info in name server for the topic: {header.topic}"
-                "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
-            )
-        if self._options.order_message_enable:
-            route.order_topic_conf = self._settings.get(ORDER_TOPIC_CONFIG, header.topic)
+
+        def route() -> TopicRouteData | None:
+            found = self._routes.route(header.topic)
+            if found is not None and self._options.order_message_enable:
+                found.order_topic_conf = self._settings.get(ORDER_TOPIC_CONFIG, header.topic)
+            return found
+
         is_standard = request.version >= VERSION_STANDARD_JSON or bool(header.accept_standard_json_only)
-        return request.reply(ResponseCode.SUCCESS, body=dumps(route, bare_integer_keys=not is_standard))
+        count = self._routes.group_count(header.topic)
+        body = await self._encode(count, route, bare_integer_keys=not is_standard)
+        if body:
+            return request.reply(ResponseCode.SUCCESS, body=body)
+        return request.reply(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"No topic route info in name server for the topic: {header.topic}"
+            "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
+        )
 
     # Tools
 
-    def _cluster_info(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        return request.reply(ResponseCode.SUCCESS, body=dumps(self._routes.cluster_info()))
+    async def _cluster_info(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        body = await self._encode(self._routes.broker_count, self._routes.cluster_info)
+        return request.reply(ResponseCode.SUCCESS, body=body)
 
-    def _topics(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        return request.reply(ResponseCode.SUCCESS, body=dumps({"topicList": self._routes.topics()}))
+    async def _topics(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        body = await self._encode(self._routes.topic_count, lambda: {"topicList": self._routes.topics()})
+        return request.reply(ResponseCode.SUCCESS, body=body)
 
-    def _topics_of_cluster(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        header = parse_header(ClusterRequest, request.ext_fields)
-        return request.reply(
-            ResponseCode.SUCCESS, body=dumps({"topicList": self._routes.topics_of_cluster(header.cluster)})
-        )
+    async def _topics_of_cluster(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        name = parse_header(ClusterRequest, request.ext_fields).cluster
+        topics = partial(self._routes.topics_of_cluster, name)
+        body = await self._encode(self._routes.topic_count, lambda: {"topicList": topics()})
+        return request.reply(ResponseCode.SUCCESS, body=body)
 
     def _system_topics(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         names: dict[str, None] = {}

@@ -13,8 +13,10 @@ from collections.abc import Hashable, Iterable
 import msgspec
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicConfig, TopicRouteData
+from ha.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicRouteData
 from ha.protocol.codes import MASTER_ID, Permission
+
+from .registrations import Topics
 
 NAME_LENGTH_MAX = 255
 """Maximum characters of a cluster, broker, address or topic."""
@@ -37,8 +39,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     ha_address: str
     """host:port that slaves use."""
     data_version: DataVersion
-    topics: dict[str, TopicConfig]
-    """By name; the values need not contain the name."""
+    topics: Topics
     timeout_s: float
     """Maximum time until the next registration or heartbeat."""
     acting_master: bool | None = None
@@ -344,15 +345,30 @@ class RouteTable:
         """Returns the duplicates of the last DUPLICATE_S seconds, the newest last."""
         return [each for each in self._duplicates.values() if now - each.seen_at < DUPLICATE_S]
 
+    @property
+    def broker_count(self) -> int:
+        """Number of registered brokers."""
+        return len(self._live)
+
+    @property
+    def topic_count(self) -> int:
+        """Number of topics."""
+        return len(self._queues)
+
+    def group_count(self, topic: str) -> int:
+        """Returns the number of broker names that have queues of a topic."""
+        return len(self._queues.get(topic, ()))
+
     def topics(self) -> list[str]:
         """Returns all topics."""
         return list(self._queues)
 
     def topics_of_cluster(self, cluster_name: str) -> list[str]:
         """Returns the topics of a cluster's brokers."""
-        return list(
-            dict.fromkeys(topic for name in self._clusters.get(cluster_name, {}) for topic in self._groups[name].topics)
-        )
+        topics: dict[str, None] = {}
+        for name in self._clusters.get(cluster_name, {}):
+            topics.update(self._groups[name].topics)
+        return list(topics)
 
     def clusters(self) -> dict[str, list[str]]:
         """Returns broker names by cluster."""

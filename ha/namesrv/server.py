@@ -24,7 +24,7 @@ from ha.remoting import (
 )
 
 from .options import NameServerOptions
-from .processor import NameServerProcessor
+from .processor import NameServerProcessor, RunBlocking
 from .routes import RouteTable
 from .settings import Settings
 
@@ -48,8 +48,9 @@ class NameServer:
         *,
         tls: PortTls | None = None,
         guard: AclGuard | None = None,
+        run_blocking: RunBlocking = trio.to_thread.run_sync,
     ) -> None:
-        """`guard` decides which requests are admitted; without one, all are."""
+        """`guard` decides which requests are admitted; without one, all are. `run_blocking` runs what takes long."""
         self.options = NameServerOptions() if options is None else options
         self.routes = RouteTable(
             brokers_max=self.options.brokers_max,
@@ -57,7 +58,11 @@ class NameServer:
             queue_entries_max=self.options.queue_entries_max,
         )
         self._processor = NameServerProcessor(
-            self.routes, Settings(entries_max=self.options.config_entries_max), self.options, self._expect_expiry
+            self.routes,
+            Settings(entries_max=self.options.config_entries_max),
+            self.options,
+            self._expect_expiry,
+            run_blocking,
         )
         self._next_deadline = math.inf
         self._deadline_changed = trio.Event()
@@ -80,8 +85,8 @@ class NameServer:
     def statistics(self) -> NameServerStatistics:
         """Returns a snapshot."""
         return NameServerStatistics(
-            brokers=len(list(self.routes.brokers())),
-            topics=len(self.routes.topics()),
+            brokers=self.routes.broker_count,
+            topics=self.routes.topic_count,
             remoting=self.server.statistics(),
         )
 

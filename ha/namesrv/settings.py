@@ -10,6 +10,9 @@ ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 ENTRY_SIZE_MAX = 65_536
 """Maximum characters of namespace, key and value together."""
 
+TOTAL_SIZE_MAX = 4_194_304
+"""Maximum characters of all settings. A namespace is encoded for each answer that lists it."""
+
 
 class Settings:
     """Values by namespace and key, at most `entries_max`."""
@@ -17,13 +20,22 @@ class Settings:
     def __init__(self, *, entries_max: int) -> None:
         self._entries_max = entries_max
         self._values: dict[str, dict[str, str]] = {}
+        self._count = 0
+        self._size = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Sets a value. RemoteProtocolError if it exceeds a limit."""
-        if len(namespace) + len(key) + len(value) > ENTRY_SIZE_MAX:
+        size = _size(namespace, key, value)
+        if size > ENTRY_SIZE_MAX:
             raise RemoteProtocolError(f"a setting has at most {ENTRY_SIZE_MAX} characters")
-        if self.get(namespace, key) is None and sum(map(len, self._values.values())) >= self._entries_max:
+        before = self.get(namespace, key)
+        if before is None and self._count >= self._entries_max:
             raise RemoteProtocolError(f"already {self._entries_max} settings")
+        held = self._size - (0 if before is None else _size(namespace, key, before))
+        if held + size > TOTAL_SIZE_MAX:
+            raise RemoteProtocolError(f"the other settings have {held} of at most {TOTAL_SIZE_MAX} characters")
+        self._size = held + size
+        self._count += before is None
         self._values.setdefault(namespace, {})[key] = value
 
     def get(self, namespace: str, key: str) -> str | None:
@@ -33,10 +45,17 @@ class Settings:
     def delete(self, namespace: str, key: str) -> None:
         """Deletes a value, if it exists."""
         values = self._values.get(namespace, {})
-        values.pop(key, None)
+        value = values.pop(key, None)
+        if value is not None:
+            self._size -= _size(namespace, key, value)
+            self._count -= 1
         if not values:
             self._values.pop(namespace, None)
 
     def namespace(self, namespace: str) -> dict[str, str]:
         """Returns the values of a namespace."""
         return dict(self._values.get(namespace, {}))
+
+
+def _size(namespace: str, key: str, value: str) -> int:
+    return len(namespace) + len(key) + len(value)

@@ -14,6 +14,7 @@ from tests.fuzz.harness import Harness
 from tests.fuzz.replication import run_virtually
 from tests.namesrv.brokers import compressed_body, register_body
 from tests.remoting.wire import MemoryListener
+from tests.store.disks import run_inline
 
 OPTIONS = NameServerOptions(
     brokers_max=6, topics_max=12, config_entries_max=4, remoting=RemotingServerOptions(idle_timeout_s=1000.0)
@@ -25,7 +26,7 @@ def answer_requests(data: bytes) -> None:
     chunks = requests.decode(data)
 
     async def scenario() -> None:
-        server = NameServer(OPTIONS)
+        server = NameServer(OPTIONS, run_blocking=run_inline)
         listener = MemoryListener()
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, [listener])

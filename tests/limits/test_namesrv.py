@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from ha.namesrv import NameServer, NameServerOptions, open_name_server
+from ha.namesrv.settings import TOTAL_SIZE_MAX
 from ha.protocol.remoting import RemotingCommand
 from tests.limits.sockets import anonymous_bytes
 from tests.namesrv.brokers import broker_fields, compressed_body, register, route_of
@@ -90,7 +91,7 @@ async def test_json_nested_deeply() -> None:
     async with open_site() as (server, _, stranger):
         for depth in (65, 1000, 100_000):
             body = b'{"x":' + b"[" * depth + b"]" * depth + b"}"
-            answer = await stranger.ask(RemotingCommand(103, ext_fields=FIELDS, body=body))
+            answer = await stranger.ask(RemotingCommand(322, ext_fields=FIELDS, body=body))
             assert answer.code == 1
             assert "JSON" in str(answer.remark)
         assert server.statistics().brokers == 1
@@ -105,3 +106,22 @@ async def test_settings() -> None:
         assert codes == [0, 0, 0, 1, 1]
         long = {"namespace": "n", "key": "k0", "value": "v" * 65_536}
         assert (await stranger.ask(RemotingCommand(100, ext_fields=long))).code == 1
+
+
+async def test_characters_of_all_settings() -> None:
+    async with open_site() as (_, __, stranger):
+
+        async def put(key: str, size: int) -> int:
+            fields = {"namespace": "n", "key": key, "value": "v" * size}
+            return (await stranger.ask(RemotingCommand(100, ext_fields=fields))).code
+
+        count = TOTAL_SIZE_MAX // 65_536
+        assert [await put(f"{n:03}", 65_000) for n in range(count + 2)].count(0) == count
+        assert await put("000", 10) == 0
+        assert await put("999", 60_000) == 0, "a shorter value makes room"
+        assert (await stranger.ask(RemotingCommand(102, ext_fields={"namespace": "n", "key": "001"}))).code == 0
+        assert await put("998", 65_000) == 0, "so does a deleted one"
+        assert await put("997", 65_000) == 1
+        listed = await stranger.ask(RemotingCommand(219, ext_fields={"namespace": "n"}))
+        assert listed.code == 0
+        assert len(listed.body) > TOTAL_SIZE_MAX - 65_536

@@ -9,7 +9,6 @@ from typing import Any
 
 import trio
 
-from ha.acl import AclGuard
 from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.remoting import RemotingCommand
 from tests.remoting.wire import MemoryListener, Peer
@@ -30,9 +29,10 @@ class Site:
 
 
 @asynccontextmanager
-async def open_site(options: NameServerOptions | None = None, *, guard: AclGuard | None = None) -> AsyncIterator[Site]:
+async def open_site(options: NameServerOptions | None = None, **parts: Any) -> AsyncIterator[Site]:
+    """`parts`: `guard` and `run_blocking` of the name server."""
     listener = MemoryListener()
-    name_server = NameServer(options, guard=guard)
+    name_server = NameServer(options, **parts)
     async with trio.open_nursery() as nursery:
         await nursery.start(name_server.serve, [listener])
         yield Site(name_server, listener, nursery)

@@ -2,12 +2,16 @@
 
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+import trio
+import trio.testing
 
 from ha.namesrv import NameServerOptions
+from ha.namesrv.processor import BODY_SIZE_MAX, LARGE_COUNT
 from ha.protocol.remoting import RemotingCommand
 from tests.namesrv.brokers import (
     VERSION,
@@ -295,6 +299,77 @@ async def test_settings(is_acknowledged: bool) -> None:
         assert found.get("orderTopicConf") == ("b0:4;b1:4" if is_acknowledged else None)
         assert (await peer.ask(RemotingCommand(102, ext_fields=at))).code == 0
         assert (await peer.ask(RemotingCommand(101, ext_fields=at))).code == 22
+
+
+class Worker:
+    """Runs nothing before it is released."""
+
+    def __init__(self) -> None:
+        self.release = trio.Event()
+        self.names: list[str] = []
+
+    async def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.names.append(getattr(function, "__name__", "read"))
+        await self.release.wait()
+        return function(*arguments)
+
+
+LARGE_ANSWERS = [
+    route("T1"),
+    RemotingCommand(106, ext_fields={}),
+    RemotingCommand(206, ext_fields={}),
+    RemotingCommand(224, ext_fields={"cluster": "C"}),
+]
+
+
+async def test_large_tables_are_read_and_encoded_beside_the_event_loop() -> None:
+    worker = Worker()
+    async with open_site(run_blocking=worker) as site:
+        broker = site.connect()
+        for n in range(LARGE_COUNT + 1):
+            answer = await broker.ask(register(["T1", f"T{n}x"], name=f"b{n}", address=f"h:{n}"))
+            assert answer.code == 0
+        assert not worker.names, "a usual registration is cheap"
+        body = compressed_body(["new", "newer"])
+        fields = {**broker_fields("compressed", 0, "h:9999"), "haServerAddr": "", "compressed": "true"}
+        requests = [RemotingCommand(103, ext_fields=fields, body=body), *LARGE_ANSWERS]
+        peers = [site.connect() for _ in requests]
+        for peer, request in zip(peers, requests, strict=True):
+            await peer.send(request)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(worker.names) == ["encode", "read"], "one of each kind at a time"
+        assert (await broker.ask(route("T5x"))).code == 0, "others are served meanwhile"
+        assert (await broker.ask(route("new"))).code == 17
+        worker.release.set()
+        answers = [await peer.expect() for peer in peers]
+        assert [answer.code for answer in answers] == [0] * len(requests)
+        assert worker.names.count("encode") == len(LARGE_ANSWERS)
+        found = [json.loads(bytes(answer.body).replace(b"{0:", b'{"0":')) for answer in answers[1:]]
+        assert len(found[0]["queueDatas"]) == LARGE_COUNT + 1
+        assert len(found[1]["brokerAddrTable"]) > LARGE_COUNT
+        assert {"T1", "T5x"} <= set(found[2]["topicList"]) & set(found[3]["topicList"])
+        assert (await broker.ask(route("new"))).code == 0
+
+
+async def test_a_broker_that_is_gone_before_its_registration_is_read_is_not_registered() -> None:
+    worker = Worker()
+    async with open_site(run_blocking=worker) as site:
+        broker = site.connect()
+        fields = {**broker_fields(), "haServerAddr": "", "compressed": "true"}
+        await broker.send(RemotingCommand(103, ext_fields=fields, body=compressed_body(["T1", "T2"])))
+        await trio.testing.wait_all_tasks_blocked()
+        await broker.stream.aclose()
+        worker.release.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert site.name_server.statistics().brokers == 0
+
+
+@pytest.mark.parametrize("code", [322, 217, 105])
+async def test_bodies_other_than_registrations_are_limited(site: Site, code: int) -> None:
+    fields = {**broker_fields(), "topic": "T1"}
+    body = b"[" + b"[]," * (BODY_SIZE_MAX // 3) + b"[]]"
+    answer = await site.connect().ask(RemotingCommand(code, ext_fields=fields, body=body))
+    assert (answer.code, answer.remark) == (1, f"a body of {len(body)} bytes; the maximum is {BODY_SIZE_MAX}")
 
 
 async def test_strangers_can_not_fill_the_memory() -> None:
