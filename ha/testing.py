@@ -48,7 +48,7 @@ class Master:
     """A running master. Addresses are host:port."""
 
     name_server_address: str
-    """For `ha.client`, and other clients of RocketMQ."""
+    """Address for `ha.client`, and other clients of RocketMQ."""
     remoting_address: str
     admin_address: str
     """HTTP: /status, /metrics and the dashboard."""

@@ -29,7 +29,7 @@ class Confirmed:
         self._examines_all = examines_all
         self._ends: dict[QueueId, int] = {}
         self.known_end_offset = segments.min_offset
-        """Physical offset up to which the log is confirmed at least, as far as queues have been examined"""
+        """Lower bound of the log's confirmed end (physical offset), from the queues examined so far"""
         self.is_complete = False
         """Whether all queues have been examined"""
 

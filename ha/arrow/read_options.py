@@ -113,7 +113,7 @@ class ReadCounts(msgspec.Struct):
     damaged: int = 0
     """Records that were not sound, reported or skipped"""
     skipped: int = 0
-    """Those of the damaged records that were skipped"""
+    """How many of the damaged records were skipped"""
     gone: int = 0
     """Queue offsets whose records were missing"""
 

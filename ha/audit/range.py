@@ -145,7 +145,7 @@ def _walk(task: RangeTask, logs: list[RawLog], index: int) -> Walked:
 
 
 def _digest(log: RawLog, begin: int, end: int, read: Walked | None) -> bytes:
-    """Of the bytes [begin, end), which `read` may hold already."""
+    """Return the SHA-256 of the bytes [begin, end) of the log; `read` may hold them already."""
     if read is not None and len(read.data) >= end - begin:
         return hashlib.sha256(memoryview(read.data)[: end - begin]).digest()
     digest = hashlib.sha256()

@@ -145,7 +145,7 @@ class Walked(msgspec.Struct):
     data: bytes
     positions: Int64s
     misplaced: Int64s
-    """Those of `positions` that differ from the record's own field."""
+    """The positions at which the record contains another physical offset"""
     fillers: list[tuple[int, int]]
     """(physical offset, size) of each."""
     damaged: list[Damaged]

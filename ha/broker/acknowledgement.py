@@ -86,7 +86,7 @@ class Acknowledgements:
         self.min_in_sync = 1 if policy is None else policy.min_in_sync_replicas
         """Members, including this broker, that must be in sync before anything is stored"""
         self._waits: dict[_Wait, None] = {}
-        """In the order in which they began, in which `give_up` answers them"""
+        """Waits in the order in which they began, in which `give_up` answers them"""
         self._finished = trio.lowlevel.ParkingLot()
         self.explained = Explained()
         """Puts that were not answered PUT_OK"""

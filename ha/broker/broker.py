@@ -67,12 +67,12 @@ class Replication(msgspec.Struct, frozen=True, kw_only=True):
 
     ha_service: HAService | None = None
     ha_client: HAClient | None = None
-    """Only for statistics"""
+    """The client of a slave; used only for statistics"""
     client: RemotingClient | None = None
     """Used with `master_address` (None while unknown) to copy the master's tables"""
     master_address: Callable[[], str | None] | None = None
     sync_state: Callable[[], SyncStateRule | None] | None = None
-    """With failover: the members that must acknowledge a put in the current term"""
+    """Returns the members that must acknowledge a put in the current term of a failover group"""
 
 
 class Broker:
@@ -121,7 +121,7 @@ class Broker:
         if replication.client is not None and replication.master_address is not None:
             self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
         self.group_log: GroupLog | None = None
-        """In a failover group: keeps the tables in its log"""
+        """Keeps the tables of a failover group in its log"""
         if options.keeps_tables_in_log:
             self.group_log = GroupLog(core)
             tables.keep_in_log(self.group_log)
@@ -258,7 +258,7 @@ class Broker:
             self.pop.holds.wake_all()
 
     async def _release(self, end: int) -> bool:
-        """For retention: whether the log is no longer needed before `end` (bytes)."""
+        """Whether retention may delete the log before physical offset `end` (bytes)."""
         return await self.timers.release(end) and await self.pop.release(end)
 
     def stop_reading(self) -> None:

@@ -37,7 +37,7 @@ class Member(msgspec.Struct):
     seen_at: float
     fingerprint: int = 0
     access_key: str = ""
-    """Of the account that sent the heartbeat, with access control"""
+    """Access key of the account that sent the heartbeat; "" without access control"""
 
 
 class Subscription(msgspec.Struct, frozen=True):

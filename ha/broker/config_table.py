@@ -62,7 +62,7 @@ class ConfigTable(ABC, Generic[Config]):
         self._saved_number = 0
         self._saving = trio.Lock()
         self.journal: Journal | None = None
-        """In a failover group: collects changes for its log"""
+        """Collects changes for the log of a failover group"""
         self._unlogged: dict[str, int] = {}
         """Name -> number of its records being written"""
         self.file_position: LogPosition | None = None

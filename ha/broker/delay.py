@@ -151,7 +151,7 @@ class DelayService:
         )
 
     def figures(self) -> dict[str, str]:
-        """For request 28 (runtime statistics): delivery progress and queue end of each level ever used."""
+        """Returns the delivery progress and queue end of each level ever used, for request 28 (runtime statistics)."""
         queues = self._store.queues
         ids = queues.topics().get(SCHEDULE_TOPIC, ())
         found = [(queue_id + 1, queue) for queue_id in ids if (queue := queues.get(SCHEDULE_TOPIC, queue_id))]

@@ -40,11 +40,11 @@ class DelayOffsetTable:
         self._saved: dict[int, int] = {}
         self._data_version = DataVersion()
         self.journal: Journal | None = None
-        """In a failover group: collects changes for its log"""
+        """Collects changes for the log of a failover group"""
         self.file_position: LogPosition | None = None
         """Position of the loaded file in the group's log, if the file states it"""
         self.rocketmq_timers: tuple[int, int] | None = None
-        """On a slave of a RocketMQ master: its master's timer progress. Messages of the timer topic before a queue
+        """Timer progress of the RocketMQ master that this slave copies: messages of the timer topic before a queue
         offset that are due by a time (ms) were delivered. Used only by retention; a slave that becomes master delivers
         all of them again"""
 

@@ -16,7 +16,7 @@ from ha.protocol.bodies import DataVersion, GroupConfig, LogPosition, TopicConfi
 from ha.protocol.group_records import SnapshotPart, TablesRecord, config_size, entry_size_max, remember_deleted
 
 BEFORE_ALL = LogPosition()
-"""Before the first record."""
+"""The position before the first record."""
 QUEUE_COUNT = 512
 """Maximum number of offsets of one group and topic per record."""
 RECORD_OVERHEAD = 1024

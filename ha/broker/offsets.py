@@ -59,7 +59,7 @@ class ConsumerOffsetTable:
         """Keys of `_local_commits` loaded from the file, until the master is first reached or known to be down"""
         self._are_local_commits_dirty = False
         self.journal: Journal | None = None
-        """In a failover group: collects changes for its log"""
+        """Collects changes for the log of a failover group"""
         self.on_removed: Callable[[str | None, str | None], None] = lambda topic, group: None
         """Called when the offsets of a topic, or of a group, were deleted"""
         self.on_reset: Callable[[str, str, int, int], None] = lambda group, topic, queue_id, offset: None

@@ -133,4 +133,4 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     initial_users: tuple[UserConfig, ...] = ()
     """Created by a master if they don't exist; their representation shows no password"""
     keeps_tables_in_log: bool = False
-    """In a failover group: topics, groups and offsets are records of the log (group_log.py)"""
+    """Whether topics, groups and offsets are records of the log, as in a failover group (group_log.py)"""

@@ -85,8 +85,8 @@ def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> Reque
 
 
 class Processor:
-    """For each chunk of requests, the main port's server calls `take`, then `handle`, and the fast port's `take_fast`,
-    then `handle_fast`."""
+    """Handles requests in two steps. The main port's server calls `take` and `handle` for each chunk of requests, the
+    fast port's `take_fast` and `handle_fast`."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ from ha.store.record_maker import AppendResult
 PutRequestT = TypeVar("PutRequestT", bound=PutRequest)
 
 _OK = PutStatus.PUT_OK
-"""Looked up once: accessing an enum member costs more than most of what is done with it."""
+"""`PutStatus.PUT_OK`, looked up once because accessing a member of an enum is slow"""
 
 
 class _QueueState(enum.Enum):

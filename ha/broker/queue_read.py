@@ -191,7 +191,7 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Raises WrongEntryError."""
+        """Reads once. WrongEntryError if an entry is not that of the record it points to."""
         min_offset, max_offset = queue.min_offset, queue.max_offset
         scan_count = self._scan_count(message_count_max, tags_codes)
         entries = await queue.fetch_raw(queue_offset, scan_count, self._run_blocking)
@@ -226,7 +226,9 @@ class QueueReader:
         return QueueRead(status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset)
 
     def _scan_count(self, message_count_max: int, tags_codes: frozenset[int] | None) -> int:
-        """Without a filter as many entries as messages are needed; with one, RocketMQ scans this many."""
+        """Return how many entries to scan: without a filter as many as messages are needed; with one, as many as
+        RocketMQ scans.
+        """
         if tags_codes is None:
             options = self._options
             return max(1, min(max(options.transfer_hot_count_max, options.transfer_cold_count_max), message_count_max))

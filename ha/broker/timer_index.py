@@ -185,7 +185,7 @@ class TimerIndex:
 
     @property
     def lowest_offset(self) -> int | None:
-        """At most the lowest queue offset of all messages; None without one."""
+        """Lower bound of the queue offsets of all messages; None if there are none."""
         lowest = [bucket.entries[1] for bucket in self._later.values()]
         lowest += [run.lowest_offset for _, _, run in self._heads]
         lowest += [queue_offset for _, queue_offset in self._recent]

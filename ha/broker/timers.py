@@ -366,7 +366,7 @@ class TimerService:
     # ---- rolling
 
     async def release(self, end: int) -> bool:
-        """For retention: rolls pending messages before physical offset `end` (bytes).
+        """Rolls pending messages before physical offset `end` (bytes), so that retention can delete their records.
 
         Returns False if one is still pending: it can't be rolled now, or this is a slave.
         """
@@ -469,8 +469,8 @@ class TimerService:
         return counts
 
     def figures(self) -> dict[str, str]:
-        """For request 28 (runtime statistics): messages not indexed yet, seconds by which the first one is overdue, and
-        pending messages.
+        """Returns the number of messages not indexed yet, by how many seconds the first one is overdue, and the number
+        of pending messages, for request 28 (runtime statistics).
         """
         queue, next_due_ms = self._store.queues.get(TIMER_TOPIC, 0), self._next_due_ms()
         overdue_ms = 0 if next_due_ms is None else max(0, self._wall_clock_ms() - next_due_ms)

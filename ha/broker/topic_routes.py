@@ -15,7 +15,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
 TIMEOUT_S = 1.0
-"""Per name server; below the 3 s that clients wait for an answer."""
+"""Timeout of each name server; below the 3 s that clients wait for an answer."""
 NAME_SERVER_COUNT_MAX = 2
 """Name servers asked per topic."""
 

@@ -140,7 +140,7 @@ class Topics(ConfigTable[TopicConfig]):
         self._queues = queues
         self._deleted: dict[str, int] = {}
         self._deleted_by_master: set[str] = set()
-        """On a slave: topics that its master deleted although the log still holds messages of them"""
+        """Topics that the master of this slave deleted although the log still holds messages of them"""
         self._unsaved: dict[str, TopicConfig | None] = {}
         """Changes being written to the file, None for a deletion; they are in the table once the file has them"""
         self._subscribers: list[Callable[[], None]] = []

@@ -48,7 +48,7 @@ class Left(msgspec.Struct, frozen=True):
     timer_count: int = 0
     """Timer messages that are not due yet"""
     half_count: int = 0
-    """At least this many half messages if it is greater than 0; those after an open one are counted, too"""
+    """Number of half messages from the first open one on, whether open or ended; 0 if none is open"""
 
     @property
     def is_empty(self) -> bool:

@@ -60,7 +60,7 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def readiness_problem(self) -> str:
-        """That the node is not ready, or that it can't tell, and why; "" if it is ready."""
+        """A sentence why the node is not ready, or why that is unknown; "" if it is ready."""
         if self.is_ready:
             return ""
         what = f"can't tell whether {self.name} is ready" if self.is_ready is None else f"{self.name} is not ready"

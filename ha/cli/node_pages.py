@@ -28,7 +28,7 @@ class NodePages(NamedTuple):
     errors: dict[str, str]
     """Why nodes and name servers that should respond don't"""
     tried: dict[str, str]
-    """The same, and for the admin ports of this machine, where there need not be a node"""
+    """The same, also for the admin ports of this machine that were tried although there may be no node"""
 
 
 def fetch_node_pages(cluster: ClusterFlags, admins: AdminFlags, tls: TlsFlags) -> NodePages:

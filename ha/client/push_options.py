@@ -30,7 +30,7 @@ class StartFrom(Enum):
     """Where a group starts in a queue that it has never consumed."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With new messages. In a recently created queue brokers start with the first message all the same."""
+    """With messages that arrive from now on. If a queue is new, brokers start with its first message nevertheless."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
 
 

@@ -39,9 +39,9 @@ class TransactionState(Enum):
     """Outcome of the application's part of a transaction."""
 
     COMMIT = "COMMIT_MESSAGE"
-    """It was done: the message is delivered."""
+    """The local transaction was committed: the message is delivered."""
     ROLLBACK = "ROLLBACK_MESSAGE"
-    """It was not done and never will be: the message is dropped."""
+    """The local transaction was rolled back, and will not be repeated: the message is dropped."""
     UNKNOWN = "UNKNOW"
     """Not known yet: the broker asks again later, a limited number of times."""
 

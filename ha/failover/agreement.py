@@ -64,7 +64,7 @@ class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     broker_id: int
     epoch: int
-    """Its term, as in the group's record."""
+    """The master's term, as in the group's record."""
     ha_address: str
     """host:port for slaves."""
     broker_address: str
@@ -83,9 +83,9 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ha_address: str
     broker_address: str
     priority: int = 0
-    """Of candidates with equal logs the lowest is elected (brokerElectionPriority)."""
+    """Among candidates with equal logs, the one with the lowest priority is elected (brokerElectionPriority)."""
     drains: bool = False
-    """It should not become master."""
+    """Whether the member is drained: it should not become master."""
     run_id: int = 0
     """Identifies this process among those with the same broker id; 0: unknown."""
     stands_for: int = 0
@@ -142,9 +142,9 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     master_lease_id: int = 0
     """The lease of the key: shows its owner that it became master even if the answer was lost."""
     members: Mapping[int, MemberRecord] = {}
-    """By broker id; only members whose lease is alive."""
+    """Members whose lease is alive, by broker id."""
     member_lease_ids: Mapping[int, int] = {}
-    """By broker id: the lease of each member's key, which distinguishes two processes with one id."""
+    """The lease of each member's key, by broker id. It distinguishes two processes with one id."""
     switch: SwitchRequest | None = None
     switch_revision: int = 0
 
@@ -153,7 +153,7 @@ class Seen(msgspec.Struct, frozen=True):
     """An item of a watch."""
 
     view: GroupView
-    """After a change, or at the start; its `revision` grows, except at a restart."""
+    """The state after a change, or at the start; its `revision` grows, except at a restart."""
     is_restart: bool
     """Changes since the previous view may have been skipped: true for the first view."""
 

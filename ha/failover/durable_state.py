@@ -51,7 +51,7 @@ class StartConditions(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the store and the kernel when this process starts."""
 
     boot_id: str | None
-    """Of the running kernel; None if it is not available."""
+    """ID of the running kernel's boot; None if it is not available."""
     flushes_first: bool
     """Every byte is flushed before it is acknowledged (flushDiskType=SYNC_FLUSH)."""
     was_stopped_cleanly: bool

@@ -39,7 +39,7 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     """This member may try to become master."""
 
     delay_s: float
-    """To wait since it saw that there is no master."""
+    """How long to wait, in s, counted from when it saw that there is no master."""
     group: GroupRecord
     """Replaces the present record."""
     is_unclean: bool = False

@@ -29,7 +29,7 @@ class MemberState(Enum):
     MASTER = "master"
     """The master's key is this member's. `master_id` is its own id once it serves, None until then."""
     FENCED = "fenced"
-    """It was master until just now: waiting requests are refused, and the key is released."""
+    """It has just stopped being the master: waiting requests are refused, and the key is released."""
 
 
 TRANSITIONS: dict[MemberState, frozenset[MemberState]] = {

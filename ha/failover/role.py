@@ -25,9 +25,9 @@ class Term(msgspec.Struct, frozen=True):
 
     epoch: int
     sync_state_set: frozenset[int]
-    """At the start of the term; `Role.confirm_set` passes on changes."""
+    """The set at the start of the term; `Role.confirm_set` passes on changes."""
     lease: MasterLease
-    """To be checked before each message is stored, and again before it is acknowledged."""
+    """The right to act as master: checked before each message is stored, and again before it is acknowledged."""
 
 
 class Role(Protocol):
@@ -70,7 +70,7 @@ class Role(Protocol):
         """As master: the members that have a lease, as far as is known: broker id -> run id, 0 if unknown."""
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
-        """As master: the group's record now has this set."""
+        """Take over, as master, this set from the group's record."""
 
     def hold_puts(self) -> None:
         """As master: accept no messages until `release_puts` or the end of the term."""

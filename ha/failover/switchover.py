@@ -21,9 +21,9 @@ class SwitchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     master_id: int | None
     """The present master; None: there is none, or it isn't known."""
     epoch: int
-    """Of the last master that is known."""
+    """Term of the last known master."""
     seconds: float
-    """From the request until there was another master, or until it was known why not."""
+    """Time from the request until there was another master, or until it was known why not."""
     why_not: str = ""
     is_known: bool = True
     """Whether this result is final: a request that is not answered in time stays until the master's term ends."""

@@ -72,7 +72,9 @@ _STATES: list[tuple[int, int]] = [(0, 0)]
 """Incomplete codes, as length and bits; decoding is in one of them between two bytes."""
 _STATE_OF = {(0, 0): 0}
 _STEPS: dict[int, tuple[int, bytes] | None] = {}
-"""By state * 256 + byte: the next state and the symbols that are complete; None for an invalid code. Filled on use."""
+"""Decoder steps by state * 256 + byte: the next state and the symbols that are complete; None for an invalid code.
+Filled on use.
+"""
 
 
 def _step(state: int, byte: int) -> tuple[int, bytes] | None:

@@ -58,7 +58,7 @@ class NodeActions:
         self._reader = BatchReader(node.store)
 
     async def send(self, message: NewMessage) -> Outcome:
-        """`DashboardActions.send`."""
+        """See `DashboardActions.send`."""
         properties = {UNIQ_KEY: self._node.unique_ids.next(), KEYS: message.keys, TAGS: message.tags}
         header = self._send_header(
             message.topic, -1 if message.queue_id is None else message.queue_id,
@@ -77,7 +77,7 @@ class NodeActions:
         return Outcome(False, f"{name}: {answer.remark or 'no remark'}")
 
     async def change_topic(self, name: str, queue_count: int, *, is_readable: bool, is_writable: bool) -> Outcome:
-        """`DashboardActions.change_topic`."""
+        """See `DashboardActions.change_topic`."""
         known = self._tables.topics.get(name)
         perm = (Permission.READ if is_readable else 0) | (Permission.WRITE if is_writable else 0)
         header = CreateTopicRequest(
@@ -94,7 +94,7 @@ class NodeActions:
         return _outcome(answer, f"Topic {name} has {queue_count} queues now.")
 
     async def planned_reset(self, group: str, topic: str, to_ms: int | None) -> Sequence[OffsetMove] | Missing:
-        """`DashboardActions.planned_reset`."""
+        """See `DashboardActions.planned_reset`."""
         config = self._tables.topics.get(topic)
         if config is None:
             return Missing(f"Topic {topic} does not exist on this node.")
@@ -109,7 +109,7 @@ class NodeActions:
         return moves
 
     async def reset(self, group: str, topic: str, to_ms: int | None, offsets: Mapping[int, int]) -> Outcome:
-        """`DashboardActions.reset`."""
+        """See `DashboardActions.reset`."""
         header = ResetOffsetsRequest(topic=topic, group=group, timestamp=-1 if to_ms is None else to_ms, is_force=True)
         if not self._node.config.server_side_reset_offset:
             answer = await self._ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
@@ -124,14 +124,14 @@ class NodeActions:
         return Outcome(True, f"{group} continues at the new offsets in {len(offsets)} queues of {topic}.")
 
     def dead_letters(self, group: str) -> DeadLetters | Missing:
-        """`DashboardActions.dead_letters`."""
+        """See `DashboardActions.dead_letters`."""
         begin, end = bounds(self._dead_queue(group))
         if begin >= end:
             return Missing(f"Consumer group {group} has no dead letters on this node.")
         return DeadLetters(begin, end)
 
     async def send_back(self, group: str, begin: int, count: int) -> Outcome:
-        """`DashboardActions.send_back`."""
+        """See `DashboardActions.send_back`."""
         queue = self._dead_queue(group)
         sent_count, offset, end = 0, begin, begin + count
         while queue is not None and offset < min(end, queue.max_offset):

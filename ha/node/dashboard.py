@@ -60,25 +60,25 @@ class NodeDashboard(MessageBrowser):
 
     @property
     def is_content_open(self) -> bool:
-        """`DashboardSource.is_content_open`."""
+        """See `DashboardSource.is_content_open`."""
         config = self._node.config
         return (
             not (config.acl_enable or config.authentication_enabled) and config.tls_server_need_client_auth != "require"
         )
 
     def status(self) -> Mapping[str, object]:
-        """`DashboardSource.status`."""
+        """See `DashboardSource.status`."""
         return describe(self._node)
 
     def counts(self) -> Counts:
-        """`DashboardSource.counts`."""
+        """See `DashboardSource.counts`."""
         return Counts(self._node.broker.put_service.stored_count, self._tables.reads.message_count)
 
     # ---- topics
 
     @reads_files
     async def topics(self, search: str, *, with_system: bool, begin: int, count: int) -> Topics:
-        """`DashboardSource.topics`."""
+        """See `DashboardSource.topics`."""
         wanted = search.casefold()
         names = [
             name
@@ -95,7 +95,7 @@ class NodeDashboard(MessageBrowser):
 
     @reads_files
     async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
-        """`DashboardSource.topic`."""
+        """See `DashboardSource.topic`."""
         config = self._tables.topics.get_readable(name)
         if config is None:
             return Missing(f"Topic {name} does not exist on this node.")
@@ -144,12 +144,12 @@ class NodeDashboard(MessageBrowser):
         )
 
     async def topic_names(self, count: int) -> Sequence[str]:
-        """`DashboardSource.topic_names`."""
+        """See `DashboardSource.topic_names`."""
         return sorted(name for name in self._tables.topics.table if not self._is_system(name))[:count]
 
     @reads_files
     async def with_key_anywhere(self, key: str, count: int) -> FoundMessages:
-        """`DashboardSource.with_key_anywhere`."""
+        """See `DashboardSource.with_key_anywhere`."""
         found: list[MessageLine] = []
         note, is_cut = "", False
         names = sorted(name for name in self._tables.topics.table if not self._is_system(name))
@@ -177,7 +177,7 @@ class NodeDashboard(MessageBrowser):
     # ---- groups
 
     async def groups(self, search: str, *, begin: int, count: int) -> Groups:
-        """`DashboardSource.groups`."""
+        """See `DashboardSource.groups`."""
         topics_by_group = await self._progress.topics_by_group()
         wanted = search.casefold()
         found = sorted(name for name in topics_by_group if wanted in name.casefold())
@@ -196,7 +196,7 @@ class NodeDashboard(MessageBrowser):
         )
 
     async def group(self, name: str, *, topic_count_max: int, queue_count_max: int) -> GroupDetail | Missing:
-        """`DashboardSource.group`."""
+        """See `DashboardSource.group`."""
         online = self._tables.clients.consumer_group(name)
         config = self._tables.groups.get(name)
         topics = topics_of(online, self._tables.offsets.topics_of(name))

@@ -81,7 +81,7 @@ class MessageBrowser:
 
     @reads_files
     async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
-        """`DashboardSource.queue`."""
+        """See `DashboardSource.queue`."""
         queue = self._store.queues.get(topic, queue_id)
         if queue is None:
             return Missing(f"Queue {queue_id} of {topic} has no messages on this node.")
@@ -100,7 +100,7 @@ class MessageBrowser:
 
     @reads_files
     async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
-        """`DashboardSource.offset_at`."""
+        """See `DashboardSource.offset_at`."""
         queue = self._store.queues.get(topic, queue_id)
         if queue is None:
             return Missing(f"Queue {queue_id} of {topic} has no messages on this node.")
@@ -108,7 +108,7 @@ class MessageBrowser:
 
     @reads_files
     async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
-        """`DashboardSource.with_key`."""
+        """See `DashboardSource.with_key`."""
         offsets = sorted(set(await self._store.query(topic, key, count, 0, _LATEST_MS)), reverse=True)
         found: list[MessageLine] = []
         read_bytes = 0
@@ -126,7 +126,7 @@ class MessageBrowser:
 
     @reads_files
     async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
-        """`DashboardSource.message`."""
+        """See `DashboardSource.message`."""
         record = await self._record(physical_offset)
         if isinstance(record, Missing):
             return record
@@ -136,7 +136,7 @@ class MessageBrowser:
 
     @reads_files
     async def message_by_id(self, message_id: str) -> int | Missing:
-        """`DashboardSource.message_by_id`."""
+        """See `DashboardSource.message_by_id`."""
         try:
             host, port, physical_offset = decode_message_id(message_id)
         except RemoteProtocolError:

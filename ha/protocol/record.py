@@ -208,7 +208,7 @@ class _Layout(msgspec.Struct, frozen=True, gc=False):
 
 
 def _parse(buffer: Readable, position: int, end: int) -> _Layout | Filler | Unparsable | None:
-    """Return the layout of the record at `position`, or what is there instead.
+    """Return the layout of the record at `position`; a Filler; or an Unparsable if the bytes are neither.
 
     None: it ends (or claims to end) after `end`, so more bytes may complete it. Neither the body CRC nor the physical
     offset is checked.

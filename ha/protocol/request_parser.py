@@ -61,7 +61,7 @@ class AckCommand(RemotingCommand, kw_only=True, gc=False):
     opaques: list[int]
 
     def is_continued_by(self, other: AckCommand) -> bool:
-        """Whether the next acknowledgement belongs to these: it differs only in what it may differ in."""
+        """Whether `other` can join these acknowledgements: it differs only in offset and opaque, and there is room."""
         return (
             (self.popped, self.flag, self.language, self.version, self.remark)
             == (other.popped, other.flag, other.language, other.version, other.remark)

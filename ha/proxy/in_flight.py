@@ -57,7 +57,9 @@ class _Message(msgspec.Struct):
     visible_at: float
     """When it becomes visible unless it is renewed"""
     invisible_ms: int
-    """For how long each renewal hides it. In ordered groups the handle says more: it counts from the pop"""
+    """How long each renewal hides the message, in ms. The time in the handle of an ordered group is longer, as it
+    counts from the pop
+    """
     renew_at: float
     is_undelivered: bool = False
 

@@ -22,7 +22,7 @@ class Session:
         self.telemetry: Call | None = None
         """Its latest Telemetry stream"""
         self.local: Any = None
-        """For the `Brokers`"""
+        """State that the `Brokers` keeps for this client"""
         self.is_ended = False
         self.access_key = ""
         """Account of its last authenticated call, if access control is on"""

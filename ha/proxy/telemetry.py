@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .session import Producers, Session
 
 SUBSCRIPTION_COUNT_MAX = 1_024
-"""Of one consumer; each of its heartbeats has them all"""
+"""Maximum number of subscriptions of one consumer; each of its heartbeats contains all of them"""
 PRODUCER_ATTEMPTS_MAX = 3
 CONSUMER_BACKOFF_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's delay levels: how long a message that a consumer could not handle stays invisible."""
 INT32_MAX = 0x7FFFFFFF
-"""Of fields: administrators may set larger numbers."""
+"""Maximum of an int32 field; administrators may set larger numbers."""
 
 
 class Access(Protocol):

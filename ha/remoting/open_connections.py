@@ -53,7 +53,7 @@ class OpenConnections(Generic[ConnectionT]):
 
     def __init__(self, logger: logging.Logger, counts: ConnectionCounts, *, refused: str, ended: str) -> None:
         self.all: dict[ConnectionT, None] = {}
-        """In the order in which they were opened. For reading only."""
+        """Open connections, in the order in which they were opened. For reading only."""
         self._logger = logger
         self._refused_line = refused
         self._ended_line = ended

@@ -58,7 +58,7 @@ class EpochFollower:
         self._ahead: deque[EpochEntry] = deque()
         """The master's terms that are not in the history here yet"""
         self._next_start: float = math.inf
-        """Where the first of `_ahead` starts"""
+        """Physical offset at which the first of `_ahead` starts"""
         self._master_confirm_offset = 0
         self._confirm_offset = self._known_confirm_offset()
 

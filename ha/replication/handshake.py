@@ -26,7 +26,9 @@ class HandshakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     key: HandshakeKey
     random_bytes: Callable[[int], bytes]
     timeout_s: float = 10.0
-    """For the whole handshake. More than 5 s: a RocketMQ 4.9 slave sends its first report after that."""
+    """Limit for the whole handshake. More than 5 s, because a RocketMQ 4.9 slave sends its first report after that
+    time.
+    """
 
 
 async def authenticate_slave(stream: trio.abc.Stream, options: HandshakeOptions) -> tuple[CloseReason, str] | None:

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 ATTEMPTS = 6
-"""They take 31 s if peers answer at once, longer if none does. A peer that restarts is back by then, and one that runs
-has registered again at a restarted name server."""
+"""Number of attempts, 31 s in all if peers answer at once, longer if none does. By then a peer that restarts is back,
+and a running one has registered again at a restarted name server."""
 RETRY_S_MAX = 300.0
 
 

@@ -15,7 +15,9 @@ from struct import Struct
 from ha.protocol.record import MAGIC_V1, MAGIC_V2, RECORD_PLACE
 
 HEAD_SIZE = 76
-"""Bytes of a record up to its store time, behind a producer's IPv6 address"""
+"""Size in bytes of a record's beginning, to the end of the store time, if the born host is an IPv6 address (the longest
+case)
+"""
 SEARCH_BYTES_MAX = 64 << 20
 """How far before the log's end the head of a record is looked for. No record is that large unless maxMessageSize is"""
 _MAGIC = Struct(">i")

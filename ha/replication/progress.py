@@ -66,7 +66,7 @@ class CloseReason(Enum):
     OTHER_RUN = "other_run"
     """The member's key in the agreement service belongs to another process with the same broker id."""
     REPLACED = "replaced"
-    """The same member has a newer connection."""
+    """The same member has opened a newer connection."""
     TERM_ENDED = "term_ended"
     """This node is no longer the master that the member connected to."""
     SERVICE_STOPPED = "service_stopped"

@@ -28,7 +28,7 @@ class SessionEnd(msgspec.Struct, frozen=True):
     condition: Condition
     detail: str
     first_offset: int | None = None
-    """With OUT_OF_RANGE: where the master's log begins."""
+    """Where the master's log begins; set with OUT_OF_RANGE."""
     retry: Retry | None = None
     """None: wait before the next connection, and make it in the same way."""
 

@@ -61,7 +61,7 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     closed_counts: Mapping[CloseReason, int]
     waiting_request_count: int
     sync_state: SyncStateStatistics | None = None
-    """None unless this node leads a failover group."""
+    """State of the set; None unless this node leads a failover group."""
 
 
 class HAClientState(Enum):
@@ -87,7 +87,9 @@ class Condition(Enum):
     CONNECTION_LOST = "connection_lost"
     HOUSEKEEPING_TIMEOUT = "housekeeping_timeout"
     MALFORMED_FRAME = "malformed_frame"
-    """Not the HA protocol, or a frame across segments: another mappedFileSizeCommitLog over there."""
+    """Bytes that are not of the HA protocol, or a frame across segments: the master has another
+    mappedFileSizeCommitLog.
+    """
     OFFSET_MISMATCH = "offset_mismatch"
     """The master sends from an offset that isn't our end."""
     STALE_MASTER = "stale_master"

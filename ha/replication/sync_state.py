@@ -48,7 +48,7 @@ ALONE = 1
 """ack_count: the master's own log is enough. What it acknowledges may be lost with it."""
 
 UNKNOWN = -1
-"""In place of an offset that is not known."""
+"""Stands for an offset that is not known."""
 
 
 STALL_FORGOTTEN_S = 60.0

@@ -68,7 +68,7 @@ class CommitLog(SegmentedLog):
         """The first failed write of records, after which nothing is appended: the node stops"""
         self._append_lock = trio.StrictFIFOLock()
         self.append_times = Histogram()
-        """From the first try of an append until its bytes are in the file, including all waits"""
+        """Times of appends, from the first try until the bytes are in the file, including all waits"""
         self.verified = VerifiedReads(self, checksums, options, run_blocking)
         """Checks what comes back from the disk"""
         self.on_reset: Callable[[], None] | None = None

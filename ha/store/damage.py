@@ -56,7 +56,7 @@ class DamageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     open_bytes: int
     hopeless_count: int
     open: list[DamagedRange]
-    """At most HEALED_COUNT_MAX of them, lowest first"""
+    """At most HEALED_COUNT_MAX ranges, lowest first"""
     healed: list[DamagedRange]
     """The last ones, newest first"""
 

@@ -31,7 +31,9 @@ _NEW_BYTES_MAX = 128 << 10
 notices a full disk.
 """
 _NEW_BYTES_MAX_SAVING = 16 << 20
-"""The same while a worker saves: `put` would have to wait until the file system has allocated the worker's blocks."""
+"""_NEW_BYTES_MAX while a worker saves: `put` would have to wait until the file system has allocated the worker's
+blocks.
+"""
 QUERY_COUNT_MAX = 64
 _BEYOND = "beyond the end of the log"
 

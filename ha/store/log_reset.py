@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _DERIVED = ("consumequeue", "index", "checksums", EPOCH_FILE, EPOCH_FILE + BACKUP_SUFFIX)
 _RECORDS = (QUEUE_ENDS_FILE, "checkpoint")
-"""They describe the log that a start finds: moved after it, and before there is a new one"""
+"""Files that describe the log found by a start. They are moved after the log, and before there is a new one"""
 _HINT = "it must not be a mount point, and the user of the process must be able to write to its parent directory"
 
 

@@ -62,14 +62,14 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     scanned_from: int
     """Start of the scan: records from here on may be missing in queues and index after a crash"""
     last_store_timestamp_ms: int
-    """Of the last good record; 0 if there is none"""
+    """Store time of the last good record; 0 if there is none"""
     scanned_from_timestamp_ms: int = 0
-    """Of the record at `scanned_from`; 0 if there is none"""
+    """Store time of the record at `scanned_from`; 0 if there is none"""
     truncated_bytes: int
     """Size of the torn tail that was removed"""
     queues_kept_to: int = 0
-    """After a crash: the queues have all records from `scanned_from` to here, the end of the last damaged range, which
-    can't be dispatched again; 0 if there is none, or they lack some"""
+    """End of the last damaged range that can't be dispatched again after a crash: the queues have all records from
+    `scanned_from` to here. 0 if there is none, or they lack some"""
 
 
 class LogRecovery:

@@ -102,7 +102,7 @@ class PopLog:
         self._record_bytes_max = min(CHANGES_BYTES_MAX, options.message_size_max // 2, core.store.log.segment_size // 8)
         self._numbers = count()
         self.state: PopState | None = None
-        """None unless this broker is the master and has read its log"""
+        """Current state; None unless this broker is the master and has read its log"""
         self.on_scheduled: Callable[[int], None] = lambda due_ms: None
         """Called with each due time (ms) of messages in flight. Set it before `serve`"""
         self._ready = trio.Event()
@@ -124,7 +124,7 @@ class PopLog:
         self._appending: _RecordPut | None = None
         """A record that the end of a turn could not append, for `serve`"""
         self._waiters: list[tuple[Waiter, int]] = []
-        """Of changes that are not in a record yet"""
+        """Requests whose changes are not in a record yet"""
         self._unanswered: dict[int, _RecordPut] = {}
         self._waiting_count = 0
         self._is_settled = False
@@ -459,9 +459,11 @@ class PopLog:
     # ---- retention
 
     async def release(self, end: int) -> bool:
-        """For retention: writes a snapshot if records before physical offset `end` (bytes) are needed.
+        """Writes a snapshot if records before physical offset `end` (bytes) are needed, so that retention can delete
+        them.
 
-        Returns False if they still are: a snapshot can't be written now, or this is a slave, whose master does.
+        Returns False if they are still needed: a snapshot can't be written now, or this is a slave, whose master writes
+        it.
         """
         queue = self._queue
         first = None if queue is None else queue.first_record_from(0)

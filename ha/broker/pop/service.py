@@ -19,7 +19,9 @@ from ha.protocol.codes import RequestCode
 
 
 class PopStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a broker. Messages in flight are known on the master only."""
+    """Snapshot of the broker's POP consumption. in_flight_count and next_due_ms (None: nothing in flight) are known on
+    the master only. waiting_count: requests that wait for messages. The other counts: since the start.
+    """
 
     in_flight_count: int
     next_due_ms: int | None

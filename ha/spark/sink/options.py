@@ -24,7 +24,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     servers: tuple[str, ...]
     topic: str | None = None
-    """For rows without a topic"""
+    """Topic of rows without one"""
     producer_group: str = "halog-sink"
     batch_row_count: int = 256
     batch_bytes: int = 512 * 1024

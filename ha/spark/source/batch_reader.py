@@ -55,7 +55,9 @@ class HalogReader(DataSourceReader):
 
 
 class HalogPushdownReader(HalogReader):
-    """The same with filters, for processes in which Spark pushes them down; elsewhere it refuses this class."""
+    """A `HalogReader` with filters, for processes in which Spark pushes filters down; elsewhere Spark refuses this
+    class.
+    """
 
     @without_traceback()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802

@@ -32,7 +32,7 @@ T = TypeVar("T")
 SLOT_ENTRIES = 32
 """RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an answer"""
 FILTERED_SLOT_ENTRIES = 3200
-"""With tags an answer covers the offsets that the broker examined (800 or more) or 32 matches"""
+"""Queue entries of a slot with tags. An answer covers what the broker examined (800 or more) or 32 matches"""
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
 _PAUSE_S = 0.2
 _REMOVED = "MESSAGE_WAS_REMOVING"

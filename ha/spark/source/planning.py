@@ -17,7 +17,7 @@ logger = logging.getLogger("ha.spark")
 RECORDS_WORTH_A_TASK = 8192
 """Minimum records worth a task: about 5 ms to start one, 1–2 µs a record."""
 RECORDS_PER_TASK = 262_144
-"""Where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
+"""Records of a task where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
 
 
 def report_loss(fail_on_data_loss: bool, what: str, first: int, end: int, reason: str) -> None:

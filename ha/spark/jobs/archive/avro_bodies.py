@@ -46,7 +46,9 @@ _EXACT = Context(prec=DECIMAL_DIGITS_MAX)
 _WITHOUT_MEANING = frozenset({"doc", "aliases", "default", "order"})
 """Attributes that change no column and no value"""
 _Convert = Callable[[Any], Any] | None
-"""From a value of fastavro that is not None to one of Arrow; None: they are the same. ValueError if it does not fit"""
+"""Converts a value of fastavro that is not None to one of Arrow; None: they are the same. ValueError if it does not
+fit
+"""
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class EraseOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive: str
     topic: str
     keys: tuple[str, ...] = ()
-    """Only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); none: the whole topic"""
+    """Erase only messages with one of these keys (a word of KEYS, or the UNIQ_KEY); none: the whole topic"""
     broker_name: str | None = None
     """Default: the messages of all brokers"""
     dry_run: bool = True

@@ -283,7 +283,7 @@ class _Files:
         self._attempt = attempt
         self._unfinished: dict[_Partition, _File] = {}
         self._open: dict[_Partition, None] = {}
-        """Those of which a part is on disk, by the time of their last flush"""
+        """The unfinished files of which a part is on disk, by the time of their last flush"""
         self._buffered_bytes = 0
         self._done: list[ArchivedFile] = []
         self._count = 0

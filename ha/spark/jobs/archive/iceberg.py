@@ -63,7 +63,7 @@ _SNAPSHOT_AGE_MS = 3_600_000
 """Maximum age of snapshots of a new table, in ms. Each commit writes a list of all snapshots, about 0.7 kB each."""
 _EPOCH = date(1970, 1, 1)
 _SCHEMA = Schema(NestedField(1, "topic", StringType()), NestedField(2, "date", DateType()))
-"""Of a new table; the first commit adds the columns of the files, as later ones add new columns"""
+"""Schema of a new table; the first commit adds the columns of the files, as later ones add new columns"""
 _PARTITIONS = PartitionSpec(
     PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="topic"),
     PartitionField(source_id=2, field_id=1001, transform=IdentityTransform(), name="date"),

@@ -44,7 +44,7 @@ _TIMESTAMP_SECONDS = range(-62_135_596_800, 253_402_300_800)
 """Seconds since 1970 of the years 1 to 9999"""
 _DURATION_SECONDS = range(-315_576_000_000, 315_576_000_001)
 _Convert = Callable[[Any], Any] | None
-"""From a value of Protobuf to one of Arrow; None: they are the same. ValueError if it does not fit"""
+"""Converts a value of Protobuf to one of Arrow; None: they are the same. ValueError if it does not fit"""
 
 
 def stored_schema(given: str | tuple[bytes, str]) -> dict[str, Any]:

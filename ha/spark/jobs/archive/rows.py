@@ -36,9 +36,9 @@ class FileRange(msgspec.Struct, frozen=True):
 
     archive: str
     broker_name: str
-    """In the archive"""
+    """Name of the broker in the archive"""
     shown_broker: str
-    """In the rows"""
+    """Name of the broker in the returned rows"""
     topic: str
     date: date | None
     begin: int

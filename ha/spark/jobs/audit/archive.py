@@ -64,7 +64,7 @@ class ArchiveTask(msgspec.Struct, frozen=True):
     start: int | None
     store: CopyPlace
     archive: ArchivePlace
-    """With the files of this range only"""
+    """The archive with the files of this range only"""
     examples_max: int
 
 

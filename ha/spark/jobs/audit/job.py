@@ -123,7 +123,9 @@ def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_pr
 
 
 class _Keys:
-    """Makes keys of what the facts of a range depend on: the task, except for settings of this run, and the files."""
+    """Computes the key under which the facts of a range are kept. They depend on the task, except for settings of this
+    run, and on the files.
+    """
 
     def __init__(self) -> None:
         self._logs: dict[str, LogFiles] = {}

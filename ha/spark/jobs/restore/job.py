@@ -56,7 +56,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     """or a store directory"""
     broker_name: str | None = None
-    """Of an archive: only this broker's messages; of a store: its name (default: the directory's)"""
+    """With an archive: only this broker's messages. With a store: the broker's name (default: the directory's)"""
     servers: str = ""
     """Name servers; not needed for a dry run"""
     target: str | None = None
@@ -76,7 +76,7 @@ class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     skip_unsendable: bool = False
     """Skip and count messages that no broker accepts (damaged, empty, too long), instead of RestoreFailed"""
     fail_on_data_loss: bool = True
-    """Of a store: raise RecordsGone if retention deletes messages while they are read, instead of continuing"""
+    """With a store: raise RecordsGone if retention deletes messages while they are read, instead of continuing"""
     dry_run: bool = False
     """Count only"""
 

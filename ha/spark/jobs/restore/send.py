@@ -128,7 +128,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[TargetQueue, ...]
     """Sorted by broker and queue"""
     source_brokers: tuple[str, ...]
-    """In the order of their discovery"""
+    """The source's brokers in the order of their discovery"""
     messages_per_s: float | None
     """Maximum rate of one task"""
     skip_unsendable: bool
