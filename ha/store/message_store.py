@@ -3,8 +3,8 @@
     async with open_message_store(StoreOptions(root=path)) as store:
         [result] = await store.log.put([message])
 
-Opening takes the lock, recovers, and writes the abort file; closing flushes, writes the checkpoint and removes it. An
-abort file found at the start therefore means that the last owner crashed. Source: DefaultMessageStore.
+Opening takes the lock, recovers, and writes the abort file; closing flushes, writes the checkpoint, and removes the
+abort file. An abort file found at the start therefore means that the last owner crashed. Source: DefaultMessageStore.
 """
 
 from __future__ import annotations
