@@ -122,6 +122,8 @@ def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise CertificateUnusable(files.certificate, f"{reason_of(error)} (with the key in {key})") from None
     except OSError as error:
         _unreadable(files.certificate, error)
+    except ValueError:  # OpenSSL takes 1,024 bytes
+        raise CertificateUnusable(key, "its password is too long") from None
 
 
 def _load_trust(context: ssl.SSLContext, path: str) -> None:

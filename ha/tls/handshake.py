@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from ha.errors import HandshakeFailed
+from ha.log_rate_limiter import LogRateLimiter
 
 from .files import reason_of
 from .stream import TlsStream
@@ -52,7 +53,7 @@ class Handshakes:
         self._completed = 0
         self._failed = 0
         self._refused = 0
-        self._is_full = False
+        self._log_limiter = LogRateLimiter()
 
     def statistics(self) -> HandshakeStatistics:
         """Returns a snapshot."""
@@ -67,10 +68,11 @@ class Handshakes:
         """
         if len(self._accepting) >= self._count_max:
             self._refused += 1
-            if not self._is_full:
-                self._is_full = True
+            if times := self._log_limiter.admit("full", trio.current_time()):
                 logger.warning(
-                    'tls.handshakes_full handshakes=%d hint="each new one cancels the oldest"', self._count_max
+                    'tls.handshakes_full handshakes=%d times=%d hint="each new one cancels the oldest"',
+                    self._count_max,
+                    times,
                 )
             self._accepting.pop(0).cancel()
         with trio.CancelScope() as scope:
@@ -80,8 +82,6 @@ class Handshakes:
             finally:
                 if scope in self._accepting:
                     self._accepting.remove(scope)
-                if self._is_full and len(self._accepting) <= self._count_max * 9 // 10:
-                    self._is_full = False
         raise await self._failure(stream, "cancelled for a newer handshake")
 
     async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:

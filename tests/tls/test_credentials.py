@@ -246,7 +246,8 @@ async def test_an_encrypted_key(pki: Pki, capfd: pytest.CaptureFixture[str]) -> 
 
     assert server_context(files(PASSWORD))
     assert PASSWORD not in repr(files(PASSWORD))
-    for password, reason in ((None, "its password is missing"), ("wrong", "its password is wrong"), ("", "wrong")):
+    reasons = {None: "its password is missing", "wrong": "its password is wrong", "": "wrong", "w" * 2000: "too long"}
+    for password, reason in reasons.items():
         with pytest.raises(CertificateUnusable, match=reason) as caught:
             server_context(files(password))
         assert caught.value.path == key

@@ -200,10 +200,28 @@ async def test_a_handshake_too_many_ends_the_oldest(
         assert port.handshakes.statistics().refused == 1
         assert port.handshakes.statistics().under_way == 2
         full = [r.getMessage() for r in caplog.records if "tls.handshakes_full" in r.getMessage()]
-        assert full == ['tls.handshakes_full handshakes=3 hint="each new one cancels the oldest"']
+        assert full == ['tls.handshakes_full handshakes=3 times=1 hint="each new one cancels the oldest"']
         assert "cancelled for a newer handshake" in caplog.text
         assert len(await waiting[1].receive_some()) == 0
         assert trio.current_time() - began == 10
+
+
+async def test_too_many_handshakes_again_and_again_do_not_fill_the_log(
+    session_pki: Pki, autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_port("permissive", server_files(session_pki), count_max=3) as port:
+        for _ in range(2):
+            for _ in range(10):
+                streams = [port.connect() for _ in range(4)]
+                for stream in streams:
+                    await stream.send_all(b"\x16")
+                    await trio.testing.wait_all_tasks_blocked()
+                for stream in streams:
+                    await stream.aclose()
+                await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(60)
+        full = [r.getMessage().split()[2] for r in caplog.records if "tls.handshakes_full" in r.getMessage()]
+        assert full == ["times=1", "times=10"]
 
 
 async def test_strangers_count_as_connections(session_pki: Pki, autojump_clock: object) -> None:
