@@ -491,7 +491,7 @@ async def a_watch_that_missed_what_is_forgotten_begins_anew(place: Place) -> Non
             await other.request_switch(SwitchRequest(to=number))
         await place.compact()
         # Long enough for the stream and the requests in flight to be given up.
-        await trio.sleep(10)
+        await trio.sleep(6)
         place.heal("n1")
         seen = await until(watch, lambda view: view.switch == SwitchRequest(to=2))
         view = await other.view()

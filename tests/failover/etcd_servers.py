@@ -188,6 +188,13 @@ class EtcdCluster:
         put = await self.ask("/v3/kv/put", {"key": key, "value": ""})
         await self.ask("/v3/kv/compaction", {"revision": put["header"]["revision"]})
 
+    async def clear(self) -> None:
+        """Delete all keys and leases."""
+        everything = base64.b64encode(b"\0").decode()
+        await self.ask("/v3/kv/deleterange", {"key": everything, "range_end": everything})
+        for lease in (await self.ask("/v3/lease/leases", {})).get("leases", ()):
+            await self.ask("/v3/lease/revoke", {"ID": lease["ID"]})
+
     async def turn_authentication_on(self, user: str, password: str) -> str:
         """Enable authentication with `user` as the only user, with all rights; return a token."""
         await self.ask("/v3/auth/user/add", {"name": user, "password": password})

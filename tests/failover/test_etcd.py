@@ -160,12 +160,8 @@ async def test_a_watch_starts_over_after_etcd_lost_its_history(tmp_path: Path) -
         assert agreement.statistics().watch_restart_count >= 1
 
 
-async def test_a_connected_watch_survives_compaction(tmp_path: Path) -> None:
-    async with (
-        open_cluster(tmp_path) as cluster,
-        open_agreement(*cluster.endpoints) as agreement,
-        agreement.watch() as watch,
-    ):
+async def test_a_connected_watch_survives_compaction(cluster: EtcdCluster) -> None:
+    async with open_agreement(*cluster.endpoints) as agreement, agreement.watch() as watch:
         seen: list[Seen] = []
         for number in range(5):
             await agreement.request_switch(SwitchRequest(to=number))
@@ -178,9 +174,9 @@ async def test_a_connected_watch_survives_compaction(tmp_path: Path) -> None:
 # answers lost, requests late
 
 
-async def test_a_change_whose_answer_is_lost_is_recognised(tmp_path: Path) -> None:
+async def test_a_change_whose_answer_is_lost_is_recognised(cluster: EtcdCluster) -> None:
     """Each is sent twice and carried out once, and its revision is that of the first."""
-    async with open_cluster(tmp_path) as cluster, open_agreement(*cluster.endpoints) as agreement:
+    async with open_agreement(*cluster.endpoints) as agreement:
         created = await agreement.create_group(EMPTY)
         lease = await agreement.grant_lease(60)
 
@@ -208,9 +204,9 @@ async def test_a_change_whose_answer_is_lost_is_recognised(tmp_path: Path) -> No
         assert (view.group, view.group_revision, view.revision) == (wanted, handed, handed)
 
 
-async def test_an_ambiguous_outcome_is_reported_as_unknown(tmp_path: Path) -> None:
+async def test_an_ambiguous_outcome_is_reported_as_unknown(cluster: EtcdCluster) -> None:
     """Another may have created the same group."""
-    async with open_cluster(tmp_path) as cluster, open_two_ways(cluster, attempt_timeout_s=60.0) as (agreement, first):
+    async with open_two_ways(cluster, attempt_timeout_s=60.0) as (agreement, first):
         first.loses_answers = True
         with pytest.raises(AgreementUnavailable) as caught:
             await agreement.create_group(EMPTY)
@@ -218,8 +214,8 @@ async def test_an_ambiguous_outcome_is_reported_as_unknown(tmp_path: Path) -> No
         assert (await agreement.view()).group == EMPTY
 
 
-async def test_a_failed_change_is_reported_even_if_an_answer_was_lost(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster, open_agreement(*cluster.endpoints) as agreement:
+async def test_a_failed_change_is_reported_even_if_an_answer_was_lost(cluster: EtcdCluster) -> None:
+    async with open_agreement(*cluster.endpoints) as agreement:
         taken = await elect(agreement, 1)
         async with open_two_ways(cluster) as (other, way):
             lease = await other.grant_lease(60)
@@ -230,10 +226,9 @@ async def test_a_failed_change_is_reported_even_if_an_answer_was_lost(tmp_path: 
 
 
 @asynccontextmanager
-async def open_late_way(tmp_path: Path) -> AsyncIterator[tuple[EtcdAgreement, EtcdAgreement, Proxy]]:
+async def open_late_way(cluster: EtcdCluster) -> AsyncIterator[tuple[EtcdAgreement, EtcdAgreement, Proxy]]:
     """An agreement, another one with two ways to the same server, and the way that the other tries first."""
     async with (
-        open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
         open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
     ):
@@ -247,8 +242,8 @@ async def assert_stays(agreement: EtcdAgreement, holds: Callable[[GroupView], bo
         await trio.sleep(0.03)
 
 
-async def test_a_late_attempt_has_no_effect(tmp_path: Path) -> None:
-    async with open_late_way(tmp_path) as (prepared, agreement, first):
+async def test_a_late_attempt_has_no_effect(cluster: EtcdCluster) -> None:
+    async with open_late_way(cluster) as (prepared, agreement, first):
         taken = await elect(prepared, 1)
         lease = await prepared.grant_lease(60)
         groups = [replace(FIRST, ack_count=number) for number in (1, 2, 3)]
@@ -263,8 +258,8 @@ async def test_a_late_attempt_has_no_effect(tmp_path: Path) -> None:
         await assert_stays(agreement, lambda view: (view.group, view.group_revision) == (groups[2], last))
 
 
-async def test_the_last_member_record_counts(tmp_path: Path) -> None:
-    async with open_late_way(tmp_path) as (prepared, agreement, first):
+async def test_the_last_member_record_counts(cluster: EtcdCluster) -> None:
+    async with open_late_way(cluster) as (prepared, agreement, first):
         lease = await prepared.grant_lease(60)
         first.requests.shut()
         await agreement.put_member(1, replace(MEMBER, max_offset=900), lease=lease)
@@ -274,8 +269,8 @@ async def test_the_last_member_record_counts(tmp_path: Path) -> None:
         await assert_stays(agreement, lambda view: view.members == {1: MEMBER})
 
 
-async def test_a_served_switch_request_is_not_repeated(tmp_path: Path) -> None:
-    async with open_late_way(tmp_path) as (prepared, agreement, first):
+async def test_a_served_switch_request_is_not_repeated(cluster: EtcdCluster) -> None:
+    async with open_late_way(cluster) as (prepared, agreement, first):
         await prepared.create_group(EMPTY)
         first.requests.shut()
         asked = await agreement.request_switch(SwitchRequest(to=2))
@@ -286,8 +281,8 @@ async def test_a_served_switch_request_is_not_repeated(tmp_path: Path) -> None:
         await assert_stays(agreement, lambda view: view.switch == refused)
 
 
-async def test_endpoints_share_a_short_timeout(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster, open_two_ways(cluster, attempt_timeout_s=60.0) as (agreement, first):
+async def test_endpoints_share_a_short_timeout(cluster: EtcdCluster) -> None:
+    async with open_two_ways(cluster, attempt_timeout_s=60.0) as (agreement, first):
         first.cut()
         # Less than one try may take otherwise.
         assert (await agreement.view(timeout_s=6)).group is None
@@ -482,27 +477,22 @@ async def test_a_hanging_tls_handshake_leaks_no_connection(nursery: trio.Nursery
 # what is there
 
 
-async def test_a_lease_has_whole_seconds_and_a_minimum(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster, open_agreement(*cluster.endpoints) as agreement:
+async def test_a_lease_has_whole_seconds_and_a_minimum(cluster: EtcdCluster) -> None:
+    async with open_agreement(*cluster.endpoints) as agreement:
         assert [(await agreement.grant_lease(ttl_s)).ttl_s for ttl_s in (0.2, 2.1, 7)] == [LEASE_MIN_S, 3, 7]
 
 
-async def test_groups_do_not_interfere(tmp_path: Path) -> None:
-    async with open_cluster(tmp_path) as cluster:
-        options = EtcdOptions(endpoints=cluster.endpoints)
-        for number, (name, broker) in enumerate([("c", "b"), ("c", "b/members"), ("c/b", "x"), ("c", "bb")]):
-            async with open_etcd_agreement(options, name, broker) as agreement:
-                await agreement.create_group(replace(EMPTY, ack_count=number))
-        async with open_etcd_agreement(options, "c", "b") as agreement:
-            assert (await agreement.view()).group == replace(EMPTY, ack_count=0)
+async def test_groups_do_not_interfere(cluster: EtcdCluster) -> None:
+    options = EtcdOptions(endpoints=cluster.endpoints)
+    for number, (name, broker) in enumerate([("c", "b"), ("c", "b/members"), ("c/b", "x"), ("c", "bb")]):
+        async with open_etcd_agreement(options, name, broker) as agreement:
+            await agreement.create_group(replace(EMPTY, ack_count=number))
+    async with open_etcd_agreement(options, "c", "b") as agreement:
+        assert (await agreement.view()).group == replace(EMPTY, ack_count=0)
 
 
-async def test_an_invalid_record_is_refused_until_it_is_fixed(tmp_path: Path) -> None:
-    async with (
-        open_cluster(tmp_path) as cluster,
-        open_agreement(*cluster.endpoints, attempt_timeout_s=5.0) as agreement,
-        agreement.watch() as watch,
-    ):
+async def test_an_invalid_record_is_refused_until_it_is_fixed(cluster: EtcdCluster) -> None:
+    async with open_agreement(*cluster.endpoints, attempt_timeout_s=5.0) as agreement, agreement.watch() as watch:
         await agreement.create_group(EMPTY)
         await until(watch, lambda view: view.group is not None)
         value = base64.b64encode(b'{"epoch":"two"}').decode()
@@ -516,9 +506,9 @@ async def test_an_invalid_record_is_refused_until_it_is_fixed(tmp_path: Path) ->
         await until(watch, lambda view: view.group == later)
 
 
-async def test_unknown_fields_of_a_record_are_ignored(tmp_path: Path) -> None:
+async def test_unknown_fields_of_a_record_are_ignored(cluster: EtcdCluster) -> None:
     """Written by a later release."""
-    async with open_cluster(tmp_path) as cluster, open_agreement(*cluster.endpoints) as agreement:
+    async with open_agreement(*cluster.endpoints) as agreement:
         value = base64.b64encode(b'{"to":3,"reason":"x","since":1}').decode()
         await cluster.ask("/v3/kv/put", {"key": key("switch"), "value": value})
         await cluster.ask("/v3/kv/put", {"key": key("a-later-release"), "value": ""})

@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from ha.failover.agreement import Agreement
 from ha.failover.etcd import EtcdOptions, open_etcd_agreement
 from tests.failover.contract import CONTRACT, Check
-from tests.failover.etcd_servers import EtcdCluster, open_cluster, require_etcd
+from tests.failover.etcd_servers import EtcdCluster
 from tests.failover.proxy import Proxy, open_proxy
 
 pytestmark = pytest.mark.processes
@@ -53,7 +52,5 @@ class EtcdPlace:
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-async def test_contract(check: Check, tmp_path: Path) -> None:
-    require_etcd()
-    async with open_cluster(tmp_path) as cluster:
-        await check(EtcdPlace(cluster))
+async def test_contract(check: Check, cluster: EtcdCluster) -> None:
+    await check(EtcdPlace(cluster))
