@@ -72,9 +72,9 @@ def consume(
     --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success; 1 rejected,
     or a body could not be shown; 2 usage, or no such topic; 69 no name server or broker reachable; 130 interrupted.
     """
-    if from_ not in ("first", "last", "committed") and not from_.isdecimal():
+    if from_ not in ("first", "last", "committed") and not _is_number(from_):
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
-    if broker not in ("suggested", "master", "slave") and not broker.isdecimal():
+    if broker not in ("suggested", "master", "slave") and not _is_number(broker):
         raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
     if limit is not None and limit < 1:
         raise UsageError("--limit must be at least 1")
@@ -89,10 +89,15 @@ def consume(
         member = _Member(topic, group, _STARTS[from_], tags, limit, json)
         anyio.run(member.run, client.addresses(), options, backend="trio")
         return EXIT_DONE
-    read_from = int(broker) if broker.isdecimal() else ReadFrom(broker)
+    read_from = int(broker) if _is_number(broker) else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
     anyio.run(work.run, client.addresses(), GROUP, read_from, options, backend="trio")
     return EXIT_REFUSED if work.unreadable_count else EXIT_DONE
+
+
+def _is_number(text: str) -> bool:
+    """Whether `text` is a number that offsets and IDs can have."""
+    return text.isdecimal() and len(text) < 19
 
 
 class _Work:
@@ -127,7 +132,8 @@ class _Work:
         async with PullConsumer(servers, group=group, read_from=read_from, options=options) as consumer:
             queues = [q for q in await consumer.queues(self._topic) if self._queue_id in (None, q.queue_id)]
             if not queues:
-                raise UsageError(f"topic {self._topic} has no readable queue {self._queue_id or ''}".rstrip())
+                which = "" if self._queue_id is None else f" {self._queue_id}"
+                raise UsageError(f"topic {self._topic} has no readable queue{which}")
             async with anyio.create_task_group() as everything:
                 if self._commit:
                     await everything.start(self._cancel_on_ctrl_c, everything.cancel_scope)

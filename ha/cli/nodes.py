@@ -273,8 +273,8 @@ async def _ask_duplicates(facts: Facts, client: Client, server: str, timeout_s: 
         return  # not supported by RocketMQ's name servers, and absent from halog's without duplicates
     for key, addresses in table.items():
         name, _, broker_id = key.rpartition(":")
-        if broker_id.isdecimal():
-            facts.duplicates.setdefault((name, int(broker_id)), set()).update(addresses.split(";"))
+        if (number := whole_number(broker_id)) is not None:
+            facts.duplicates.setdefault((name, number), set()).update(addresses.split(";"))
 
 
 async def _ask(

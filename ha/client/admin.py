@@ -175,7 +175,7 @@ class Admin(ClientUser):
         for address in self._client.name_servers:
             answer = await self._ask(address, code, BrokerNameRequest(broker_name=broker_name))
             told = answer.ext_fields.get(count_field, "")
-            count = max(count, int(told) if told.isdecimal() else 0)
+            count = max(count, int(told) if told.isdecimal() and len(told) < 10 else 0)
         return count
 
     async def broker_figures(self, address: str) -> dict[str, str]:

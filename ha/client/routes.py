@@ -66,10 +66,11 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
     def address_of(self, broker_name: str, broker_id: int) -> str:
         """The address of one broker of a set. ConnectionFailed if none is registered under that id."""
-        address = self.addresses.get(broker_name, {}).get(broker_id)
-        if address is None:
-            raise ConnectionFailed(broker_name, f"no broker with id {broker_id} is registered for this name")
-        return address
+        known = self.addresses.get(broker_name, {})
+        if broker_id not in known:
+            registered = ", ".join(map(str, sorted(known))) or "none"
+            raise ConnectionFailed(broker_name, f"no broker with ID {broker_id} is registered; IDs: {registered}")
+        return known[broker_id]
 
     def broker_id_for(self, broker_name: str, read_from: ReadFrom | int) -> int:
         """Returns the id of the broker to read from; for SUGGESTED the master, or else the slave with the lowest id."""

@@ -231,19 +231,19 @@ class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """One queue in the answer to 202: it holds [min_offset, max_offset); the time (ms) is when the last one was
     stored."""
 
-    last_update_timestamp: int = 0
-    max_offset: int = 0
-    min_offset: int = 0
+    last_update_timestamp: Int64 = 0
+    max_offset: Int64 = 0
+    min_offset: Int64 = 0
 
 
 class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """One queue in the answer to 208: its end and the group's position; the timestamp (ms) is that of the last consumed
     message."""
 
-    broker_offset: int = 0
-    consumer_offset: int = 0
-    last_timestamp: int = 0
-    pull_offset: int = 0
+    broker_offset: Int64 = 0
+    consumer_offset: Int64 = 0
+    last_timestamp: Int64 = 0
+    pull_offset: Int64 = 0
 
 
 def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, QueueStats]:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.headers import Int64
 from ha.protocol.java_json import as_type, dumps, loads
 
 INFLATED_SIZE_MAX = 16 * 1024 * 1024
@@ -277,22 +278,22 @@ class HAConnectionRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
     """One slave as its master sees it. Offsets and `diff` (master's end minus ack) in bytes."""
 
     addr: str = ""
-    diff: int = 0
+    diff: Int64 = 0
     in_sync: bool = False
-    slave_ack_offset: int = 0
-    transfer_from_where: int = 0
-    transferred_byte_in_second: int = 0
+    slave_ack_offset: Int64 = 0
+    transfer_from_where: Int64 = 0
+    transferred_byte_in_second: Int64 = 0
 
 
 class HAClientRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
     """A slave as it sees itself. Offsets in bytes, timestamps in ms."""
 
-    last_read_timestamp: int = 0
-    last_write_timestamp: int = 0
+    last_read_timestamp: Int64 = 0
+    last_write_timestamp: Int64 = 0
     master_addr: str | None = None
-    master_flush_offset: int = 0
-    max_offset: int = 0
-    transferred_byte_in_second: int = 0
+    master_flush_offset: Int64 = 0
+    max_offset: Int64 = 0
+    transferred_byte_in_second: Int64 = 0
 
 
 class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
@@ -300,9 +301,9 @@ class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
 
     ha_client_runtime_info: HAClientRuntimeInfo = msgspec.field(default_factory=HAClientRuntimeInfo)
     ha_connection_info: list[HAConnectionRuntimeInfo] = []
-    in_sync_slave_nums: int = 0
+    in_sync_slave_nums: Int64 = 0
     master: bool = False
-    master_commit_log_max_offset: int = 0
+    master_commit_log_max_offset: Int64 = 0
 
 
 def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:

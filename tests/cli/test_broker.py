@@ -32,13 +32,25 @@ from ha.config.secret import SecretStr
 from ha.errors import BrokerError, HalogError
 from ha.protocol.access_bodies import ALLOW, CUSTOM, PolicyEntryInfo, PolicyInfo, UserInfo
 from ha.protocol.bodies import GroupConfig
+from ha.protocol.remoting import RemotingCommand
 from tests.cli.doctoring import closed_port
+from tests.client.fake_broker import serving
 from tests.client.our_broker import OverTrio
 from tests.load.memory_cluster import Host, MemoryNetwork
 
 A, B = "10.0.0.1", "10.0.0.2"
 NAMES = f"{A}:9876"
 ROUTES_REFRESHED_S = 40
+
+
+async def test_an_absurd_count_of_a_name_server_is_not_believed() -> None:
+    """int() rejects so many digits."""
+
+    def answer(command: RemotingCommand) -> RemotingCommand:
+        return command.reply(0, ext_fields={"wipeTopicCount": "9" * 5000})
+
+    async with serving(answer) as names, Client([names.address]) as client, Admin(client) as admin:
+        assert await admin.wipe_write_permission("broker-a") == 0
 
 
 class World:

@@ -225,6 +225,8 @@ def test_it_ends_when_nobody_reads_on(filled: OneBroker, arguments: list[str]) -
         (["--from", "²"], "first, last, committed"),
         (["--broker", "²"], "suggested, master, slave"),
         (["--broker", "best"], "suggested, master, slave"),
+        pytest.param(["--from", "9" * 5000], "first, last, committed", id="digits of an offset"),
+        pytest.param(["--broker", "9" * 5000], "suggested, master, slave", id="digits of an ID"),
         (["--limit", "0"], "at least 1"),
         (["--queue", "77"], "no readable queue 77"),
     ],
@@ -241,6 +243,8 @@ def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFix
         assert capsys.readouterr().err == wanted
     assert consume(broker, "--broker", "slave") == 69
     assert "no slave is registered" in capsys.readouterr().err
+    assert consume(broker, "--broker", "7") == 69
+    assert "ha: a: no broker with ID 7 is registered; IDs: 0\n" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_following_without_a_word(filled: OneBroker) -> None:

@@ -43,6 +43,8 @@ def registered(
     admin_url: str | None = None,
     broker_id: int = 0,
     other: str | None = None,
+    replication: bytes = b"",
+    duplicates: bytes = b"",
 ) -> Iterator[tuple[str, str]]:
     """A name server that knows a broker, by default a master, and `other` as its slave. Yields the addresses of both.
 
@@ -62,6 +64,10 @@ def registered(
                 return command.reply(0, body=json.dumps({"table": table}).encode())
             case RequestCode.GET_BROKER_CONFIG if config:
                 return command.reply(0, body=config.encode())
+            case RequestCode.GET_KVLIST_BY_NAMESPACE if duplicates:
+                return command.reply(0, body=duplicates)
+            case RequestCode.GET_BROKER_HA_STATUS if replication:
+                return command.reply(0, body=replication)
         return command.reply(3, f" request type {command.code} not supported")
 
     with (
@@ -129,6 +135,15 @@ def test_a_slave_whose_admin_port_can_t_be_read_does_not_pass_the_check(
             assert f"can't tell whether broker-a:1 is ready: {why}" in out
             assert run(["status", "--check", "--servers", names]) == 1
     assert capsys.readouterr().err == f"ha: can't tell whether broker-a:1 is ready: {why}"
+
+
+def test_absurd_numbers_of_servers_end_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    behind = {"haConnectionInfo": [{"addr": "10.0.0.9:1", "diff": 10**30}]}
+    other = {"table": {"broker-a:" + "9" * 5000: "10.0.0.8:10911"}}
+    told = [json.dumps(each).encode() for each in (behind, other)]
+    with registered(replication=told[0], duplicates=told[1]) as (names, _):
+        assert run(["status", "--servers", names]) == 0
+    assert "broker-a:0: this release does not report its slaves" in capsys.readouterr().out
 
 
 def test_a_broker_that_does_not_tell_its_configuration_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,6 +261,8 @@ def test_times_are_read_as_they_are_written() -> None:
         (["dump", "{store}", "--count", "0"], "--count is 1 or more"),
         (["dump", "{store}", "--queue-offset", "5"], "--queue-offset requires --topic"),
         (["dump", "{store}", "--topic", "T", "--queue-offset", "x"], "use 7, 7:20"),
+        pytest.param(["dump", "{store}", "--topic", "T", "--queue-offset", "9" * 5000], "use 7, 7:20", id="digits"),
+        pytest.param(["dump", "{store}", "--since", "9" * 5000], "is invalid: use a time", id="digits of a time"),
         (["verify", "{store}", "--from", "99999999"], "the log has no bytes between --from and --to"),
         (["verify", "{store}", "--examples", "0"], "--examples is 1 or more"),
     ],

@@ -97,6 +97,13 @@ def test_statistics() -> None:
     assert decode_topic_stats(text) == {QUEUE: QueueStats(last_update_timestamp=5, max_offset=3, min_offset=1)}
 
 
+@pytest.mark.parametrize("number", [1 << 63, -(10**30)])
+def test_numbers_beyond_java_s_long_are_refused(number: int) -> None:
+    for decode, key in ((decode_topic_stats, b"maxOffset"), (decode_consume_stats, b"brokerOffset")):
+        with pytest.raises(RemoteProtocolError):
+            decode(b'{"offsetTable":{' + QUEUE_TEXT + b':{"' + key + b'":%d}}}' % number)
+
+
 def test_connections() -> None:
     text = (
         b'{"connectionSet":[{"clientAddr":"10.0.0.9:1","clientId":"c","language":"GO","version":317}],'

@@ -185,7 +185,7 @@ def _choice(
         if not topics:
             raise UsageError("--queue-offset requires --topic: the queues of every topic have such offsets")
         low, colon, high = queue_offset.partition(":")
-        if not all(part.isdecimal() for part in (low, high) if part) or not (low or high):
+        if not all(part.isdecimal() and len(part) < 19 for part in (low, high) if part) or not (low or high):
             raise UsageError(f"--queue-offset {queue_offset!r} is invalid: use 7, 7:20, 7: or :20")
         first = int(low) if low else None
         stop = int(high) if high else None if colon else int(low) + 1
